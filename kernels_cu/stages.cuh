@@ -2,11 +2,32 @@
 //
 // P is an emitted struct (see row_block.cu) and S a stage. A thread computes Items packs of V elements at a time.
 //
-// resident_row keeps elements in registers from stage to stage; streamed_stage loads the row again for each stage and
-// recomputes what it needs. All threads of a team have to call them with the same row.
+// resident_row keeps a row in registers from stage to stage: its elements, or if P::packed what was loaded, from which each
+// stage computes again what it needs. streamed_stage loads the row again for each stage. All threads of a team have to call
+// them with the same row.
 #pragma once
 
 #include "teams.cuh"
+
+// Where the packs of a row are: at aligned addresses. If P::shifted, up to V - 1 elements before the first pack and behind the
+// last one are single; else there are none. Index counts the columns.
+template <class P, int V, class Index>
+struct Span {
+    static constexpr bool has_singles = P::shifted && V > 1;
+    Index before, packed, cols;  // single elements before the first pack; elements in packs; all
+
+    __device__ __forceinline__ Span(const P& p, i64 row) : before(0), packed(p.cols), cols(p.cols) {
+        if constexpr (has_singles) {
+            before = p.template misaligned<V>(row);
+            packed = (cols - before) / V * V;
+        }
+    }
+    // The column of the k-th element in packs.
+    __device__ __forceinline__ Index column(Index k) const { return before + k; }
+    // Whether there is a k-th single element, and its column. A team has at least as many threads as a row has of them.
+    __device__ __forceinline__ bool has_single(int k) const { return has_singles && k < cols - packed; }
+    __device__ __forceinline__ Index single(int k) const { return k < before ? k : packed + k; }
+};
 
 // Compute V elements and store their results, without branches at first. A pack with a value that is not finite, where a
 // rewritten form may differ from the original, is loaded again and recomputed as it was written.
@@ -85,77 +106,156 @@ __device__ __forceinline__ void finish_stage(
     }
 }
 
+// What a thread has loaded of a row for stage S: packs, and a single element.
+template <class P, int S, int Items, int V>
+struct Loaded {
+    decltype(static_cast<const P*>(nullptr)->template tile<V>(At<S>())) packs[Items];
+    decltype(static_cast<const P*>(nullptr)->template tile<1>(At<S>())) single;
+
+    template <class Team>
+    __device__ __forceinline__ void load(const P& p, const Team& team, i64 row, const Span<P, V, int>& span) {
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+            const int k = (i * team.size() + team.rank()) * V;
+            if (k < span.packed) {
+                p.template load<V>(At<S>(), row, span.column(k), packs[i]);
+            }
+        }
+        if constexpr (Span<P, V, int>::has_singles) {
+            if (span.has_single(team.rank())) {
+                p.template load<1>(At<S>(), row, span.single(team.rank()), single);
+            }
+        }
+    }
+};
+
+// The elements of a row that a thread has.
+template <class P, int Items, int V>
+struct Elements {
+    typename P::Element packs[Items * V];
+    typename P::Element single;
+};
+
+// Stage S and the stages after it, elements in registers.
 template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void resident_stage(
-    const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]);
-
-// A stage whose tiles are loaded, and the stages after it. Columns: the per-column inputs have still to be loaded.
-template <class P, int S, int Items, int V, bool Columns, class Team, class Tile>
-__device__ __forceinline__ void resident_compute(
-    const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V], Tile (&tiles)[Items]) {
-    const int cols = static_cast<int>(p.cols);
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Elements<P, Items, V>& e) {
+    Loaded<P, S, Items, V> loaded;
+    loaded.load(p, team, row, span);
+    const bool has_single = span.has_single(team.rank());
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
-        const int col = (i * team.size() + team.rank()) * V;
-        if (col < cols) {
-            if constexpr (Columns) {
-                p.template load_columns<V>(At<S>(), col, tiles[i]);
-            }
-            compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
+        const int k = (i * team.size() + team.rank()) * V;
+        if (k < span.packed) {
+            p.template load_columns<V>(At<S>(), span.column(k), loaded.packs[i]);
+            compute_pack<P, S, V>(p, loaded.packs[i], row, span.column(k), r, &e.packs[i * V]);
+        }
+    }
+    if constexpr (Span<P, V, int>::has_singles) {
+        if (has_single) {
+            const int col = span.single(team.rank());
+            p.template load_columns<1>(At<S>(), col, loaded.single);
+            compute_pack<P, S, 1>(p, loaded.single, row, col, r, &e.single);
         }
     }
     if constexpr (P::reduces(S)) {
         auto totals = p.totals(At<S>());
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            if ((i * team.size() + team.rank()) * V < cols) {
+            if ((i * team.size() + team.rank()) * V < span.packed) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
-                    p.peek(At<S>(), e[i * V + j], totals);
+                    p.peek(At<S>(), e.packs[i * V + j], totals);
                 }
             }
+        }
+        if (has_single) {
+            p.peek(At<S>(), e.single, totals);
         }
         totals.settle();
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            if ((i * team.size() + team.rank()) * V < cols) {
+            if ((i * team.size() + team.rank()) * V < span.packed) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
-                    p.add(At<S>(), e[i * V + j], totals);
+                    p.add(At<S>(), e.packs[i * V + j], totals);
                 }
             }
+        }
+        if (has_single) {
+            p.add(At<S>(), e.single, totals);
         }
         finish_stage<P, S>(p, team, row, totals, r);
     }
     if constexpr (S + 1 < P::stages) {
-        resident_stage<P, S + 1, Items, V>(p, team, row, r, e);
+        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e);
     }
 }
 
-// Stage S and the stages after it, elements in registers.
-template <class P, int S, int Items, int V, class Team>
-__device__ __forceinline__ void resident_stage(
-    const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]) {
-    typedef decltype(p.template tile<V>(At<S>())) Tile;
-    const int cols = static_cast<int>(p.cols);
-    Tile tiles[Items];
+// Compute a pack of V elements at column `col`, store its results and accumulate its elements.
+template <class P, int S, int V, class Tile, class Totals>
+__device__ __forceinline__ void accumulate_pack(
+    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, Totals& totals) {
+    typename P::Element e[V];
+    compute_pack<P, S, V>(p, tile, row, col, r, e);
+    if constexpr (P::reduces(S)) {
 #pragma unroll
-    for (int i = 0; i < Items; ++i) {
-        const int col = (i * team.size() + team.rank()) * V;
-        if (col < cols) {
-            p.template load<V>(At<S>(), row, col, tiles[i]);
+        for (int j = 0; j < V; ++j) {
+            p.peek(At<S>(), e[j], totals);
+        }
+        totals.settle();
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+            p.add(At<S>(), e[j], totals);
         }
     }
-    resident_compute<P, S, Items, V, true>(p, team, row, r, e, tiles);
 }
 
-// One row, elements in registers.
+// Stage S and the stages after it, inputs in registers as they were loaded.
+template <class P, int S, int Items, int V, class Team>
+__device__ __forceinline__ void packed_stage(
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r,
+    Loaded<P, 0, Items, V>& loaded) {
+    auto totals = p.totals(At<S>());
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+        const int k = (i * team.size() + team.rank()) * V;
+        P::keep(loaded.packs[i]);
+        if (k < span.packed) {
+            auto tile = loaded.packs[i];
+            p.template load_columns<V>(At<S>(), span.column(k), tile);
+            accumulate_pack<P, S, V>(p, tile, row, span.column(k), r, totals);
+        }
+    }
+    if constexpr (Span<P, V, int>::has_singles) {
+        if (span.has_single(team.rank())) {
+            auto tile = loaded.single;
+            p.template load_columns<1>(At<S>(), span.single(team.rank()), tile);
+            accumulate_pack<P, S, 1>(p, tile, row, span.single(team.rank()), r, totals);
+        }
+    }
+    if constexpr (P::reduces(S)) {
+        finish_stage<P, S>(p, team, row, totals, r);
+    }
+    if constexpr (S + 1 < P::stages) {
+        packed_stage<P, S + 1, Items, V>(p, team, row, span, r, loaded);
+    }
+}
+
+// One row in registers.
 template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
     typename P::Row r;
-    typename P::Element e[Items * V];
     p.begin(row, r);
-    resident_stage<P, 0, Items, V>(p, team, row, r, e);
+    const Span<P, V, int> span(p, row);
+    if constexpr (P::packed) {
+        Loaded<P, 0, Items, V> loaded;
+        loaded.load(p, team, row, span);
+        packed_stage<P, 0, Items, V>(p, team, row, span, r, loaded);
+    } else {
+        Elements<P, Items, V> e;
+        resident_stage<P, 0, Items, V>(p, team, row, span, r, e);
+    }
     if (team.rank() == 0) {
         p.commit(row, r);
     }
@@ -165,22 +265,22 @@ __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 r
 template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64 row, typename P::Row& r) {
     typedef decltype(p.template tile<V>(At<S>())) Tile;
-    const i64 cols = p.cols;
+    const Span<P, V, i64> span(p, row);
     auto totals = p.totals(At<S>());
     const i64 step = static_cast<i64>(team.size()) * V;
-    for (i64 start = static_cast<i64>(team.rank()) * V; start < cols; start += Items * step) {
+    for (i64 start = static_cast<i64>(team.rank()) * V; start < span.packed; start += Items * step) {
         Tile tiles[Items];
         typename P::Element e[Items * V];
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            if (start + i * step < cols) {
-                p.template load<V>(At<S>(), row, start + i * step, tiles[i]);
+            if (start + i * step < span.packed) {
+                p.template load<V>(At<S>(), row, span.column(start + i * step), tiles[i]);
             }
         }
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            const i64 col = start + i * step;
-            if (col < cols) {
+            const i64 col = span.column(start + i * step);
+            if (start + i * step < span.packed) {
                 p.template load_columns<V>(At<S>(), col, tiles[i]);
                 compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
                 if constexpr (P::reduces(S)) {
@@ -195,13 +295,22 @@ __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64
             totals.settle();
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
-                if (start + i * step < cols) {
+                if (start + i * step < span.packed) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
                         p.add(At<S>(), e[i * V + j], totals);
                     }
                 }
             }
+        }
+    }
+    if constexpr (Span<P, V, i64>::has_singles) {
+        if (span.has_single(team.rank())) {
+            const i64 col = span.single(team.rank());
+            auto tile = p.template tile<1>(At<S>());
+            p.template load<1>(At<S>(), row, col, tile);
+            p.template load_columns<1>(At<S>(), col, tile);
+            accumulate_pack<P, S, 1>(p, tile, row, col, r, totals);
         }
     }
     if constexpr (P::reduces(S)) {

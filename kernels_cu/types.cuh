@@ -184,6 +184,17 @@ __device__ __forceinline__ Pack<T, V> load_pack(const T* from) {
     return bits.pack;
 }
 
+// The same from any address, one element after the other.
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> load_each(const T* from) {
+    Pack<T, V> pack;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        pack.v[j] = from[j];
+    }
+    return pack;
+}
+
 template <int V, class T>
 __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
     typedef typename Word<sizeof(T) * V>::type W;
@@ -194,6 +205,20 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
     } bits;
     bits.pack = pack;
     *reinterpret_cast<W*>(to) = bits.word;
+}
+
+// Keep the compiler from widening elements before this point: it would hold wide ones beside those of the pack.
+template <class T, int V>
+__device__ __forceinline__ void keep_packed(Pack<T, V>& pack) {
+#ifdef __CUDA_ARCH__
+    if constexpr (sizeof(pack) % 4 == 0) {
+        u32* const words = reinterpret_cast<u32*>(&pack);
+#pragma unroll
+        for (int i = 0; i < sizeof(pack) / 4; ++i) {
+            asm volatile("" : "+r"(words[i]));
+        }
+    }
+#endif
 }
 
 template <class T>

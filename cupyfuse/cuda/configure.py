@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .. import dtypes
 from ..plan.schedule import column_splits, state_size
@@ -10,8 +12,12 @@ from .program import COLUMN, FULL, Program
 
 # Elements of a row that a thread may hold: more leave registers for too few threads to hide latency.
 _MAX_HELD = 32
-# Likewise of row_persistent, where a thread holds per-column inputs and the next row as well.
-_MAX_HELD_PERSISTENT = 8
+# Bytes of a row that a thread may hold as they were loaded.
+_PACKED_BYTES = 128
+# FLOPs for each element that stages may compute again where rows are packed.
+_MOST_RECOMPUTED = 8
+# A row has to be so many vectors long to be accessed in shifted ones: its single elements are fewer than its threads.
+_SHORTEST_SHIFTED = 32
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
 
 
@@ -28,6 +34,9 @@ class Config:
     group : lanes per row (row_lanes), or columns per strip (column_stats)
     shares : blocks that share the rows of a strip (column_stats)
     blocks : least blocks per multiprocessor, which limits the registers per thread
+    cluster : blocks that share a row (row_cluster)
+    packed : whether rows stay in registers as they were loaded, and each stage computes what it needs from there
+    shifted : whether rows may begin between two packs, at the same place in all arrays
     """
 
     template: str
@@ -37,6 +46,9 @@ class Config:
     group: int = 32
     shares: int = 1
     blocks: int = 1
+    cluster: int = 1
+    packed: bool = False
+    shifted: bool = False
 
     def entry(self, merge: bool = False) -> tuple[str, str]:
         """Return the name of the kernel and the template instance that it calls; `merge` is for the merge of shares."""
@@ -48,8 +60,15 @@ class Config:
             parameters = [self.threads, self.vec]
         else:
             lanes = [self.group] if self.template == "row_lanes" else []
-            parameters = [self.threads, *lanes, self.items, self.vec]
+            parameters = [self.threads, *lanes, self.items, self.vec, *([self.cluster] if self.cluster > 1 else [])]
         return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
+
+
+class Access(NamedTuple):
+    """How a row program reads and writes rows: in vectors of `vec`; rows that are `shifted` begin between two."""
+
+    vec: int
+    shifted: bool = False
 
 
 def widest_vec(program: Program) -> int:
@@ -66,13 +85,36 @@ def fitting_vec(program: Program, row_stride_bits: int | None = None) -> int:
     return vec
 
 
+def accesses(program: Program, strides: Sequence[int] | None = None) -> Iterator[Access]:
+    """Yield the ways to access the rows of arrays with these row strides, contiguous ones by default, widest first.
+
+    Shifted vectors have to begin at the same column in all arrays.
+    """
+    cols = program.domain[1]
+    strides = [cols] if strides is None else strides
+    by_rows = not program.by_columns and any(n.reduction for n in program.step.nodes)
+    together = by_rows and any(p.extent == FULL for p in program.parameters)
+    vec = widest_vec(program)
+    while vec > 1:
+        if all(n % vec == 0 for n in (cols, *strides)):
+            yield Access(vec)
+        if together and cols >= _SHORTEST_SHIFTED * vec and len({n % vec for n in strides}) <= 1:
+            yield Access(vec, True)
+        vec //= 2
+    yield Access(1)
+
+
 def _power_of_two(n: int) -> int:
     """Round up to a power of two."""
     return 1 << max(0, n - 1).bit_length()
 
 
-def default_config(program: Program, vec: int) -> Config:
-    """Choose the configuration of a step whose pointers and strides allow vectors of `vec` elements."""
+def default_config(program: Program, access: Access | int, clusters: bool = False) -> Config:
+    """Choose the configuration of a step whose pointers and strides allow this access.
+
+    `clusters` tells whether the GPU has clusters of blocks.
+    """
+    vec, shifted = access if isinstance(access, Access) else Access(access)
     rows, cols = program.domain
     if program.by_columns:
         strip = max(vec, min(32, _power_of_two(cols)))
@@ -83,22 +125,72 @@ def default_config(program: Program, vec: int) -> Config:
     if not any(n.reduction for n in program.step.nodes):
         return Config("elementwise", 256, 1, vec)
     packs = max(1, -(-cols // vec))
+    packed = _is_packed(program)
     if cols <= 1024:
         lanes = min(32, _power_of_two(-(-packs // 2)))
         items = -(-packs // lanes)
-        if items * vec <= _MAX_HELD:
-            return Config("row_lanes", 128, items, vec, lanes, blocks=_blocks(128))
+        if items * vec <= (_most_packed(program) if packed else _MAX_HELD):
+            return Config("row_lanes", 128, items, vec, lanes, blocks=_blocks(128), packed=packed, shifted=shifted)
     if program.stages == 1 and not _writes_rows(program):
-        # The threads of a row depend on its length alone, so that a row's bits do not depend on the number of rows.
-        return Config("row_stream", min(1024, max(128, _power_of_two(cols) // 128)), max(1, 8 // vec), vec)
-    if program.reads_columns in (1, 2) and packs * vec <= 1024 * _MAX_HELD_PERSISTENT:
-        threads = min(1024, max(128, _power_of_two(-(-packs * vec // _MAX_HELD_PERSISTENT))))
-        return Config("row_persistent", threads, -(-packs // threads), vec, blocks=_blocks(threads))
-    for threads in (128, 256, 512, 1024):
-        items = -(-packs // threads)
-        if items * vec <= (_MAX_HELD if threads == 1024 or (program.light and vec >= 4) else 16):
-            return Config("row_block", threads, items, vec, blocks=_blocks(threads))
-    return Config("row_stream", 1024, max(1, 8 // vec), vec)
+        return _stream(program, vec, shifted)
+    if packed:
+        found = _packed(program, packs, vec, shifted, clusters)
+        if found is not None:
+            return found
+    else:
+        for threads in (128, 256, 512, 1024):
+            items = -(-packs // threads)
+            if items * vec <= (_MAX_HELD if threads == 1024 else 16):
+                return Config("row_block", threads, items, vec, blocks=_blocks(threads), shifted=shifted)
+    return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec, shifted=shifted)
+
+
+def _is_packed(program: Program) -> bool:
+    """Whether rows are held as they were loaded, because stages compute little of them again."""
+    guarded = any(n.op == "guard" for n in program.step.nodes)
+    return 0 < program.input_bytes <= 16 and program.recomputed_flops <= _MOST_RECOMPUTED and not guarded
+
+
+def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: bool) -> Config | None:
+    """Choose the threads that hold a row as it was loaded; None if it is too long.
+
+    Several blocks on a multiprocessor let one load while another computes: so a block has few threads, and a thread
+    holds as much as leaves registers for that.
+    """
+    most = _most_packed(program)
+    options = [(128, 1, min(most, 32 if program.input_bytes == 2 else 16)), (256, 1, min(most, 32))]
+    options += [(256, 1, most)] * (packs * vec > 8192) + [(512, 1, most)]
+    # A block of a multiprocessor's own waits for its loads, the longer where they are shifted.
+    options += [(1024, 1, min(most, 32))] * (not shifted or not clusters)
+    if clusters:
+        options += [(512, 2, most), (512, 4, most), (512, 8, most), (1024, 8, min(most, 32))]
+    for threads, cluster, held in options:
+        items = -(-packs // (threads * cluster))
+        is_full = cluster == 1 or threads < 1024 or 4 * items * vec >= 3 * held
+        if items * vec <= held and is_full:
+            template = "row_cluster" if cluster > 1 else "row_block"
+            return Config(
+                template, threads, items, vec, blocks=_blocks(threads), cluster=cluster, packed=True, shifted=shifted
+            )
+    return None
+
+
+def _most_packed(program: Program) -> int:
+    """Return how many elements a thread may hold as they were loaded, and have registers left to compute with."""
+    double = any(p.dtype == "float64" for p in program.parameters if p.extent == FULL)
+    return min(_PACKED_BYTES // program.input_bytes // (2 if double else 1), 32 if program.reads_columns else 64)
+
+
+def _stream(program: Program, vec: int, shifted: bool) -> Config:
+    """Choose the threads that read a row once and hold none of it.
+
+    They depend on the row's length alone, so that a row's bits do not depend on the number of rows.
+    """
+    threads = min(1024, max(64, _power_of_two(program.domain[1]) // 128))
+    items = max(1, (16 if vec > 1 else 8) // vec) if vec < 8 else 1
+    accumulators = program.accumulators(0)
+    simple = len(accumulators) == 1 and accumulators[0].operand in program.loaded and program.input_bytes == 2
+    return Config("row_stream", threads, items, vec, blocks=(2048 if simple else 1024) // threads, shifted=shifted)
 
 
 def _blocks(threads: int) -> int:

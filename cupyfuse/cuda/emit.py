@@ -31,11 +31,13 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     conditional : bool
         Emit a kernel that returns at once where the flag is 0.
     """
-    writer = Writer(program, config.template == "row_stream", conditional)
+    writer = Writer(program, config.template == "row_stream", conditional, config.packed, config.shifted)
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
-    source = translation_unit(config.template, struct, entry, f"{call}(p)", config.threads, config.blocks, conditional)
-    return Kernel(entry, source, tuple(program.parameters), config)
+    source = translation_unit(
+        config.template, struct, entry, f"{call}(p)", config.threads, config.blocks, conditional, config.cluster
+    )
+    return Kernel(entry, source, tuple(program.parameters), config, cluster=config.cluster)
 
 
 class Writer:
@@ -48,6 +50,10 @@ class Writer:
         Whether each stage reads the row again, and so recomputes what it needs of earlier stages.
     conditional : bool
         Whether the struct ends with a flag, see `translation_unit`.
+    packed : bool
+        Whether each stage computes what it needs from the inputs of all, which stay in registers as they were loaded.
+    shifted : bool
+        Whether rows may begin between two packs.
 
     Attributes
     ----------
@@ -57,9 +63,13 @@ class Writer:
 
     outlines = True
 
-    def __init__(self, program: Program, streamed: bool, conditional: bool):
+    def __init__(
+        self, program: Program, streamed: bool, conditional: bool, packed: bool = False, shifted: bool = False
+    ):
         self.program = program
-        self.streamed = streamed
+        self.streamed = streamed or packed
+        self.packed = packed
+        self.shifted = shifted
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
@@ -104,6 +114,7 @@ class Writer:
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
+            f"static constexpr bool packed = {str(self.packed).lower()}, shifted = {str(self.shifted).lower()};\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
             f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
@@ -112,12 +123,22 @@ class Writer:
             *(self.emit_totals(s) for s in stages),
             f"static constexpr int slot = largest_of({largest});",
             begin,
+            self.emit_misaligned(),
             *bodies,
             *self.repairs.values(),
             *(f for f in finishes if f),
             commit,
         ]
         return "struct Program {\n" + indented("\n\n".join(s for s in sections if s)) + "\n};"
+
+    def emit_misaligned(self) -> str:
+        """Emit `misaligned`: how many elements of a row are before its first pack, which is the same for all arrays."""
+        if not self.shifted:
+            return ""
+        array = next(p for p in self.program.parameters if p.extent == FULL)
+        index = f"reinterpret_cast<u64>({array.name}) / sizeof({stored_type(array.dtype)}) + row * {array.name}_rows"
+        head = "template <int V>\n__device__ int misaligned(i64 row) const"
+        return f"{head} {{ return static_cast<int>(-({index}) & (V - 1)); }}"
 
     def emit_totals(self, stage: int) -> str:
         """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
@@ -251,10 +272,14 @@ class Writer:
         evaluates them as written. `writes` are the stage's full results.
         """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
-        fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
         read = [p for p in tile if p.node is not self.program.product]
+        if self.packed:  # the same tile in all stages; per-column inputs are loaded by each
+            tile = [p for p in self.program.loaded.values() if p.extent in (FULL, COLUMN)]
+            read = [p for p in tile if p.extent == FULL or p in read]
+        fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
+        load = {FULL: "load_pack", COLUMN: "load_each" if self.shifted else "load_pack"}
         loads = {
-            extent: [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in read if p.extent == extent]
+            extent: [f"t.{p.name} = {load[extent]}<V>({_element_address(p)});" for p in read if p.extent == extent]
             for extent in (FULL, COLUMN)
         }
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
@@ -264,7 +289,11 @@ class Writer:
             f"Out{stage}<V>& out) const {{"
         )
         lines = [
-            f"template <int V> struct Tile{stage} {{ {' '.join(fields)} }};",
+            (
+                f"template <int V> using Tile{stage} = Tile0<V>;"
+                if self.packed and stage > 0
+                else f"template <int V> struct Tile{stage} {{ {' '.join(fields)} }};"
+            ),
             f"template <int V> struct Out{stage} {{ {' '.join(outs)} }};",
             "template <int V>",
             f"__device__ Out{stage}<V> out({at}) const {{ Out{stage}<V> o; return o; }}",
@@ -280,6 +309,9 @@ class Writer:
             f"    return {' && '.join(fast.checks) or 'true'};",
             "}",
         ]
+        if self.packed and stage == 0:
+            kept = " ".join(f"keep_packed(t.{p.name});" for p in tile if p.extent == FULL)
+            lines += ["template <int V>", f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}"]
         if exact is not None:
             body = exact.lines
             if self.outlines and not any("repair_" in line for line in body):  # those are members of the struct

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
-from ..ir.operators import REDUCTIONS
+from ..ir.operators import POINTWISE, REDUCTIONS
 from ..plan.schedule import Step, base_of, stages_of
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
@@ -185,6 +185,23 @@ class Program:
         full = [p for p in self.parameters if p.extent == FULL]
         single = len(full) <= 2 and not self.reads_columns and not any(n.op == "guard" for n in self.step.nodes)
         return single and all(p.dtype != "float64" for p in full)
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes that a thread loads for each element."""
+        inputs = [p for p in self.parameters if p.extent == FULL and not p.written]
+        return sum(dtypes.ITEMSIZE[p.dtype] for p in inputs)
+
+    @cached_property
+    def recomputed_flops(self) -> int:
+        """FLOPs for each element with which stages compute again, from the inputs, what earlier ones computed."""
+        total = 0
+        for stage in range(1, self.stages):
+            targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
+            for node in g.topological(targets, lambda n: () if n in self.loaded else g.eager_inputs(n)):
+                if self.extent(node) == FULL and node not in self.loaded and 0 <= self.stage.get(node, -1) < stage:
+                    total += POINTWISE[node.op].flops if node.op in POINTWISE else 0
+        return total
 
     @cached_property
     def by_stage(self) -> dict[int, list[Node]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from .. import devices
 from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step
 from . import fused_gemm, split
-from .configure import Config, default_config, fitting_vec
+from .configure import Config, accesses, default_config
 from .emit import emit
 from .kernel import Kernel, inlined
 from .program import Program
@@ -32,23 +33,30 @@ def emit_kernels(program: Program, config: Config, conditional: bool = False) ->
     return tuple(kernels)
 
 
-def kernels_of(step: Step, storage: dict[Node, str], row_stride_bits: int | None = None) -> tuple[Kernel, ...]:
-    """Emit the kernels of a row or column step in its default configuration; `row_stride_bits` as in `fitting_vec`."""
+def kernels_of(
+    step: Step, storage: dict[Node, str], row_stride_bits: int | None = None, clusters: bool = False
+) -> tuple[Kernel, ...]:
+    """Emit the kernels of a row or column step in its default configuration.
+
+    `row_stride_bits` is as in `fitting_vec`; `clusters` tells whether the GPU has clusters of blocks.
+    """
     program = Program(step, storage)
-    return emit_kernels(program, default_config(program, fitting_vec(program, row_stride_bits)))
+    strides = None if row_stride_bits is None else [program.domain[1], row_stride_bits]
+    return emit_kernels(program, default_config(program, next(accesses(program, strides)), clusters))
 
 
 def plan_sources(plan: Plan, inline: bool) -> list[str]:
     """Return the sources of a plan's kernels in launch order, with a comment for each launch of a library."""
     finish: Callable[[str], str] = inlined if inline else str
     texts: list[str] = []
+    device = plan.settings.device or devices.find(devices.DEFAULT)
     for part in plan.parts:
         for step in part.steps:
-            texts += _step_sources(step, part.scheduled.storage, finish)
+            texts += _step_sources(step, part.scheduled.storage, finish, device.has_warpgroups)
     return texts
 
 
-def _step_sources(step: Step, storage: dict[Node, str], finish: Callable[[str], str]) -> Iterator[str]:
+def _step_sources(step: Step, storage: dict[Node, str], finish: Callable[[str], str], clusters: bool) -> Iterator[str]:
     """Yield the source of each kernel of a step, or a comment for what a library launches."""
     if step.kind == "Library":
         yield f"// Library: {step.fused[0]}"
@@ -63,4 +71,4 @@ def _step_sources(step: Step, storage: dict[Node, str], finish: Callable[[str], 
             else:
                 yield from (finish(k.source) for k in split.kernels_of(node))
     else:
-        yield from (finish(k.source) for k in kernels_of(step, storage))
+        yield from (finish(k.source) for k in kernels_of(step, storage, clusters=clusters))

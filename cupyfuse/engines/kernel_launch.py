@@ -6,15 +6,16 @@ the kernels of all launches in parallel and lay out one workspace for them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
-from ..cuda.configure import Config, default_config, fitting_vec
+from ..cuda.configure import Access, Config, accesses, default_config, widest_vec
 from ..cuda.kernel import Kernel
 from ..cuda.launch import launcher
-from ..cuda.program import COLUMN, FULL, Parameter, Program
+from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
 from ..ir.graph import Node
@@ -86,8 +87,10 @@ class KernelArguments:
     numbers : list of (index of the member, number)
     vector_pointers : list of (slot of the address, bytes from there, itemsize)
         The pointers that are accessed in vectors.
-    row_stride_bits : int
-        Bitwise or of all row strides, whose common powers of two limit the vector width.
+    full_pointers : list of (slot of the address, bytes from there, itemsize)
+        Those among them that have an element for each of the program's.
+    row_strides : list of int
+        Of the arrays that have an element for each of the program's, if it has several rows.
     """
 
     def __init__(self, program: Program, place: Callable[[Node], Place]):
@@ -97,7 +100,8 @@ class KernelArguments:
         self.pointers: list[tuple[int, int, int]] = []
         self.numbers: list[tuple[int, Number]] = []
         self.vector_pointers: list[tuple[int, int, int]] = []
-        self.row_stride_bits = 0
+        self.full_pointers: list[tuple[int, int, int]] = []
+        self.row_strides: list[int] = []
         for parameter in program.parameters:
             if parameter.is_number:
                 self._add_number(parameter.node)
@@ -123,27 +127,48 @@ class KernelArguments:
         if parameter.has_cols:
             self.members.append(place.col_stride)
             self.format += "q"
+        pointer = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])
         if parameter.extent in (FULL, COLUMN):
-            self.vector_pointers.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
-        if parameter.extent == FULL and self.rows > 1:
-            self.row_stride_bits |= abs(place.row_stride)
+            self.vector_pointers.append(pointer)
+        if parameter.extent == FULL:
+            self.full_pointers.append(pointer)
+            self.row_strides += [place.row_stride] if self.rows > 1 else []
+
+    @property
+    def row_stride_bits(self) -> int:
+        """Bitwise or of all row strides, whose common powers of two limit the vector width."""
+        return functools.reduce(lambda bits, stride: bits | abs(stride), self.row_strides, 0)
+
+    def are_aligned(self, addresses: Addresses, vec: int) -> bool:
+        """Whether all pointers that are accessed in vectors are multiples of `vec` elements."""
+        return all((addresses[slot] + start) % (vec * size) == 0 for slot, start, size in self.vector_pointers)
+
+    def are_shifted_alike(self, addresses: Addresses, vec: int) -> bool:
+        """Whether all arrays begin at the same place in a vector of `vec` elements."""
+        return len({(addresses[slot] + start) // size % vec for slot, start, size in self.full_pointers}) <= 1
 
     def aligned_vec(self, addresses: Addresses, widest: int) -> int:
         """Return the largest number of elements, `widest` over a power of two, that all pointers are aligned to."""
         vec = widest
-        while vec > 1 and any((addresses[slot] + start) % (vec * size) for slot, start, size in self.vector_pointers):
+        while vec > 1 and not self.are_aligned(addresses, vec):
             vec //= 2
         return vec
 
-    def launch_by_alignment(self, widest: int, load: Callable[[int], Launch]) -> Launch:
+    def launch_by_alignment(
+        self,
+        widest: Access,
+        load: Callable[[Access], Launch],
+        choose: Callable[[Addresses], Access] | None = None,
+    ) -> Launch:
         """Return a launch that takes the variant of a kernel for the alignment of a call's pointers.
 
-        `load(vec)` loads the variant for vectors of `vec` elements: the widest at once, others on their first use.
+        `load` loads the variant for an access: the widest, for pointers that are all aligned, at once, others on their
+        first use. `choose` returns the access for addresses that are not all aligned; by default a narrower one.
         """
         aligned = load(widest)
         variants = {widest: aligned}
         pointers = self.vector_pointers
-        low_bits = max((widest * size for *_, size in pointers), default=1) - 1  # zero in addresses that are aligned
+        low_bits = max((widest.vec * size for *_, size in pointers), default=1) - 1  # zero in aligned addresses
 
         def launch(addresses: Addresses, stream: Any) -> None:
             bits = 0
@@ -152,10 +177,10 @@ class KernelArguments:
             if not bits & low_bits:
                 aligned(addresses, stream)
                 return
-            vec = self.aligned_vec(addresses, widest)
-            if vec not in variants:
-                variants[vec] = load(vec)
-            variants[vec](addresses, stream)
+            access = choose(addresses) if choose else Access(self.aligned_vec(addresses, widest.vec))
+            if access not in variants:
+                variants[access] = load(access)
+            variants[access](addresses, stream)
 
         return launch
 
@@ -174,17 +199,41 @@ class KernelLaunch:
         Slot of the address of the flag that a conditional launch reads; -1 if the launch is unconditional.
     numbers : int
         Slot of the float arguments; -1 if there are none.
+    clusters : bool
+        Whether the GPU has clusters of blocks.
     """
 
-    def __init__(self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], flag: int, numbers: int):
+    def __init__(
+        self,
+        step: Step,
+        storage: dict[Node, str],
+        place: Callable[[Node], Place],
+        flag: int,
+        numbers: int,
+        clusters: bool,
+    ):
         self.program = Program(step, storage)
         self.rows, self.cols = step.domain
         self.flag = flag
         self.numbers_slot = numbers
         self.arguments = KernelArguments(self.program, place)
-        self.widest = fitting_vec(self.program, self.arguments.row_stride_bits)
-        self.config = default_config(self.program, self.widest)
+        self.clusters = clusters
+        self.accesses = list(accesses(self.program, self.arguments.row_strides))
+        if self._is_one_row():
+            self.rows, self.cols = 1, self.rows * self.cols
+            widths = (8, 4, 2, 1)
+            self.accesses = [Access(v) for v in widths if v <= widest_vec(self.program) and self.cols % v == 0]
+        self.config = default_config(self.program, self.accesses[0], clusters)
         self.kernels = emit_kernels(self.program, self.config, conditional=flag >= 0)
+
+    def _is_one_row(self) -> bool:
+        """Whether pointwise work runs over arrays without gaps, so that all rows are one of more elements."""
+        program = self.program
+        if program.by_columns or any(n.reduction or n.op == "positions" for n in program.step.nodes):
+            return False
+        plain = all(p.is_number or p.extent in (FULL, SCALAR) for p in program.parameters)
+        full = {p.extent for p in program.outputs.values()} == {FULL}
+        return plain and full and all(stride == self.cols for stride in self.arguments.row_strides)
 
     def spec(self) -> LaunchSpec:
         """Return the kernels, the workspace and the binding of the launch."""
@@ -200,14 +249,23 @@ class KernelLaunch:
     def bind(self, runtime: Runtime, partial: int) -> Launch:
         """Load the kernels; `partial` is the slot of the workspace."""
 
-        def load(vec: int) -> Launch:
-            if vec == self.widest:
+        def load(access: Access) -> Launch:
+            if access == self.accesses[0]:
                 return self._load(runtime, partial, self.config, self.kernels)
-            config = default_config(self.program, vec)
+            config = default_config(self.program, access, self.clusters)
             kernels = emit_kernels(self.program, config, conditional=self.flag >= 0)
             return self._load(runtime, partial, config, kernels)
 
-        return self.arguments.launch_by_alignment(self.widest, load)
+        return self.arguments.launch_by_alignment(self.accesses[0], load, self._choose)
+
+    def _choose(self, addresses: Addresses) -> Access:
+        """Return the widest access that the alignment of a call's pointers allows."""
+
+        def fits(access: Access) -> bool:
+            check = self.arguments.are_shifted_alike if access.shifted else self.arguments.are_aligned
+            return check(addresses, access.vec)
+
+        return next(filter(fits, self.accesses))
 
     def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> Launch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
@@ -221,7 +279,7 @@ class KernelLaunch:
             form += "Qq"
             grids = [(-(-self.cols // config.group), config.shares), (-(-self.cols // config.threads), 1)]
         else:
-            grids = [(_thread_blocks(config, self.rows, self.cols, runtime.processors), 1)]
+            grids = [(_thread_blocks(config, self.rows, self.cols), 1)]
         if self.flag >= 0:
             pointers.append((len(template), self.flag, 0))
             template.append(0)
@@ -244,14 +302,12 @@ class KernelLaunch:
         return launch
 
 
-def _thread_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
-    """Choose the number of thread blocks that a row template is launched with on a GPU of so many multiprocessors."""
+def _thread_blocks(config: Config, rows: int, cols: int) -> int:
+    """Return the number of thread blocks that a row template is launched with."""
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":
         blocks = -(-rows * (cols // config.vec) // config.threads)
-    elif config.template == "row_persistent":
-        blocks = min(rows, processors * config.blocks)
     else:
-        blocks = rows
+        blocks = min(rows, _MAX_BLOCKS // config.cluster) * config.cluster
     return max(1, min(blocks, _MAX_BLOCKS))

@@ -74,7 +74,9 @@ class LaunchSpecs:
             return [self._put_spec(node) if node.op == "put" else self._copy_spec(node)]
         if step.kind == "Library":
             return [LibraryLaunch(step, storage, self._place, self._held, step in self._in_place).spec()]
-        return [KernelLaunch(step, storage, self._place, self._flag, self._numbers).spec()]
+        device = self._runtime.device
+        clusters = device is not None and device.has_warpgroups
+        return [KernelLaunch(step, storage, self._place, self._flag, self._numbers, clusters).spec()]
 
     def _with_epilogue(self, launch: type[ProductLaunch] | type[SplitProductLaunch], step: Step) -> LaunchSpec:
         """Return the launch of a product by our kernels, with its epilogue."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..cuda import split
-from ..cuda.configure import fitting_vec
+from ..cuda.configure import Access, fitting_vec
 from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
 from ..cuda.kernel import Kernel
 from ..cuda.launch import launcher
@@ -99,13 +99,13 @@ class ProductLaunch:
     def _bind(self, runtime: Runtime, states: int) -> Launch:
         """Load the kernels; `states` is the slot of the workspace, where tiles leave the states of reductions."""
 
-        def load(vec: int) -> Launch:
-            if vec == self._widest:
+        def load(access: Access) -> Launch:
+            if access.vec == self._widest:
                 return self._load(runtime, states, self._shape, self._kernels)
-            shape = self._shape_for(vec)
+            shape = self._shape_for(access.vec)
             return self._load(runtime, states, shape, emit_gemm(self._program, shape))
 
-        return self._arguments.launch_by_alignment(self._widest, load)
+        return self._arguments.launch_by_alignment(Access(self._widest), load)
 
     def _load(self, runtime: Runtime, states: int, shape: GemmShape, kernels: tuple[Kernel, ...]) -> Launch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
@@ -179,10 +179,11 @@ class SplitProductLaunch:
     def _bind(self, runtime: Runtime, workspace: int) -> Launch:
         """Load the kernels; `workspace` is the slot of the workspace."""
 
-        def load(vec: int) -> Launch:
-            return self._load(runtime, workspace, self._product if vec == self._widest else self._product_for(vec))
+        def load(access: Access) -> Launch:
+            is_widest = access.vec == self._widest
+            return self._load(runtime, workspace, self._product if is_widest else self._product_for(access.vec))
 
-        return self._arguments.launch_by_alignment(self._widest, load)
+        return self._arguments.launch_by_alignment(Access(self._widest), load)
 
     def _load(self, runtime: Runtime, workspace: int, product: SplitProduct) -> Launch:
         arguments, numbers_slot = self._arguments, self._numbers

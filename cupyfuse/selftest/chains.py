@@ -27,8 +27,8 @@ from .reductions import COLUMNS, FINAL_ULPS, HELD, LANES, LONG, SHARED, STREAMED
 from .target import Failure, Target
 
 Exact = tuple[str, Array, Allowance]
-# Row lengths for which `row_persistent` is chosen.
-_PERSISTENT = (2048, 2047)
+# Row lengths for which `row_block` is chosen, in vectors of elements.
+_BLOCKS = (2048, 2047)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +237,7 @@ def cases(form: Format) -> Iterator[Case]:
 
 def _column_cases() -> Iterator[Case]:
     """Yield cases with per-column inputs, and of batch normalisation."""
-    for length in _PERSISTENT:
+    for length in _BLOCKS:
         yield Case(
             f"x a + c of {length} elements",
             shared_functions()["_affine_softmax"],

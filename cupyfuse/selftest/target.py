@@ -121,12 +121,14 @@ class Target:
 
     def _record_kernels(self, plan: Plan, form: Format) -> None:
         """Record the kernels that a plan, and the one that prepacks for it, launch."""
+        device = plan.settings.device
+        clusters = device is not None and device.has_warpgroups
         for part in filter(None, (plan, plan.prepare)):
             for step in part.steps:
                 if step.kind in ("Gemm", "Split", "Copy", "Library"):
                     self.products += 1
                     continue
-                for kernel in kernels_of(step, part.scheduled.storage):
+                for kernel in kernels_of(step, part.scheduled.storage, clusters=clusters):
                     here = LaunchedKernel(_template(kernel), form.name, kernel.config.vec > 1)
                     self.kernels.setdefault(kernel.source, here)
 

@@ -211,6 +211,7 @@ CASES: list[Case] = [
     *(Case(column_reductions, (300, 8), offset=offset) for offset in (-6.0, 6.0)),
     *(Case(reductions, (3, 700), dtype) for dtype in ("float16", "bfloat16", "float64")),
     Case(moments, (4, 600), offset=100_000.0),
+    *(Case(extremes, (2, cols)) for cols in (3000, 3001)),
     *(Case(column_reductions, shape) for shape in COLUMNS),
     *(Case(column_reductions, (40, 48), dtype) for dtype in ("float16", "bfloat16", "float64")),
     *(Case(column_moments, shape, offset=100_000.0) for shape in [(1500, 4), (40, 3)]),

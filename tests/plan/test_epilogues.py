@@ -46,8 +46,8 @@ def test_the_estimate_decides() -> None:
     apart = plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (1024, 8192), (8192, 8192))
     assert kinds(apart) == ["Gemm", "RowProgram"] and "rather than our own kernel" in apart.steps[0].how
     assert " us, where that would take " in apart.steps[0].how
-    # Rows that no row program keeps in registers are read once less.
-    assert plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (1024, 512), (131072, 512)).steps[0].epilogue is not None
+    # So does that of rows which blocks share.
+    assert plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (1024, 512), (131072, 512)).steps[0].epilogue is None
 
 
 def test_what_gains_behind_a_split_product() -> None:
@@ -223,5 +223,5 @@ def test_tiles() -> None:
     assert not tiles_for((1024, 1024), 1024, heavy, 132).alternating, "one tile for each block"
     for shape in ((1, 1), (129, 257), (8192, 4096)):
         for tiles in (Tiles(256, 2), Tiles(128, 1)):
-            assert tiles.blocks(shape, 132) % tiles.cluster == 0
-            assert tiles.count(shape) * 128 * tiles.columns >= shape[0] * shape[1]
+            assert tiles.count_blocks(shape, 132) % tiles.cluster == 0
+            assert tiles.count_tiles(shape) * 128 * tiles.columns >= shape[0] * shape[1]

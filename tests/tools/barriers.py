@@ -20,8 +20,11 @@ _FUSED = (
     "-k",
     "host and (every_order or (more_tiles and ((two and 256by2) or 128by1)))",
 )
+_ROWS = ("tests/cuda/test_rows.py", "-k", "row_cluster and (normalised or softmax)")
 # The tests that run the barriers of a file.
 TESTS = {
+    "kernels_cu/cluster_team.cuh": _ROWS,
+    "kernels_cu/row_cluster.cu": _ROWS,
     "kernels_cu/column_stats.cu": (KERNELS, "-k", "host and column_reductions-2x3-float32"),
     FINGERPRINT: ("tests/cuda/test_fingerprint.py", "-k", "host and stays"),
     "kernels_cu/gemm.cu": _FUSED,

@@ -13,7 +13,15 @@ def kernels(select: str) -> tuple[str, ...]:
 
 ON_GPU = "tests/engines/test_cuda.py"
 REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh", "kernels_cu/stages.cuh"
-TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
+
+
+def rows(select: str) -> tuple[str, ...]:
+    """The tests of rows that begin between vectors, are packed or shared."""
+    return ("tests/cuda/test_rows.py", "-k", select)
+
+
+STAGES = "kernels_cu/stages.cuh"
+TYPES, COLUMNS = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu"
 
 ABOUT_MAXIMUM = ("tests/cuda/test_fused_gemm.py", "-k", "about_the_maximum and host and (523-128by1 or 4300-128by1)")
 
@@ -300,19 +308,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "row <= p.rows",
         kernels("reductions-1x70000-float32"),
     ),
+    Mutant("packs that begin too early", STAGES, "return before + k;", "return k;", rows("anywhere")),
     Mutant(
-        "the row after the last one read ahead",
-        PERSISTENT,
-        "row + gridDim.x < p.rows",
-        "row + gridDim.x <= p.rows",
-        kernels("affine_softmax-2x1025-float32"),
+        "a single element too many",
+        STAGES,
+        "has_singles && k < cols - packed",
+        "has_singles && k <= cols - packed",
+        rows("anywhere"),
+    ),
+    Mutant("single elements of the packs", STAGES, "k < before ? k : packed + k", "k", rows("anywhere")),
+    Mutant(
+        "vectors that begin at different places",
+        "cupyfuse/engines/kernel_launch.py",
+        "if access.shifted else self.arguments.are_aligned",
+        "if False else self.arguments.are_aligned",
+        rows("anywhere"),
     ),
     Mutant(
-        "the row read ahead not handed over",
-        PERSISTENT,
-        "tiles[i] = next[i];",
-        "if (row == blockIdx.x) tiles[i] = next[i];",
-        kernels("affine_softmax-26x1025-float16"),
+        "totals of the other reduction",
+        "kernels_cu/cluster_team.cuh",
+        "turn ^= 1;",
+        "",
+        rows("row_cluster and normalised"),
     ),
     Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < total;", "k <= total;", kernels("pointwise")),
     Mutant(
@@ -538,7 +555,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vectors whatever the row stride",
         "cupyfuse/engines/kernel_launch.py",
-        "self.row_stride_bits |= abs(place.row_stride)",
+        "self.row_strides += [place.row_stride] if self.rows > 1 else []",
         "pass",
         kernels("row_gap"),
     ),

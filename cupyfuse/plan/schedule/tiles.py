@@ -42,7 +42,8 @@ _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
 # a tile: those of all tiles but the last of each multiprocessor run under the products of the next.
 _SPLIT_FLOP = 6e-9
 _STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
-_LONGEST_HELD = 32768  # columns of a row that a row program keeps in registers: longer ones are read in each stage
+_LONGEST_HELD = 32768  # columns of a row that a block keeps in registers; clusters of blocks share longer ones
+_SHARED_ROWS = 0.72  # of the bandwidth is reached then
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,13 @@ def split_epilogue_time(step: Step, device: Device) -> float:
 
 def stream_time(step: Step, device: Device, stages: int) -> float:
     """Estimate the seconds of a row program of so many stages from its bytes."""
-    times = stages if step.domain[1] > _LONGEST_HELD else 1
-    return (times * step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth) + LAUNCH * step.launches
+    times, share = 1, _STREAM_SHARE
+    if stages > 1 and step.domain[1] > _LONGEST_HELD:
+        if device.has_warpgroups:  # and clusters
+            share *= _SHARED_ROWS
+        else:  # each stage reads the row again
+            times = stages
+    return (times * step.reads + step.writes) / (share * device.bandwidth) + LAUNCH * step.launches
 
 
 def last_stage(step: Step) -> int:

@@ -24,12 +24,12 @@ CHECK = 2.0 * US  # a launch that finds prepacked weights unchanged; an estimate
 STREAM = 0.88  # pointwise work and reductions along rows: rows, copy and logsumexp at 4.2 of 4.8 TB/s
 COLUMNS = 0.7  # reductions down columns; an estimate
 TRANSPOSED = 0.6  # copies that transpose; an estimate
-HELD_COLUMNS, REREAD = 32768, 0.57  # softmax of longer rows: rows, 2.6 to 2.8 TB/s
+HELD_COLUMNS, SHARED = 32768, 0.63  # longer rows, which blocks share: rows, softmax, 0.64 to 0.80 of a copy
 INDUCTOR_HELD = 1024  # the longest row that Inductor keeps in registers
 INDUCTOR_WIDE = {2: (0.35, 0.42), 4: (0.65, 0.70)}  # longer rows, by itemsize, written back or only reduced: rows
 
-# Shares of the float32 peak of row work, with reductions and without: rows, softmax bfloat16 at 3.3 TB/s
-ALU_ROWS, ALU = 0.27, 0.4
+# Shares of the float32 peak of row work, with reductions and without: rows, softmax bfloat16 at 4.05 TB/s
+ALU_ROWS, ALU = 0.33, 0.4
 
 # Products by cuBLAS, by the units that compute them: share of the peak, tile
 CUBLAS_SHARE = {"float64": 0.8, "float32": 0.76, "tf32": 0.80, "half": 0.74}  # gemm; float64 is an estimate

@@ -68,8 +68,8 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
     """Estimate a step of a fused plan."""
     if step.kind != "Gemm":
         rereads = any(n.reduction for n in step.nodes) and step.writes > step.reads // 8
-        # Longer rows than a block holds are read again where they are written back.
-        share = rates.REREAD if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
+        # Blocks share longer rows than one holds, or read them again where they are written back.
+        share = rates.SHARED if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
         return Time(_row_time(step, machine, step.reads + step.writes, share), rates.OUR_LAUNCH * step.launches)
     times = []
     if step.epilogue is not None:

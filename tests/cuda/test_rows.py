@@ -1,0 +1,169 @@
+"""Rows that begin between two vectors, are held as they were loaded, or are shared by the blocks of a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_cases import Case, affine_softmax, exponentials, moments, normalised, reductions, softmax
+from support import HOST, assert_equal, dtype_of, normal
+
+import cupyfuse as cf
+from cupyfuse.cuda.configure import Access, Config, accesses, default_config
+from cupyfuse.cuda.program import Program
+from cupyfuse.engines import kernel_launch
+
+ORDERS = 3
+
+
+def program_of(function: Any, *arguments: Any) -> Program:
+    plan = cf.fuse(function).plan(*arguments)
+    (step,) = plan.steps
+    return Program(step, plan.scheduled.storage)
+
+
+def results_of(case: Case) -> tuple[Any, ...]:
+    with HOST.active():
+        results = HOST.host(cf.fuse(case.program)(*case.laid_out(HOST.xp)))
+    return results if isinstance(results, tuple) else (results,)
+
+
+# One block or several for a row, in registers or read again; a thread has one pack, or several.
+CONFIGURATIONS = [
+    Config("row_lanes", 64, 3, 4, 32),
+    Config("row_block", 64, 2, 8),
+    Config("row_block", 32, 4, 4),
+    Config("row_stream", 64, 2, 4),
+    Config("row_cluster", 32, 2, 4, cluster=2),
+    Config("row_cluster", 64, 1, 2, cluster=4),
+]
+
+
+def variant(config: Config, **changed: Any) -> Config:
+    return Config(**{**vars(config), **changed})
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}-{c.threads}x{c.vec}-{c.cluster}")
+@pytest.mark.parametrize("shape", [(5, 256), (5, 251)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("packed", [False, True], ids=["elements", "packed"])  # row_stream holds nothing
+@pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax, exponentials, moments])
+def test_every_way_to_hold_a_row(
+    monkeypatch: pytest.MonkeyPatch, config: Config, shape: tuple[int, int], packed: bool, program: Any
+) -> None:
+    """In every order of the threads, and with special values."""
+
+    def choose(found: Program, access: Access, clusters: bool = False) -> Config:
+        own = default_config(found, access)
+        if own.template in ("elementwise", "column_stats"):
+            return own
+        vec = min(access.vec, config.vec)
+        items = -(-shape[1] // (config.threads * config.cluster * vec)) if "lanes" not in config.template else None
+        items = -(-shape[1] // (config.group * vec)) if items is None else items
+        return variant(
+            config,
+            vec=vec,
+            items=items,
+            packed=packed and config.template != "row_stream",
+            shifted=vec > 1 and shape[1] % vec != 0,
+        )
+
+    monkeypatch.setattr(kernel_launch, "default_config", choose)
+    monkeypatch.setattr(kernel_launch, "accesses", lambda program, strides: iter([Access(config.vec, True), Access(1)]))
+    dtype = "float16" if config.vec == 8 else "float32"
+    for special in (False, True):
+        case = Case(program, shape, dtype, special=special)
+        first = results_of(case)
+        case.check(first)
+        for _ in range(ORDERS - 1):
+            for again, before in zip(results_of(case), first, strict=True):
+                assert_equal(again, before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cols", [256, 260, 263])
+def test_arrays_may_begin_anywhere(dtype: str, cols: int) -> None:
+    """Argument and result at every element of a vector, together and apart; nothing beside the result is written."""
+    rng = np.random.default_rng(cols)
+    data = normal(rng, (3, cols), dtype)
+    exact = data.astype(np.float64)
+    expected = np.exp(exact - exact.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
+    fused = cf.fuse(lambda y: cf.softmax(y, axis=1))
+    with HOST.active():
+        for start in range(8):
+            for shift in (0, 1):
+                source, target = (
+                    HOST.xp.empty(3 * cols + 16, dtype_of(dtype)),
+                    HOST.xp.empty(3 * cols + 16, dtype_of(dtype)),
+                )
+                source[...] = 0
+                target[...] = 7
+                y = source[start : start + 3 * cols].reshape(3, cols)
+                y[...] = data
+                first = start + shift
+                out = target[first : first + 3 * cols].reshape(3, cols)
+                fused(y, out=out)
+                error = np.abs(np.asarray(out, np.float64) - expected).max()
+                assert error <= (2e-6 if dtype == "float32" else 4e-3), (start, shift)
+                around = np.concatenate([np.asarray(target[:first]), np.asarray(target[first + 3 * cols :])])
+                assert (around == 7).all(), (start, shift)
+
+
+def test_rows_are_shifted_where_that_needs_wider_vectors() -> None:
+    def ways(cols: int, dtype: str, strides: list[int] | None = None) -> list[Access]:
+        return list(accesses(program_of(softmax, cf.spec((64, cols), dtype)), strides))
+
+    assert ways(8192, "float32")[0] == Access(4)
+    assert ways(8191, "float32")[0] == Access(4, True)
+    assert ways(8191, "bfloat16")[0] == Access(8, True)
+    assert ways(31, "bfloat16") == [Access(1)]  # as many single elements as threads
+    assert ways(8192, "float32", [8192, 8196])[0] == Access(4)
+    assert ways(8192, "float32", [8193, 8197])[0] == Access(4, True)
+    assert ways(8192, "float32", [8192, 8193]) == [Access(1)]
+    assert ways(8192, "float32", [8192, 8194])[:2] == [Access(2), Access(2, True)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("cols", [8192, 8191, 32768, 50257, 262144])
+def test_threads_hold_whole_rows(dtype: str, cols: int) -> None:
+    """With clusters rows of any usual vocabulary are read once, without them those that one block can hold."""
+    program = program_of(softmax, cf.spec((64, cols), dtype))
+    config = default_config(program, next(accesses(program)), clusters=True)
+    assert config.packed or config.template == "row_stream"
+    if config.template != "row_stream":
+        assert config.threads * config.cluster * config.items * config.vec >= cols
+        assert config.items * config.vec * np.dtype(dtype_of(dtype)).itemsize <= 128
+    assert (config.template == "row_stream") == (dtype == "float64" and cols > 65536)
+    alone = default_config(program, next(accesses(program)))
+    assert alone.cluster == 1
+
+
+@pytest.mark.parametrize("cols", [7, 16])
+def test_pointwise_work_without_gaps_is_one_row(monkeypatch: pytest.MonkeyPatch, cols: int) -> None:
+    """So vectors need not fit a row. With gaps, values of rows or of columns it is not."""
+    seen: list[tuple[int, int, Access]] = []
+    bind = kernel_launch.KernelLaunch.bind
+
+    def noted(self: kernel_launch.KernelLaunch, *arguments: Any) -> Any:
+        seen.append((self.rows, self.cols, self.accesses[0]))
+        return bind(self, *arguments)
+
+    monkeypatch.setattr(kernel_launch.KernelLaunch, "bind", noted)
+    rng = np.random.default_rng(cols)
+    y, wide = (normal(rng, shape, "float32") for shape in ((8, cols), (8, cols + 1)))
+    gelu = cf.fuse(lambda y: cf.gelu(y) * 2)
+    scaled = cf.fuse(lambda y, a: y * a)
+    with HOST.active():
+        found = np.asarray(gelu(HOST.array(y)))
+        gap = np.asarray(gelu(HOST.array(wide)[:, :cols]))
+        by_rows = np.asarray(scaled(HOST.array(y), HOST.array(y[:, :1])))
+        by_columns = np.asarray(scaled(HOST.array(y), HOST.array(y[0])))
+    np.testing.assert_allclose(found, 2 * cf.gelu(y.astype(np.float64)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gap, 2 * cf.gelu(wide[:, :cols].astype(np.float64)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(by_rows, y * y[:, :1], rtol=1e-6)
+    np.testing.assert_allclose(by_columns, y * y[0], rtol=1e-6)
+    own = (8, cols, Access(4 if cols == 16 else 1))
+    assert seen[0] == (1, 8 * cols, Access(4))
+    assert seen[2:] == [own, own]
+    assert seen[1][:2] == (8, cols)
