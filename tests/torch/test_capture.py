@@ -390,6 +390,18 @@ def test_what_no_chain_takes_is_changed_in_place_again(monkeypatch: pytest.Monke
     assert "add_" in [n.target for n in nodes]
 
 
+@ways
+def test_operands_of_changes_in_place_are_what_a_chain_returns(way: str, recwarn: pytest.WarningsRecorder) -> None:
+    def code(m: Any, x: Any) -> Any:
+        heads = m.memory.view(5, 2, 2, 3)
+        scores = heads @ heads.transpose(2, 3) * 0.5  # left to PyTorch, as is what adds a mask for all heads
+        scores += (1 - x) * -100  # the mask is a chain
+        return scores @ heads
+
+    same(Code(code), lambda: (torch.randn(5, 1, 1, 2),), way)
+    assert not [w for w in recwarn if "cupyfuse" in str(w.message)]
+
+
 # Transforms, draws --------------------------------------------------------------------------------------------------
 
 
