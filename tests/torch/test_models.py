@@ -22,6 +22,7 @@ from torch_support import fused_chains
 from torch_ways import Code, graded, operators, plain, same, ways
 
 import cupyfuse.torch as ct
+from cupyfuse.torch.explain import Explanation, Part
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -129,6 +130,8 @@ def test_explanations_fit_on_a_screen() -> None:
     text = str(ct.explain(fused))
     assert len(text.splitlines()) < 24 and max(map(len, text.splitlines())) <= 130
     assert "11 × " in text and "blocks.*" in text and "captured" not in text
+    reasons = Explanation((), (Part("m", ("transpose",), (), "a reason of many words " * 20),))
+    assert max(map(len, str(reasons).splitlines())) <= 130 and str(reasons).count("reason") == 20
     count = len(ct.explain(fused).fused)
     fused(torch.randint(0, 50, (3, 7)))
     assert len(ct.explain(fused).fused) == count and "captured 2 times" in str(ct.explain(fused))
