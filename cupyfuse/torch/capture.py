@@ -33,6 +33,7 @@ _CONFIG = {
     "accumulated_recompile_limit": 4096,
     "skip_nnmodule_hook_guards": False,  # hooks that are added later run
     "allow_unspec_int_on_nn_module": True,  # a counter becomes a symbol instead of a capture for each value
+    "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
     "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import types
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -435,6 +437,24 @@ def _drawing(m: Any, x: Any) -> Any:
 @ways
 def test_draws_come_in_order(way: str) -> None:
     same(Code(_drawing), graded, way)
+
+
+def test_numpy_draws_from_its_own_generator() -> None:
+    def code(m: Any, x: Any) -> Any:
+        noise = np.random.rand(12).astype(np.float32)  # noqa: NPY002
+        return (m.linear(x) / np.sqrt(12.0) + torch.from_numpy(noise)).softmax(-1), random.random()
+
+    fused = ct.fuse(module := Code(code))
+    found = []
+    for each in (module, fused, module, fused):
+        np.random.seed(len(found) // 2)  # noqa: NPY002
+        random.seed(5)
+        torch.manual_seed(5)
+        found.append((*each(plain()[0]), np.random.rand(), random.random(), torch.rand(3)))  # noqa: NPY002
+    for k in (0, 2):
+        torch.testing.assert_close(found[k + 1], found[k])
+    drawing = [p.code for p in ct.explain(fused).left if "random" in p.reason]
+    assert not drawing
 
 
 def test_code_runs_as_in_eager_and_others_do_not() -> None:
