@@ -101,8 +101,11 @@ class Capture:
         # Dynamo caches by code object: each module has one of its own.
         function = types.FunctionType(_call.__code__.replace(), _call.__globals__, f"call_{type(module).__name__}")
         captured = context(function)
+        is_jit_tracing, is_fx_tracing = torch._C._is_tracing, torch.fx._symbolic_trace.is_fx_symbolic_tracing
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if is_jit_tracing() or is_fx_tracing():  # Dynamo refuses to run within other tracers
+                return module._call_impl(*args, **kwargs)
             try:
                 result = captured(module, *args, **kwargs)
             except Exception:
