@@ -6,8 +6,9 @@ Dynamo's settings are changed only while one of these graphs is captured.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
+import logging
+import os
 import threading
 import types
 from collections import Counter
@@ -26,12 +27,14 @@ from .graphs.importer import NO_TENSOR
 from .graphs.lowering import AsOperator, Direct
 from .graphs.partition import Partition
 
+_log = logging.getLogger(__name__)
+_FAILURES = 8  # calls that leave a frame uncaptured, until its code is given up
 _CONFIG = {
     "recompile_limit": 256,  # modules with many instances and shapes stay captured
     "accumulated_recompile_limit": 4096,
     "skip_nnmodule_hook_guards": False,  # hooks that are added later run
-    "suppress_errors": True,  # a frame that cannot be captured runs in eager
     "allow_unspec_int_on_nn_module": True,  # a counter becomes a symbol instead of a capture for each value
+    "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
     "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
 
@@ -56,6 +59,7 @@ class Capture:
         self.graphs = graphs
         self.partitions: list[Partition] = []
         self._direct = Direct(options)
+        self._callback: _Callback | None = None
         self._lock = threading.Lock()
 
     @property
@@ -85,18 +89,35 @@ class Capture:
             for k, reason in partition.unfused.items():
                 if reason != NO_TENSOR:
                     _add_or_count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
-        return [*found.values(), *refusals(path, self.runners)]
+        failures = dict(self._callback.failures) if self._callback is not None else {}
+        frames = [Part(path, (frame,), (), f"not captured: {reason}") for frame, reason in failures.items()]
+        return [*found.values(), *refusals(path, self.runners), *frames]
 
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
         """Return a module's call, captured at the first call and whenever a guard fails."""
         import torch._dynamo as dynamo
 
         context = dynamo.optimize(self._backend)
-        context.callback = _ConfiguredCallback(context.callback)
+        self._callback = callback = context.callback = _Callback(context.callback)
         # Dynamo caches by code object, and learns which sizes vary by the code's name: each module has code of its own.
         name = f"call_{type(module).__name__}_{next(_numbers)}"
         function = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__, name)
-        return functools.partial(context(function), module)
+        captured = context(function)
+        is_jit_tracing, is_fx_tracing = torch._C._is_tracing, torch.fx._symbolic_trace.is_fx_symbolic_tracing
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_jit_tracing() or is_fx_tracing():  # Dynamo refuses to run within other tracers
+                return module._call_impl(*args, **kwargs)
+            try:
+                result = captured(module, *args, **kwargs)
+            except Exception:
+                callback.settle(returned=False)
+                raise
+            if callback.undecided:
+                callback.settle(returned=True)
+            return result
+
+        return call
 
     def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Fuse a captured graph, and return what Dynamo calls in its place."""
@@ -166,29 +187,69 @@ def _running_eagerly() -> Iterator[_Answers]:
             variables.tracing_state_functions = before
 
 
-class _ConfiguredCallback:
+class _Callback:
     """Dynamo's callback for a frame, with `_CONFIG` in force.
+
+    What Dynamo cannot capture runs in eager, and Dynamo would never look at its code again. But code that raises an
+    error for its arguments cannot be captured for these either, nor can an operation that refuses them; and other
+    arguments, such as sparse tensors, may be more than Dynamo knows. So a code is given up by a call that returns,
+    where nothing of it was ever captured, else after `_FAILURES` calls; what is captured by then stays in use.
 
     Code may ask whether it is compiled in order to be captured whole, as transformers do: where it finds that it is
     not, its graph breaks. Capturing each part by itself takes several times as long, and chains end with the parts. So
     such code is captured anew, and finds itself compiled. Code whose graph breaks all the same runs in parts.
+
+    Attributes
+    ----------
+    undecided : dict
+        By thread, the codes that its call met and that Dynamo gives up, with what Dynamo would do with their frames.
+    failures : dict
+        The frames that are given up because of an error, and the error's first line.
     """
 
     def __init__(self, callback: Any):
         self._torchdynamo_orig_backend = callback
+        self.undecided: dict[int, list[tuple[types.CodeType, Any, str]]] = {}
+        self.failures: dict[str, str] = {}
+        self._captured: set[types.CodeType] = set()
+        self._failed: Counter[types.CodeType] = Counter()
         self._in_parts = self._as_compiled = False
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, frame: Any, *arguments: Any) -> Any:
+        from torch._dynamo import exc
+        from torch._dynamo.types import ConvertFrameReturn
+
+        reason = ""
         with torch._dynamo.config.patch(_CONFIG):
-            if not self._in_parts:
-                try:
-                    return self._capture_whole(arguments)
-                except torch._dynamo.exc.Unsupported:
-                    self._in_parts = True
-                except Exception:  # that the call or eager PyTorch will raise again
-                    pass
-            with _running_eagerly():
-                return self._torchdynamo_orig_backend(*arguments)
+            try:
+                result = self._capture((frame, *arguments))
+            except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
+                raise  # Dynamo handles the first one itself, and suppresses neither
+            except Exception as error:
+                _log.info("not captured: %s", _name(frame.f_code), exc_info=True)
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                result = ConvertFrameReturn(skip_reason=reason)
+                if getattr(error, "frame_exec_strategy", None) is not None:
+                    result.frame_exec_strategy = error.frame_exec_strategy  # type: ignore[attr-defined]
+        if result.guarded_code is not None:
+            self._captured.add(frame.f_code)
+        if result.guarded_code is not None or not result.apply_to_code:
+            return result
+        here = self.undecided.setdefault(threading.get_ident(), [])
+        here.append((frame.f_code, result.frame_exec_strategy, reason))
+        return replace(result, apply_to_code=False)
+
+    def _capture(self, arguments: tuple[Any, ...]) -> Any:
+        """Capture a frame, whole if that can be."""
+        if not self._in_parts:
+            try:
+                return self._capture_whole(arguments)
+            except torch._dynamo.exc.Unsupported:
+                self._in_parts = True
+            except Exception:  # that the call or eager PyTorch will raise again
+                pass
+        with _running_eagerly():
+            return self._torchdynamo_orig_backend(*arguments)
 
     def _capture_whole(self, arguments: tuple[Any, ...]) -> Any:
         """Capture a frame; a break of its graph is an error."""
@@ -204,5 +265,23 @@ class _ConfiguredCallback:
             with _capturing:
                 return self._torchdynamo_orig_backend(*arguments)
 
+    def settle(self, returned: bool) -> None:
+        """Give up what the call of this thread met, or count it."""
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+        for code, strategy, reason in self.undecided.pop(threading.get_ident(), ()):
+            self._failed[code] += 1
+            if self._failed[code] < _FAILURES and (code in self._captured or not returned):
+                continue
+            skipped = strategy.cur_action == _FrameAction.SKIP
+            action = _FrameAction.RUN_ONLY if skipped else strategy.cur_action
+            set_code_exec_strategy(code, _FrameExecStrategy(action, strategy.recursive_action))
+            if reason:
+                self.failures[_name(code)] = reason
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torchdynamo_orig_backend, name)
+
+
+def _name(code: types.CodeType) -> str:
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}, line {code.co_firstlineno})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from ..plan.plan import Plan
 
 _WIDTH = 100  # of a chain's operations
+_LINE = 120  # of the reasons' table
 _ROWS = 12  # of each table
 VIEW = "a view costs nothing"
 
@@ -104,7 +106,8 @@ class Explanation:
         for reason, names in ordered[:_ROWS]:
             shown = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in names.most_common(4))
             more = f", {len(names) - 4} more" if len(names) > 4 else ""
-            lines.append(f"{names.total():6d}   {shown}{more}: {reason}")
+            text = f"{names.total():6d}   {shown}{more}: {reason}"
+            lines += textwrap.wrap(text, _LINE, subsequent_indent=" " * 11)
         if len(ordered) > _ROWS:
             more = str(sum(names.total() for _, names in ordered[_ROWS:]))
             lines.append(f"{more:>6s}   for other reasons, which details() lists")

@@ -153,7 +153,7 @@ def test_every_template_is_among_the_kernels(page: tuple[Report, str, str]) -> N
     others = ("split_", "fingerprint", "gemm")
     templates = {path.stem for path in (ROOT / "kernels_cu").glob("*.cu") if not path.stem.startswith(others)}
     ways = templates | {"column_stats, in shares", "column_stats, merge of shares"}
-    long = {"row_block", "row_cluster"}  # rows of any length, if they are long, are accessed in vectors
+    long = {"row_block", "row_cluster", "row_stream"}  # rows of any length, if they are long, are accessed in vectors
     for dtype in FLOATS:
         for vectors in (False, True):
             found = {k.template for k in report.kernels if (k.dtype, k.vectors) == (dtype, vectors)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextvars
 import copy
 import functools
+import random
 import types
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -391,6 +393,18 @@ def test_what_no_chain_takes_is_changed_in_place_again(monkeypatch: pytest.Monke
     assert "add_" in [n.target for n in nodes]
 
 
+@ways
+def test_operands_of_changes_in_place_are_what_a_chain_returns(way: str, recwarn: pytest.WarningsRecorder) -> None:
+    def code(m: Any, x: Any) -> Any:
+        heads = m.memory.view(5, 2, 2, 3)
+        scores = heads @ heads.transpose(2, 3) * 0.5  # left to PyTorch, as is what adds a mask for all heads
+        scores += (1 - x) * -100  # the mask is a chain
+        return scores @ heads
+
+    same(Code(code), lambda: (torch.randn(5, 1, 1, 2),), way)
+    assert not [w for w in recwarn if "cupyfuse" in str(w.message)]
+
+
 # Transforms, draws --------------------------------------------------------------------------------------------------
 
 
@@ -424,6 +438,24 @@ def _drawing(m: Any, x: Any) -> Any:
 @ways
 def test_draws_come_in_order(way: str) -> None:
     same(Code(_drawing), graded, way)
+
+
+def test_numpy_draws_from_its_own_generator() -> None:
+    def code(m: Any, x: Any) -> Any:
+        noise = np.random.rand(12).astype(np.float32)  # noqa: NPY002
+        return (m.linear(x) / np.sqrt(12.0) + torch.from_numpy(noise)).softmax(-1), random.random()
+
+    fused = ct.fuse(module := Code(code))
+    found = []
+    for each in (module, fused, module, fused):
+        np.random.seed(len(found) // 2)  # noqa: NPY002
+        random.seed(5)
+        torch.manual_seed(5)
+        found.append((*each(plain()[0]), np.random.rand(), random.random(), torch.rand(3)))  # noqa: NPY002
+    for k in (0, 2):
+        torch.testing.assert_close(found[k + 1], found[k])
+    drawing = [p.code for p in ct.explain(fused).left if "random" in p.reason]
+    assert not drawing
 
 
 def test_code_runs_as_in_eager_and_others_do_not() -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch_support import close, fused_chains, pair
 
 import cupyfuse.torch as ct
+from cupyfuse.torch.chains.runner import Runner
 
 # The same results ---------------------------------------------------------------------------------------------------
 
@@ -375,6 +376,70 @@ def test_bad_input_gets_pytorchs_own_error(bad: Any, device: str) -> None:
         return
     with pytest.raises(type(error)):
         fused(bad(x))
+
+
+class Choosy(nn.Linear):
+    """Raises an error of its own for what it does not take."""
+
+    def forward(self, x: Any) -> Any:
+        if x.dim() != 2:
+            raise ValueError("rows and columns")
+        return super().forward(x).softmax(-1)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The chains that ran, in their order."""
+    ran: list[Any] = []
+    call = Runner.__call__
+    monkeypatch.setattr(Runner, "__call__", lambda self, *args: ran.append(self) or call(self, *args))
+    return ran
+
+
+@pytest.mark.parametrize("bad", [lambda x: x[:, :5], lambda x: x[None]], ids=["PyTorch's error", "its own error"])
+def test_a_bad_call_changes_nothing_for_later_ones(bad: Any, device: str, runs: list[Any], fresh_dynamo: None) -> None:
+    plain, fused, x = pair(Choosy(12, 7), device)
+
+    def fail(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises((RuntimeError, ValueError)):
+                fused(bad(x))
+
+    fail(1)
+    for each in (x, x[:3], x[:2]):  # the second one is captured anew
+        close(fused(each), plain(each))
+        fail(1)
+    assert len(runs) == 3
+    fail(8)  # now it is given up, but what is captured stays
+    close(fused(x), plain(x))
+    assert len(runs) == 4
+
+
+def test_what_dynamo_does_not_know_changes_nothing_for_later_calls(
+    device: str, runs: list[Any], fresh_dynamo: None
+) -> None:
+    plain, fused, x = pair(Choosy(12, 7), device)
+    for each in (x, x.to_sparse(), x, x[:3]):
+        close(fused(each), plain(each))
+    assert len(runs) == 3
+
+
+class Trying(nn.Linear):
+    """An operation that fails, caught: Dynamo knows no results for it."""
+
+    def forward(self, x: Any) -> Any:
+        try:
+            return x @ self.weight
+        except RuntimeError:
+            return super().forward(x).softmax(-1)
+
+
+def test_code_that_dynamo_cannot_capture_is_explained(fresh_dynamo: None) -> None:
+    plain, fused, x = pair(Trying(12, 7), "cpu")
+    for _ in range(2):
+        close(fused(x), plain(x))
+    (reason,) = {part.reason for part in ct.explain(fused).left if "forward" in part.code}
+    assert reason.startswith("not captured: RuntimeError")
 
 
 def test_threads(device: str) -> None:

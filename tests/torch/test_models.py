@@ -15,6 +15,7 @@ import pytest
 import torch
 from support import missing_gpu
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +23,7 @@ from torch_support import fused_chains
 from torch_ways import Code, graded, operators, plain, same, ways
 
 import cupyfuse.torch as ct
+from cupyfuse.torch.explain import Explanation, Part
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -129,6 +131,8 @@ def test_explanations_fit_on_a_screen() -> None:
     text = str(ct.explain(fused))
     assert len(text.splitlines()) < 24 and max(map(len, text.splitlines())) <= 130
     assert "11 × " in text and "blocks.*" in text and "captured" not in text
+    reasons = Explanation((), (Part("m", ("transpose",), (), "a reason of many words " * 20),))
+    assert max(map(len, str(reasons).splitlines())) <= 130 and str(reasons).count("reason") == 20
     count = len(ct.explain(fused).fused)
     fused(torch.randint(0, 50, (3, 7)))
     assert len(ct.explain(fused).fused) == count and "captured 2 times" in str(ct.explain(fused))
@@ -284,6 +288,24 @@ def test_export_of_fused_modules() -> None:
     want = fused(x)
     exported = torch.export.export(fused, (x,))
     torch.testing.assert_close(exported.module()(x), want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "tracer",
+    [
+        lambda m, x: torch.jit.trace(m, (x,)),
+        lambda m, x: torch.fx.symbolic_trace(m),
+        lambda m, x: make_fx(m)(x),
+    ],
+    ids=["torch.jit.trace", "torch.fx", "make_fx"],
+)
+def test_tracers_see_operations_of_pytorch(tracer: Any) -> None:
+    inner, x = ct.fuse(Head()), torch.randn(5, 12)
+    want = inner(x)
+    for module in (inner, nn.Sequential(inner)):
+        torch.testing.assert_close(tracer(module, x)(x), want)
+    torch.testing.assert_close(inner(x), want)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", operators])

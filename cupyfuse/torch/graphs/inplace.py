@@ -34,7 +34,7 @@ _WRITING_OPERATORS = (
     "setitem",
 )
 _UNDERSCORED = ("and_", "or_", "not_", "is_")  # functions of `operator` named after keywords
-_ORIGINAL_CALL = "cupyfuse_original_call"  # in a node's meta: the call that `functionalise` replaced
+_IN_PLACE = "cupyfuse_in_place"  # in a node's meta: the target of the call in place that `functionalise` replaced
 
 
 def writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -134,8 +134,7 @@ def _return_new(node: Node) -> None:
     assert computed_in is not None
     result = node
     if computed_in is dtype:
-        # `restore_in_place` puts the original call back if no chain takes the new one.
-        node.meta[_ORIGINAL_CALL] = (node.target, node.args, node.kwargs)
+        node.meta[_IN_PLACE] = node.target  # for `restore_in_place`, if no chain takes the new call
         _call_out_of_place(node)
     else:
         _call_out_of_place(node)
@@ -155,11 +154,24 @@ def _call_out_of_place(node: Node) -> None:
         node.target = str(node.target)[:-1]
     elif node.target in _OUT_OF_PLACE:
         node.target = _OUT_OF_PLACE[node.target]
-    elif "inplace" in node.kwargs:
-        node.kwargs = {**node.kwargs, "inplace": False}
+    else:
+        _pass_inplace(node, False)
+
+
+def _call_in_place(node: Node, target: Any) -> None:
+    """Undo `_call_out_of_place`; the operands stay, which may be others than they were."""
+    if node.target is target:
+        _pass_inplace(node, True)
+    node.target = target
+
+
+def _pass_inplace(node: Node, value: bool) -> None:
+    """Change the `inplace` flag of a call that passes one, by name or by position."""
+    if "inplace" in node.kwargs:
+        node.kwargs = {**node.kwargs, "inplace": value}
     else:
         position = _position(node.target, "inplace")
-        node.args = (*node.args[:position], False, *node.args[position + 1 :])
+        node.args = (*node.args[:position], value, *node.args[position + 1 :])
 
 
 def _cast_result(node: Node, computed_in: torch.dtype, dtype: torch.dtype) -> Node:
@@ -187,14 +199,13 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
     """
     places = {node: k for k, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if _ORIGINAL_CALL not in node.meta:
+        if _IN_PLACE not in node.meta:
             continue
-        target, args, kwargs = node.meta.pop(_ORIGINAL_CALL)
+        target = node.meta.pop(_IN_PLACE)
         source = node.args[0]
         others = [user for user in source.users if user is not node]
         saved = any(n in chains for n in (source, *others))
         used_later = any(places[n] > places[node] for n in others)
         if saved or used_later:
             continue
-        node.target, node.kwargs = target, kwargs
-        node.args = (source, *args[1:])
+        _call_in_place(node, target)

@@ -13,6 +13,8 @@ F = torch.nn.functional
 _SEEDED = torch.Tag.nondeterministic_seeded
 # Modules whose functions draw nothing.
 _PURE = ("_operator", "builtins", "math", "torch.functional", "torch._tensor")
+# The classes of functions of NumPy in Dynamo's graphs, which PyTorch runs. Those of `np.random` are of the first.
+_NUMPY = ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
 # Namespaces whose operators carry the tag; authors of others may have left it out.
 _TAGGED = ("aten", "prims")
 
@@ -54,6 +56,8 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
     if isinstance(target, str):  # a method
         method = getattr(torch.Tensor, target, None)
         return method is None or _draws_by_name(target, args, kwargs, default=False)
+    if type(target).__name__ in _NUMPY:
+        return bool(getattr(getattr(target, "f", None), "__module__", "") == "torch._numpy.random")
     if isinstance(target, torch._ops.OpOverload):  # operators, whose tags say so in some namespaces
         return target.namespace not in _TAGGED or _draws_by_tags([target], args, kwargs)
     if isinstance(target, torch._ops.OpOverloadPacket):
