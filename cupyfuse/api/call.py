@@ -131,16 +131,17 @@ def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any
         _check_effects(runnable.plan, leaves)
     if runnable.as_written is not None and out is None:
         return runnable.as_written(values)
-    if out is None:
-        results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, signature.numbers)
-    else:
-        results = _run_into(runnable, signature, out)
+    if out is not None:
+        _run_into(runnable, signature, out)
+        return out
+    results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, signature.numbers)
     export = signature.exporters[0]  # the results are of the library of the first array
     if export is not None:
         results = [export(r) for r in results]
     elif type(leaves[0]) is np.ndarray:
-        results = [r[()] if r.ndim == 0 else r for r in results]  # scalars for 0-d arrays, as NumPy's functions return
-    return out if out is not None else runnable.results.rebuild(results)
+        for position in runnable.results.scalars:
+            results[position] = results[position][()]
+    return runnable.results.rebuild(results)
 
 
 def _check_effects(plan: Plan, leaves: list[Any]) -> None:
@@ -159,7 +160,7 @@ def _check_effects(plan: Plan, leaves: list[Any]) -> None:
                 )
 
 
-def _run_into(runnable: Runnable, signature: Signature, out: Any) -> list[Any]:
+def _run_into(runnable: Runnable, signature: Signature, out: Any) -> None:
     """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
     targets = _import_targets(runnable.plan, signature.leaves[0], out)
     operands = [*signature.leaves, *runnable.kept]
@@ -171,7 +172,6 @@ def _run_into(runnable: Runnable, signature: Signature, out: Any) -> list[Any]:
     for target, passed, result in zip(targets, direct, results, strict=True):
         if passed is None:
             target[...] = result
-    return []
 
 
 def _import_targets(plan: Plan, argument: Any, out: Any) -> list[Any]:

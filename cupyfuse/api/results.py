@@ -20,6 +20,8 @@ class Results:
     ----------
     leaves : list of Tracer
         The traced arrays in it, in order.
+    scalars : tuple of int
+        The positions of those that are NumPy scalars, not arrays without dimensions.
     key : list
         Everything else in it, to compare two traces.
     """
@@ -29,6 +31,7 @@ class Results:
         self.key: list[Any] = []
         self._is_single = type(value) is Tracer and not value._is_python
         self._rebuild = self._flatten(value)
+        self.scalars = tuple(i for i, leaf in enumerate(self.leaves) if leaf._is_scalar)
 
     def _flatten(self, value: Any) -> Callable[[list[Any]], Any]:
         """Collect the leaves of `value`; return a function that rebuilds it from other leaves."""

@@ -22,7 +22,7 @@ from .members import MISSING, find_members, user_bases
 from .refusals import check_no_side_effects, describe_refusal
 from .registry import registration
 from .structures import Structure, is_dataclass, is_namedtuple, structure_of
-from .variables import defaults_of, is_library_function, read_by_attribute, variables_of
+from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
 from .wrappers import held_by
 
 _IMMUTABLE = (int, bool, str, type(None))
@@ -143,6 +143,10 @@ class Signature:
                 self.classes.setdefault(enum, name)
         elif cls is types.FunctionType:
             self.add_function(value, name)
+        elif cls is CachedFunction and not self._compared_only:
+            self.captured = True  # tracing calls the function itself: a cache would keep traced arrays
+            self.key.append((cls, *value.cache_parameters().items()))
+            self.add(value.__wrapped__, name)
         elif isinstance(value, type):
             self.key.append(Identity(value))
             self.classes.setdefault(value, name)

@@ -18,7 +18,7 @@ from . import arrays
 from .code import reads_of
 from .constants import constant_key
 from .structures import Structure, structure_of
-from .variables import defaults_of, is_library_function, read_by_attribute, variables_of
+from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
 
 
 class Substitution:
@@ -81,6 +81,8 @@ class Substitution:
             return value
         if cls is types.FunctionType:
             return self.function(value)
+        if cls is CachedFunction:
+            return functools.lru_cache(**value.cache_parameters())(self.value(value.__wrapped__, name))
         if arrays.is_array(value):
             return next(self._traced)
         structure = structure_of(value)

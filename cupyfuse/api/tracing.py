@@ -10,7 +10,7 @@ from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
 from ..plan.plan import Traced
-from ..trace import Trace, Tracer
+from ..trace import Trace, Tracer, refusals_reach_the_caller
 from ..trace.numpy import traced_conversions
 from .environment import Environment
 from .parameters import Parameters
@@ -126,7 +126,7 @@ def _trace_once(
         arguments.append(value if name in static else substitute(value, name))
     function = substitution.fused_function(environment.function)
     try:
-        with traced_conversions(trace):
+        with traced_conversions(trace), refusals_reach_the_caller():
             results = Results(parameters.call(function, arguments))
         changed = substitution.changed_container()
     finally:

@@ -13,6 +13,8 @@ from .constants import constant_key
 from .registry import registration
 from .structures import is_dataclass
 
+CachedFunction = type(functools.lru_cache(lambda: None))
+
 
 def is_library_function(function: types.FunctionType, package: str) -> bool:
     """Whether a function belongs to the standard library, or to an installed package other than `package`."""
@@ -26,7 +28,7 @@ def read_by_attribute(value: Any, package: str) -> bool:
     if isinstance(value, (type, types.FunctionType, tuple, list, dict)) or constant_key(value) is not None:
         return False
     cls = type(value)
-    if arrays.is_array(value) or cls in (types.MethodType, functools.partial):
+    if arrays.is_array(value) or cls in (types.MethodType, functools.partial, CachedFunction):
         return False
     return registration(cls) is None and not is_dataclass(cls)
 

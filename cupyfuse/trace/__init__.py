@@ -15,7 +15,7 @@ from .operations import apply, as_tracer, clip, power, reduce, variance
 from .products import matmul
 from .trace import Call, Trace
 from .tracer import Tracer
-from .user_code import fail, user_line
+from .user_code import fail, refusals_reach_the_caller, user_line
 from .value import NamedConstant
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "normalize_axes",
     "power",
     "reduce",
+    "refusals_reach_the_caller",
     "reshape",
     "user_line",
     "variance",

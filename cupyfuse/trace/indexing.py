@@ -23,6 +23,8 @@ def get(x: Tracer, index: Any) -> Any:
     mask = _mask_of(x, index)
     if mask is not None:
         return Masked(x.copy(), mask.full, mask.ndim)
+    if _is_flag(index):
+        return x[None].copy() if index else x[None][:0].copy()
     if any(_is_array_index(i) for i in _as_tuple(index)):
         return _gather(x, _as_tuple(index))
     selection = select(index, x.shape)
@@ -35,6 +37,11 @@ def get(x: Tracer, index: Any) -> Any:
 
 def _as_tuple(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
+
+
+def _is_flag(index: Any) -> bool:
+    """Whether an index is True or False: a mask without dimensions, which selects the whole array or nothing."""
+    return isinstance(index, (bool, np.bool_)) and not isinstance(index, Tracer)
 
 
 def _is_array_index(item: Any) -> bool:
@@ -120,6 +127,10 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
     mask = _mask_of(x, index)
     if mask is not None:
         x._assign(_masked_value(x, mask, value))
+        return
+    if _is_flag(index):
+        if index:
+            x._assign(value)
         return
     if any(_is_array_index(i) for i in _as_tuple(index)):
         if isinstance(value, Masked):

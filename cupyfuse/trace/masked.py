@@ -9,11 +9,21 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
+from .axes import normalize_axes
 from .operations import apply, reduce
 from .tracer import Tracer
 from .user_code import fail
 
-_REDUCTIONS = {getattr(np, name): name for name in ("sum", "mean", "var", "std", "max", "min")}
+_METHODS = ("sum", "prod", "any", "all", "mean", "var", "std", "max", "min")
+_REDUCTIONS = {getattr(np, name): name for name in (*_METHODS, "ptp")}
+_NORM = np.linalg.norm  # another function stands for it while a trace runs
+_OPTIONS = {"var": ("ddof",), "std": ("ddof",), "norm": ("ord",)}
+# Functions that leave out NaN, by those that compute the same of all elements.
+_ORDERED: dict[Any, Callable[..., Any]] = {
+    np.median: np.nanmedian,
+    np.percentile: np.nanpercentile,
+    np.quantile: np.nanquantile,
+}
 
 
 class Masked:
@@ -45,7 +55,7 @@ class Masked:
         wholes = []
         for o in operands:
             if isinstance(o, Masked):
-                if not o.has_mask(self.mask) or o.whole.shape != self.whole.shape:
+                if not o.has_mask(self.mask) or o.whole.ndim != self.whole.ndim:
                     _refuse("an operation on elements of different masks")
                 wholes.append(o.whole)
             elif (o.ndim if isinstance(o, Tracer) else np.ndim(o)) <= self.whole.ndim - self.ndim:
@@ -67,9 +77,16 @@ class Masked:
         return self._apply(lambda *x: call(ufunc.__name__, "__call__", x, dict(options)), inputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
-        if func not in _REDUCTIONS or args[:1] != (self,):
-            _refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
-        return getattr(self, _REDUCTIONS[func])(*args[1:], **options)
+        if func is np.dot and len(args) == 2 and not options:
+            return args[0] @ args[1]
+        if args and args[0] is self:
+            if func in _ORDERED:
+                return self._order_statistic(func, *args[1:], **options)
+            if func is _NORM:
+                return self._reduce("norm", **dict(zip(("ord", "axis"), args[1:], strict=False)) | options)
+            if func in _REDUCTIONS:
+                return self._reduce(_REDUCTIONS[func], *args[1:], **options)
+        _refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
 
     @property
     def T(self) -> MaskedColumns:
@@ -77,58 +94,115 @@ class Masked:
             _refuse(".T of masked elements")
         return MaskedColumns(self)
 
-    def __matmul__(self, other: Any) -> Masked:
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, Masked) and self.whole.ndim == self.ndim:
+            return self._apply(np.multiply, (self, other))._sum(None)
         if self.whole.ndim != 2 or self.ndim != 1 or isinstance(other, Masked):
             _refuse("this product of masked elements")
         product = np.matmul(self.whole, other)
         return Masked(product, self.mask if product.ndim == 2 else self.mask[:, 0], 1)
 
-    def dot(self, other: Any) -> Masked:
+    def dot(self, other: Any) -> Any:
         return self @ other
 
-    def sum(self, axis: Any = None, keepdims: Any = False) -> Tracer:
-        self._check_axis("sum", axis, keepdims)
-        zero = False if self.whole._node.dtype == "bool" else 0
-        chosen = apply("where", self.mask, self.whole, zero)
-        return reduce("sum", chosen, None if axis is None else tuple(range(self.ndim)))
+    def _reduce(self, name: str, axis: Any = None, *rest: Any, keepdims: Any = False, **options: Any) -> Any:
+        """Reduce all elements, or along one axis: the first one is that of the selected elements."""
+        unknown = [*rest, *(label for label in options if label not in _OPTIONS.get(name, ()))]
+        if unknown:
+            _refuse(f"{name} of masked elements with {unknown[0]!r}")
+        ndim = self.whole.ndim - self.ndim + 1
+        if type(axis) is tuple and len(axis) == 1:
+            (axis,) = axis
+        if type(axis) is not int and axis is not None:
+            _refuse(f"{name} of masked elements along axis {axis}")
+        if axis is None or normalize_axes(axis, ndim, name) == (0,):
+            found = getattr(self, f"_{name}")(axis, **options)
+            return found if not keepdims else found.reshape((1,) * ndim) if axis is None else found[None]
+        # Each selected element is reduced by itself, and so may be all the others.
+        along = axis % ndim + self.ndim - 1
+        function = _NORM if name == "norm" else getattr(np, name)
+        whole = function(self.whole, axis=along, keepdims=bool(keepdims), **options)
+        return Masked(whole, self.mask if keepdims else self.mask.squeeze(along), self.ndim)
+
+    def _filled(self, value: Any) -> Tracer:
+        """Return the whole array, with a value in place of the elements that are not selected."""
+        return apply("where", self.mask, self.whole, value)
+
+    def _along(self, axis: Any) -> tuple[int, ...] | None:
+        """Return the axes of the whole array along which selected elements are reduced."""
+        return None if axis is None else tuple(range(self.ndim))
+
+    @property
+    def _is_bool(self) -> bool:
+        return self.whole._node.dtype == "bool"
+
+    def _sum(self, axis: Any) -> Tracer:
+        return reduce("sum", self._filled(False if self._is_bool else 0), self._along(axis))
+
+    def _prod(self, axis: Any) -> Tracer:
+        return reduce("prod", self._filled(True if self._is_bool else 1), self._along(axis))
+
+    def _any(self, axis: Any) -> Tracer:
+        return self._filled(False if self._is_bool else 0).any(self._along(axis))
+
+    def _all(self, axis: Any) -> Tracer:
+        return self._filled(True if self._is_bool else 1).all(self._along(axis))
 
     @property
     def _float_dtype(self) -> str:
-        """The dtype in which means and variances are computed."""
+        """The dtype in which means, variances and quantiles are computed."""
         name = self.whole._node.dtype
         if dtypes.is_complex(name):
             fail("a mean or variance of masked complex numbers", "it is fused for reals; choose with np.where")
         return name if dtypes.is_float(name) else "float64"
 
-    def mean(self, axis: Any = None, keepdims: Any = False) -> Tracer:
-        dtype = self._float_dtype
-        total = Masked(self.whole.astype(dtype), self.mask, self.ndim).sum(axis, keepdims)
-        return (total / self._count(axis).astype("float64")).astype(dtype)
+    def _as_floats(self) -> Masked:
+        return Masked(self.whole.astype(self._float_dtype), self.mask, self.ndim)
 
-    def var(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
-        self._check_axis("var", axis, keepdims)
-        dtype = self._float_dtype
-        wide = Masked(self.whole.astype(dtype), self.mask, self.ndim)
-        deviations = wide._apply(lambda x: (x - wide.mean(axis)) ** 2, (wide,))
-        return (deviations.sum(axis) / (self._count(axis) - ddof).astype("float64")).astype(dtype)
+    def _mean(self, axis: Any) -> Tracer:
+        return (self._as_floats()._sum(axis) / self._count(axis).astype("float64")).astype(self._float_dtype)
 
-    def std(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
-        return apply("sqrt", self.var(axis, keepdims, ddof))
+    def _var(self, axis: Any, ddof: float = 0) -> Tracer:
+        wide = self._as_floats()
+        deviations = wide._apply(lambda x: (x - wide._mean(axis)) ** 2, (wide,))
+        return (deviations._sum(axis) / (self._count(axis) - ddof).astype("float64")).astype(self._float_dtype)
 
-    def max(self, axis: Any = None, keepdims: Any = False) -> Tracer:
-        return self._extreme("max", axis, keepdims)
+    def _std(self, axis: Any, ddof: float = 0) -> Tracer:
+        return apply("sqrt", self._var(axis, ddof))
 
-    def min(self, axis: Any = None, keepdims: Any = False) -> Tracer:
-        return self._extreme("min", axis, keepdims)
+    def _max(self, axis: Any) -> Tracer:
+        return self._extreme("max", axis)
 
-    def _extreme(self, op: str, axis: Any, keepdims: Any) -> Tracer:
+    def _min(self, axis: Any) -> Tracer:
+        return self._extreme("min", axis)
+
+    def _ptp(self, axis: Any) -> Tracer:
+        return self._max(axis) - self._min(axis)
+
+    def _extreme(self, op: str, axis: Any) -> Tracer:
         """Return the largest or smallest element; NaN if none is selected, where NumPy raises an error."""
-        self._check_axis(op, axis, keepdims)
         if not dtypes.is_float(self.whole._node.dtype):
             _refuse(f"{op} of masked integers")
-        others = apply("where", self.mask, self.whole, -np.inf if op == "max" else np.inf)
-        found = reduce(op, others, None if axis is None else tuple(range(self.ndim)))
+        found = reduce(op, self._filled(-np.inf if op == "max" else np.inf), self._along(axis))
         return apply("where", self._count(axis) > 0, found, np.nan)
+
+    def _norm(self, axis: Any, ord: Any = None) -> Tracer:
+        if self.whole.ndim > self.ndim and not (axis is None and ord is None):
+            _refuse("a norm of masked rows")
+        if ord is not None and not (isinstance(ord, (int, float)) and ord > 0):
+            _refuse(f"a norm of masked elements with ord={ord!r}")
+        norm: Tracer = _NORM(self._filled(0).ravel(), ord)  # type: ignore[assignment]
+        return norm
+
+    def _order_statistic(self, func: Any, *args: Any, axis: Any = None, **options: Any) -> Tracer:
+        """Return a median, percentile or quantile, which NumPy computes of the elements that are not NaN."""
+        if len(args) > (func is not np.median) or (axis is not None and (type(axis) is not int or axis != 0)):
+            _refuse(f"np.{func.__name__} of masked elements along an axis other than 0")
+        wide = self._as_floats()
+        rows = wide._filled(np.nan).reshape(-1, *self.whole.shape[self.ndim :])
+        found = _ORDERED[func](rows, *args, axis=axis, **options)
+        is_nan = wide._apply(np.isnan, (wide,))._any(axis)  # NaN among the selected elements
+        return apply("where", is_nan, np.nan, found)
 
     def _count(self, axis: Any) -> Tracer:
         """Count the selected elements; with axis 0, those of the mask."""
@@ -146,10 +220,6 @@ class Masked:
     @property
     def size(self) -> Tracer:
         return self._count(None)
-
-    def _check_axis(self, name: str, axis: Any, keepdims: Any) -> None:
-        if keepdims or not (axis is None or (axis == 0 and type(axis) is int)):
-            _refuse(f"{name} of masked elements along axis {axis}" + " with keepdims" * bool(keepdims))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -197,8 +267,8 @@ def _refuse(operation: str) -> NoReturn:
     """Raise a TraceError for an operation on masked elements."""
     fail(
         operation,
-        "their number depends on values; pointwise work with numbers and with elements of the same mask, sums, means, "
-        "variances, maxima, minima and x[mask] = ... are fused; otherwise choose with np.where",
+        "their number depends on values; pointwise work with numbers and with elements of the same mask, reductions, "
+        "medians, quantiles and x[mask] = ... are traced; otherwise choose with np.where",
     )
 
 
@@ -212,6 +282,17 @@ def _operator(name: str, reflected: bool) -> Callable[[Masked, Any], Masked]:
     return method
 
 
+def _method(name: str) -> Callable[..., Any]:
+    """Return the array method that is the reduction of a name."""
+
+    def method(self: Masked, *args: Any, **options: Any) -> Any:
+        return self._reduce(name, *args, **options)
+
+    return method
+
+
+for _name in _METHODS:
+    setattr(Masked, _name, _method(_name))
 for _symbol, _name in {
     **{"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "pow": "power"},
     **{"gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal", "eq": "equal", "ne": "not_equal"},

@@ -25,12 +25,12 @@ from .value import NamedConstant
 
 
 def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
-    """Return a value as a tracer: a number, or an array that the function created.
+    """Return a value as a tracer: a number, an array that the function created, or a list of these.
 
     Raises
     ------
     TraceError
-        The value belongs to another trace, is an array from outside of the function, or is neither array nor number.
+        The value belongs to another trace, is an array from outside of the function, or is no array, number or list.
     """
     if isinstance(value, Tracer):
         if value._trace is not trace:
@@ -52,6 +52,9 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         return trace.array(g.cast(g.const(value.item()), dtype), ())
     if type(value) is np.ndarray or hasattr(value, "__cuda_array_interface__"):
         return trace.constant(value)
+    if isinstance(value, (list, tuple)):
+        made = np.asarray(value)  # while a trace runs, also of traced arrays (`numpy/conversions`)
+        return made if isinstance(made, Tracer) else trace.constant(made)
     if hasattr(value, "shape"):
         fail(
             f"an operation with a captured array of shape {tuple(value.shape)}",

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..ir import graph as g
 from ..ir import slices
 from .axes import Axes
@@ -81,6 +83,8 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection:
             order.append(axis)
             continue
         try:
+            if isinstance(item, (bool, np.bool_)):
+                raise TypeError  # a mask of no dimensions, not the index 0 or 1
             i = operator.index(item)
         except TypeError:
             fail(f"indexing with {item!r}", "slices, integers, None, ..., labels and masks are expected")

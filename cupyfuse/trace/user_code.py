@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import sysconfig
+from collections.abc import Iterator
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -16,6 +19,9 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NUMPY = os.path.dirname(np.__file__)
 _SCIPY = os.path.join(os.path.dirname(_NUMPY), "scipy")
 _SKIPPED = (_LIBRARY + os.sep, _NUMPY + os.sep, _SCIPY + os.sep, contextlib.__file__)
+_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+
+_refusals: ContextVar[list[TraceError] | None] = ContextVar("cupyfuse_refusals", default=None)
 
 
 def is_user_frame(frame: FrameType) -> bool:
@@ -40,7 +46,41 @@ def user_line() -> str:
 
 def fail(operation: str, reason: str) -> NoReturn:
     """Raise a TraceError that names the operation, the reason or the way out, and the user's line."""
-    raise TraceError(f"cannot fuse {operation}: {reason}\n  at {user_line()}")
+    error = TraceError(f"cannot fuse {operation}: {reason}\n  at {user_line()}")
+    noted = _refusals.get()
+    if noted is not None and _is_called_by_user():
+        noted.append(error)
+    raise error
+
+
+@contextlib.contextmanager
+def refusals_reach_the_caller() -> Iterator[None]:
+    """Raise what `fail` refuses in a `with` block, even where the user's code catches it.
+
+    A function that catches the error would go on with a branch that the plain function does not take.
+    """
+    noted: list[TraceError] = []
+    token = _refusals.set(noted)
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        if noted:
+            raise noted[0] from error
+        raise
+    finally:
+        _refusals.reset(token)
+    if noted:
+        raise noted[0]
+
+
+def _is_called_by_user() -> bool:
+    """Whether user code called this library itself: NumPy, SciPy and other libraries may try one way after another."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY + os.sep):
+        frame = frame.f_back
+    return frame is not None and is_user_frame(frame) and not frame.f_code.co_filename.startswith(_INSTALLED)
 
 
 def refuse_options(operation: str, **options: Any) -> None:

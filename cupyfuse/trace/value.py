@@ -108,7 +108,10 @@ class TracedValue:
         if self.ndim:
             raise TypeError(f"type numpy.ndarray doesn't define __round__ method\n  at {user_line()}")
         rounded = self._trace.call_method("round", self, ndigits or 0)
-        return rounded if ndigits is not None else rounded.astype("int64")
+        if ndigits is None:
+            rounded = rounded.astype("int64")
+            rounded._is_python = True
+        return rounded
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

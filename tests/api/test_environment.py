@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
 
 X = np.arange(6.0).reshape(2, 3)
 
@@ -119,6 +121,50 @@ def test_what_cannot_change_is_not_walked_again(function: Any) -> None:
         fused(argument)
     # Default values by name are in a dict, which may change.
     assert bool(walked) == (function.__code__.co_names == ("helper",))
+
+
+@functools.lru_cache(maxsize=8)
+def causal(n: int) -> Any:
+    return np.tri(n) * Config.shift
+
+
+@functools.cache
+def shifted(n: int) -> Any:
+    table = np.zeros(n)
+    table[1:] = causal(n)[1:, 0]
+    return table
+
+
+def test_cached_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces read what the functions read, and put nothing into their caches."""
+    for function in (lambda x: x @ causal(x.shape[1]), lambda x: x + shifted(3), lambda x, f=causal: x @ f(3)):
+        with force_plans():
+            fused = cf.fuse(function)
+            for shift in (1.0, 2.0):
+                monkeypatch.setattr(Config, "shift", shift)
+                causal.cache_clear()
+                shifted.cache_clear()
+                actual = fused(X)
+                assert not causal.cache_info().currsize and not shifted.cache_info().currsize
+                np.testing.assert_array_equal(actual, function(X))
+
+
+def test_a_cached_function_of_traced_arrays() -> None:
+    double = functools.lru_cache(lambda x: x * 2)
+    with force_plans():
+        np.testing.assert_array_equal(cf.fuse(lambda x: double(x) + double(x))(X), X * 4)
+    assert not double.cache_info().currsize
+
+
+def test_a_cached_method_of_a_class_is_refused() -> None:
+    class Layer:
+        @staticmethod
+        @functools.cache
+        def mask(n: int) -> Any:
+            return np.tri(n)
+
+    with pytest.raises(TypeError, match="lru_cache"):
+        cf.fuse(lambda x: x @ Layer.mask(3))(X)
 
 
 def test_default_values_that_are_replaced() -> None:

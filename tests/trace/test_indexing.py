@@ -51,7 +51,8 @@ PARTS = (
     "np.diag(v, 1); np.diag(v, -2); np.diag(m, 2); np.diag(m, -1); np.diag(m, 9); np.diagonal(x, 1, 0, 2); "
     "np.diagonal(x); "
     "np.diagonal(m.T, -1); np.diag(lab); np.diag(v > 0, 1); "
-    "np.diag(v)[2]; np.diag(v)[2:3, ::2]; np.diag(v, 1)[::-2, 1:]; np.diag(v).reshape(7, 7, 1)[1:, 2]"
+    "np.diag(v)[2]; np.diag(v)[2:3, ::2]; np.diag(v, 1)[::-2, 1:]; np.diag(v).reshape(7, 7, 1)[1:, 2]; "
+    "m[True]; m[False]; m[np.True_].sum(0); v.sum()[True]"
 )
 CHOICES = (
     "m[np.arange(5), lab]; m[np.arange(len(m)), lab - 7]; m.T[lab, np.arange(5)]; "
@@ -65,7 +66,16 @@ CHOICES = (
     "(m[lab > 2].T @ m[lab > 2]) @ v; ((m[lab > 2] @ v) ** 2).sum(); (m[lab > 2].dot(m.T[:, :2])).mean(0); "
     "np.compress([True, False, True], m, axis=0); np.extract(m > 0, m).sum(); np.compress(lab > 2, lab).sum(); "
     "m[lab > 2].T.dot(m[lab > 2] * 2); ((m[lab > 2] - m[lab > 2].mean(0)) ** 2).sum(0); (m[lab > 2] * v).sum(axis=0);"
-    "np.mean(np.exp(m[m < 0])); np.sum(m[m > 0] - m[m > 0] ** 2); (m > 0)[m < 1].sum(); lab[lab > 2].mean()"
+    "np.mean(np.exp(m[m < 0])); np.sum(m[m > 0] - m[m > 0] ** 2); (m > 0)[m < 1].sum(); lab[lab > 2].mean(); "
+    "m[m > 0].prod(); m[lab > 3].prod(axis=0); (m > 0)[m < 1].any(); m[m > 0].all(); np.ptp(m[m > 0]); "
+    "np.any(m[lab > 2] > 1, axis=0); np.median(m[m > 0]); np.median(m[lab > 2], axis=0); np.median(lab[lab > 2]); "
+    "np.percentile(m[m > 0], [10, 90]); np.quantile(m[lab > 2], 0.3, axis=0); np.median(np.log(m)[m < 1]); "
+    "np.median(np.log(m)[m > 0]); "
+    "np.linalg.norm(m[m > 0]); np.linalg.norm(m[lab > 2]); np.linalg.norm(m[m > 0], 1); "
+    "np.linalg.norm(m[lab > 2] - v, axis=1).mean(); m[lab > 2].sum(axis=1).max(); x[x[..., 0] > 0].mean(axis=1).sum(0);"
+    "(m[lab > 2] - m[lab > 2].mean(axis=1, keepdims=True)).std(); m[lab > 2].mean(0, keepdims=True) + m; "
+    "m[m > 0].sum(keepdims=True); np.dot(m[m > 0], m[m > 0]); m[m > 0] @ np.exp(m)[m > 0]; "
+    "np.dot(m[lab > 2].T, m[lab > 2]); m[lab > 2].sum(axis=(0,)); m[lab > 2].max(-1).min()"
 )
 CHANGES = (
     "m[0] = 1.0; m * 2 | m[1:3, 2] = v[:2]; m + 1 | m[:, ::2] = m[:, 1:5]; m | m[::-1] = m * 2; m | "
@@ -91,6 +101,8 @@ CHANGES = (
     "z = x[0] * 1; sum(i * v for i, v in enumerate(z[:2].flat)) | np.clip(m, -1, 1, out=m); m * 2 | "
     "z = m.copy(); np.sum(m, axis=0, out=z[0]); z | z = m.copy(); np.round(m, 1, out=z); z | "
     "z = v.copy(); m.sum(axis=0, out=z); z | "
+    "m[True] = 3; m | z = m.copy(); z[False] = 1; z | m[0] = [1, 2, 3, 4, 5, 6, 7]; m | "
+    "z = m.copy(); z[:, 1] = (*range(5),); z | "
     "sum(v * (i + j) for (i, j), v in np.ndenumerate(m))"
 )
 

@@ -12,6 +12,7 @@ import pytest
 from support import Engine, assert_close, normal
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
 
 
 def program(text: str) -> Callable[..., Any]:
@@ -90,3 +91,19 @@ def test_code_that_asks_for_arrays_takes_their_branch() -> None:
 
     x = np.arange(3.0)
     np.testing.assert_array_equal(cf.fuse(standard)(x), standard(x))
+
+
+def test_results_without_dimensions_are_of_numpys_types() -> None:
+    """Arrays where NumPy returns arrays, scalars where it returns scalars, and Python's numbers where it returns those."""
+
+    def function(x: Any, s: Any) -> Any:
+        arrays = (s, np.asarray(x.sum()), x[:1, :1].squeeze(), x[0, 0, ...], np.tensordot(x, x), np.zeros_like(x[0, 0]))
+        scalars = (x.sum(), s * 2, x[0, 0], np.exp(s), np.vdot(x, x), np.median(x), np.einsum("ij->", x), x.argmax())
+        return arrays, scalars, (round(x[0, 0]), np.allclose(x, x), np.cov(x[0]), round(x[0, 0], 1))
+
+    arguments = (np.arange(6.0).reshape(2, 3) + 0.25, np.array(1.5))
+    with force_plans():
+        actual = cf.fuse(function)(*arguments)
+    for ours, theirs in zip(actual, function(*arguments), strict=True):
+        assert list(map(type, ours)) == list(map(type, theirs))
+        np.testing.assert_allclose(np.stack(ours), np.stack(theirs))

@@ -95,6 +95,10 @@ METHODS = (
 )
 BROADCASTS = (
     "x + b; b + x; x * r[:, None]; x - c; c - x; x + s; s + x; x + b[None]; x + b[None, :]; r[:, None] + b; r + s; "
+    "x + [1, 2, 3]; (0.5, 1, 2) * x; np.maximum([0, 1, 0], x); x @ [1.0, 2.0, 3.0]; x == [[1], [2], [3], [4]]; "
+    "np.where([True, False, True], x, b); x > [0, 0, 1]; np.clip(x, [-1, 0, 0], (1, 1, 2)); x - [s, 1.0, x[0, 0]]; "
+    "max(v.sum() for v in x); min({0: x[0, 0], 1: x[1, 1]}.values()); max(map(np.sum, x), default=0); "
+    "min(iter([x[0, 0], 0.5])); max(x[:, 0]); "
     "r[:, None] * b[None, :]; x - x.mean(axis=1, keepdims=True); x - x.mean(axis=0); x - x.mean(axis=1)[:, None]; "
     "x / x.sum(); x.T + r; x.T - x.max(axis=1); x.T * b[:, None]; x.sum(axis=1) + r; x.sum(axis=0) + b; "
     "x.sum(axis=1) * x.max(axis=1); x.sum(axis=1)[:, None] + x.sum(axis=0)[None]; x.sum(axis=1)[:, None] * b; "

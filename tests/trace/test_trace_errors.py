@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,12 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x["name"], r"indexing with 'name'"),
     (lambda x: [*np.broadcast_to(x[0], (65, 3))], r"iteration over 65"),
     (lambda x: np.sort(x[x > 0]), r"np\.sort of masked elements"),
-    (lambda x: np.median(x[x > 0]), r"np\.median of masked elements: their number depends on values"),
+    (lambda x: np.cov(x[x[:, 0] > 0]), r"np\.cov of masked elements: their number depends on values"),
+    (lambda x: np.median(x[x[:, 0] > 0], axis=1), r"np\.median of masked elements along an axis"),
+    (lambda x: x[x > 0].sum(dtype=np.float64), r"sum of masked elements with 'dtype'"),
+    (lambda x: np.linalg.norm(x[x > 0], -np.inf), r"norm of masked elements with ord=-inf"),
+    (lambda x: np.linalg.norm(x[x[:, 0] > 0], 2), r"a norm of masked rows"),
+    (lambda x: x[:, True], r"indexing with True"),
     (lambda x: (x > 0)[x > 0].max(), r"max of masked integers"),
     (lambda x: x[x > 0] + x[0], r"masked elements and an array"),
     (lambda x: max(x[0], x[1]), r"branch on an array's values"),
@@ -83,7 +89,8 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.reshape(3, 4, order="A"), r"order='A'"),
     (lambda x: np.full_like(x, 1.0, shape=(2, 2)), r"shape="),
     (lambda x: x + np.ones(3).view(np.recarray), r"a captured array"),
-    (lambda x: x + [1, 2, 3], r"a list"),
+    (lambda x: x + {1, 2, 3}, r"a set"),
+    (lambda x: x + ["a", "b", "c"], r"a <U1 array"),
     (lambda x: x + "a", r"a str"),
     (lambda x: x + None, r"a NoneType"),
     (lambda x: (x > 0) - (x > 1), r"subtract.*bool"),
@@ -153,6 +160,37 @@ def test_mistakes_that_numpy_refuses_too(function: Callable[..., Any], error: ty
     with pytest.raises(error):
         function(X)
     check(function, error, words)
+
+
+def tried(x: Any) -> Any:
+    try:
+        scale = float(x.sum())
+    except Exception:
+        scale = 1.0
+    return x * scale
+
+
+def tried_and_replaced(x: Any) -> Any:
+    with contextlib.suppress(TypeError):
+        return x if x.any() else -x
+    raise ValueError("not reached by the plain function")
+
+
+@pytest.mark.parametrize("function", [tried, tried_and_replaced])
+def test_what_is_refused_is_refused_where_the_function_catches_it(function: Callable[..., Any]) -> None:
+    """It would go on as the plain function does not."""
+    with pytest.raises(cf.TraceError, match="values"):
+        cf.fuse(function)(X)
+
+
+def test_what_numpy_raises_can_be_caught() -> None:
+    def tried(x: Any) -> Any:
+        try:
+            return x @ x
+        except ValueError:
+            return x @ x.T
+
+    np.testing.assert_allclose(cf.fuse(tried)(X), X @ X.T)
 
 
 def test_options_of_numpy_that_are_not_known() -> None:

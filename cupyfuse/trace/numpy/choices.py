@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -20,8 +20,10 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
         """Choose among two or more scalars, some traced; call Python's function for all else."""
-        items = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple, Tracer)) else list(args)
-        if options or len(items) < 2 or not any(isinstance(i, Tracer) for i in items):
+        if len(args) == 1 and isinstance(args[0], Iterable) and not isinstance(args[0], str):
+            args = (list(args[0]),)  # an iterator can be read once
+        items = args[0] if len(args) == 1 and isinstance(args[0], list) else list(args)
+        if "key" in options or len(items) < 2 or not any(isinstance(i, Tracer) for i in items):
             return original(*args, **options)
         if any(i.ndim if isinstance(i, Tracer) else np.ndim(i) for i in items):
             return original(*args, **options)
