@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..ir.library import LibraryCall, has_operands, on_copy, resolve_function, writing_call
 
 
@@ -32,6 +34,8 @@ def arguments_of(call: LibraryCall, xp: Any) -> tuple[tuple[Any, ...], dict[str,
     names = _ARRAYS.get(call.function, "").split()
 
     def convert(name: str, value: Any) -> Any:
+        if call.function in _OF_LISTS and isinstance(value, (list, tuple)) and has_operands(value):
+            return [xp.asarray(v) if isinstance(v, (np.generic, np.ndarray, float, int)) else v for v in value]
         is_list = isinstance(value, (list, tuple)) and not has_operands(value)
         return xp.asarray(value) if is_list and name in names else value
 
@@ -40,6 +44,8 @@ def arguments_of(call: LibraryCall, xp: Any) -> tuple[tuple[Any, ...], dict[str,
     return positional, {name: convert(name, value) for name, value in call.options.items()}
 
 
+# Functions of lists of arrays, which in CuPy hold no numbers.
+_OF_LISTS = ("concatenate", "stack")
 # The leading parameters of functions, which are arrays.
 _ARRAYS = {
     "convolve": "a v",

@@ -103,10 +103,10 @@ class Capture:
         name = f"call_{type(module).__name__}_{next(_numbers)}"
         function = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__, name)
         captured = context(function)
-        is_jit_tracing, is_fx_tracing = torch._C._is_tracing, torch.fx._symbolic_trace.is_fx_symbolic_tracing
+        jit_tracing, is_fx_tracing = torch._C._get_tracing_state, torch.fx._symbolic_trace.is_fx_symbolic_tracing
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_jit_tracing() or is_fx_tracing():  # Dynamo refuses to run within other tracers
+            if jit_tracing() is not None or is_fx_tracing():  # Dynamo refuses to run within other tracers
                 return module._call_impl(*args, **kwargs)
             try:
                 result = captured(module, *args, **kwargs)
@@ -228,7 +228,7 @@ class _Callback:
             except Exception as error:
                 _log.info("not captured: %s", _name(frame.f_code), exc_info=True)
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                result = ConvertFrameReturn(skip_reason=reason)
+                result = ConvertFrameReturn()
                 if getattr(error, "frame_exec_strategy", None) is not None:
                     result.frame_exec_strategy = error.frame_exec_strategy  # type: ignore[attr-defined]
         if result.guarded_code is not None:

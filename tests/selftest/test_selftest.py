@@ -155,9 +155,10 @@ def test_every_template_is_among_the_kernels(page: tuple[Report, str, str]) -> N
     ways = templates | {"column_stats, in shares", "column_stats, merge of shares"}
     long = {"row_block", "row_cluster", "row_stream"}  # rows of any length, if they are long, are accessed in vectors
     for dtype in FLOATS:
-        for vectors in (False, True):
-            found = {k.template for k in report.kernels if (k.dtype, k.vectors) == (dtype, vectors)}
-            assert found == (ways if vectors else ways - long), (dtype, vectors)
+        found = {v: {k.template for k in report.kernels if (k.dtype, k.vectors) == (dtype, v)} for v in (False, True)}
+        assert found[True] | found[False] == ways, dtype
+        assert ways - long <= found[False], dtype
+        assert ways - {"row_stream"} <= found[True], dtype
     assert len(report.kernels) < 400, "each takes a GPU's user a few tenths of a second"
     for way in ways:
         assert f"  {way}: " in printed and f"- {way}: " in text
