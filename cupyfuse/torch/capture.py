@@ -227,7 +227,7 @@ class _Callback:
                 raise  # Dynamo handles the first one itself, and suppresses neither
             except Exception as error:
                 _log.info("not captured: %s", _name(frame.f_code), exc_info=True)
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                reason = _reason(error)
                 result = ConvertFrameReturn()
                 if getattr(error, "frame_exec_strategy", None) is not None:
                     result.frame_exec_strategy = error.frame_exec_strategy  # type: ignore[attr-defined]
@@ -281,6 +281,13 @@ class _Callback:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torchdynamo_orig_backend, name)
+
+
+def _reason(error: Exception) -> str:
+    """Tell an error in a line: that of the operation, where Dynamo's words end with it."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    caught = [line.partition(": got ")[2] for line in lines if ": got " in line]
+    return (*caught, lines[0])[0]
 
 
 def _name(code: types.CodeType) -> str:
