@@ -61,7 +61,7 @@ def enums_in(value: Any) -> list[type]:
     """Return the enum classes of the members in a constant, a nested tuple of constants, or the keys of a dict."""
     if isinstance(value, enum.Enum):
         return [type(value)]
-    if isinstance(value, (tuple, frozenset, dict)):
+    if isinstance(value, (tuple, frozenset, set, dict)):
         return [found for item in value if type(item) is not str for found in enums_in(item)]
     return []
 

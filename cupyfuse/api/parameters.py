@@ -8,6 +8,13 @@ from types import FunctionType
 from typing import Any
 
 _NO_NAMES: frozenset[str] = frozenset()
+_EMPTY = inspect.Parameter.empty
+_POSITIONAL_ONLY, _NAMED = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+_REST, _BY_NAME, _OTHERS = (
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.VAR_KEYWORD,
+)
 
 
 class Parameters:
@@ -32,12 +39,13 @@ class Parameters:
         self._read()
         parameters = self.signature.parameters.values()
         self.names = tuple(self.signature.parameters)
-        self.positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        self.positional = all(p.kind in (_POSITIONAL_ONLY, _NAMED) for p in parameters)
 
     def _read(self) -> None:
         """Read the function's signature, and note the default values that it has now."""
         self.signature = inspect.signature(self._function)
         self._defaults = self._defaults_now()
+        self._kinds = [(p.name, p.kind, p.default) for p in self.signature.parameters.values()]
         # By the number of arguments that a call gives: the defaults of the others, and their names.
         self._defaults_after: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
         parameters = list(self.signature.parameters.values())
@@ -73,15 +81,53 @@ class Parameters:
         if self.positional and not kwargs and len(args) in self._defaults_after:
             values, names = self._defaults_after[len(args)]
             return (*args, *values), names
-        bound = self.signature.bind(*args, **kwargs)
-        defaulted = frozenset(name for name in self.names if name not in bound.arguments)
-        bound.apply_defaults()
-        return tuple(bound.arguments[name] for name in self.names), defaulted
+        found = self._bind(args, kwargs)
+        if found is None:
+            self.signature.bind(*args, **kwargs)  # raises the error
+            raise AssertionError
+        return found
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], frozenset[str]] | None:
+        """Bind arguments of any kinds as `inspect.Signature.bind`, which takes longer; None if they do not fit."""
+        values: list[Any] = []
+        defaulted: list[str] = []
+        position, left = 0, dict(kwargs)
+        for name, kind, default in self._kinds:
+            if kind is _REST:
+                value: Any = args[position:]
+                position = len(args)
+            elif kind is _OTHERS:
+                value, left = left, {}
+            elif position < len(args) and kind is not _BY_NAME:
+                if kind is _NAMED and name in left:
+                    return None
+                value = args[position]
+                position += 1
+            elif name in left and kind is not _POSITIONAL_ONLY:
+                value = left.pop(name)
+            else:
+                value = default
+                defaulted.append(name)
+                if default is _EMPTY:
+                    return None
+            if (kind is _REST or kind is _OTHERS) and not value:
+                defaulted.append(name)
+            values.append(value)
+        return None if left or position < len(args) else (tuple(values), frozenset(defaulted))
 
     def call(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Call a function that has these parameters with the value of each."""
         if self.positional:
             return function(*values)
-        bound = self.signature.bind_partial()
-        bound.arguments.update(zip(self.names, values, strict=True))
-        return function(*bound.args, **bound.kwargs)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for (name, kind, _), value in zip(self._kinds, values, strict=True):
+            if kind is _REST:
+                args += value
+            elif kind is _OTHERS:
+                kwargs |= value
+            elif kind is _BY_NAME:
+                kwargs[name] = value
+            else:
+                args.append(value)
+        return function(*args, **kwargs)

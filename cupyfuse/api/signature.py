@@ -163,7 +163,7 @@ class Signature:
             self.key.append(structure.key)
             if is_namedtuple(cls) or is_dataclass(cls) or registration(cls):
                 self.classes.setdefault(cls, name)
-            elif cls is dict:
+            elif isinstance(value, (dict, set)):
                 for enum in enums_in(value):
                     self.classes.setdefault(enum, name)
             self._enter(value, name)

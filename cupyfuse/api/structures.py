@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +40,7 @@ class Structure(NamedTuple):
 
 
 def structure_of(value: Any) -> Structure | None:
-    """Flatten a tuple, list, dict, namedtuple, dataclass, partial, bound method or registered object; None for others.
+    """Flatten a container of Python's, a dataclass, partial, bound method or registered object; None for others.
 
     Raises
     ------
@@ -53,6 +55,19 @@ def structure_of(value: Any) -> Structure | None:
     known = registration(cls)
     if known is not None:
         return _structure_of_registered(value, known)
+    if cls in _DICTS:
+        return _structure_of_dict(value)
+    if cls is set:
+        key = _keys_of(value, "a set with an element")
+        return Structure((cls, key), [], [], lambda c: value.copy())
+    if cls is collections.deque:
+        labels = [f"[{i}]" for i in range(len(value))]
+        return Structure((cls, len(value), value.maxlen), labels, list(value), lambda c: cls(c, value.maxlen))
+    if cls in _NAMESPACES:
+        names = list(vars(value))
+        labels = [f".{k}" for k in names]
+        children = list(vars(value).values())
+        return Structure((cls, tuple(names)), labels, children, lambda c: cls(**dict(zip(names, c, strict=True))))
     if is_namedtuple(cls):
         return Structure((cls,), [f".{k}" for k in value._fields], list(value), lambda c: tuple.__new__(cls, c), False)
     if is_dataclass(cls):
@@ -68,15 +83,34 @@ def structure_of(value: Any) -> Structure | None:
     return None
 
 
-def _structure_of_dict(value: dict[Any, Any]) -> Structure:
-    """Take a dict apart; its keys are part of the key."""
-    key = tuple(map(nested_key, value))
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+
+
+def _keys_of(values: Iterable[Any], where: str) -> tuple[Hashable, ...]:
+    """Return the keys of constants, in their order, or raise if one is no constant."""
+    key = tuple(map(nested_key, values))
     if None in key:
-        unknown = next(k for k in value if nested_key(k) is None)
-        raise TypeError(f"a dict with a key of type {type(unknown).__name__}: expected constants as keys")
+        unknown = next(v for v in values if nested_key(v) is None)
+        raise TypeError(f"{where} of type {type(unknown).__name__}: expected constants")
+    return key
+
+
+def _structure_of_dict(value: Any) -> Structure:
+    """Flatten a dict, or one of the standard library's kinds of it."""
+    cls: Any = type(value)
+    key = _keys_of(value, "a dict with a key")
     names = list(value)
     labels = [f"[{k!r}]" for k in names]
-    return Structure((dict, key), labels, list(value.values()), lambda c: dict(zip(names, c, strict=True)))
+    if cls is collections.defaultdict:
+        factory = value.default_factory
+        if factory is not None and not (isinstance(factory, type) and factory.__module__ == "builtins"):
+            raise TypeError("a defaultdict that makes its values by a function: expected a built-in type, such as list")
+        kind: Any = (cls, factory)
+        rebuild: Any = functools.partial(cls, factory)
+    else:
+        kind, rebuild = cls, cls
+    return Structure((kind, key), labels, list(value.values()), lambda c: rebuild(dict(zip(names, c, strict=True))))
 
 
 def _structure_of_registered(value: Any, known: Registration) -> Structure:

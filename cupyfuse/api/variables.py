@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ def read_by_attribute(value: Any, package: str) -> bool:
     """Whether an object cannot be compared as a whole, but only the attributes that code reads of it."""
     if isinstance(value, types.ModuleType):
         return not is_library_module(value, package)
-    if isinstance(value, (type, types.FunctionType, tuple, list, dict)) or constant_key(value) is not None:
+    if (
+        isinstance(value, (type, types.FunctionType, tuple, list, dict, set, collections.deque))
+        or constant_key(value) is not None
+    ):
         return False
     cls = type(value)
     if arrays.is_array(value) or cls in (types.MethodType, functools.partial, CachedFunction):

@@ -215,11 +215,11 @@ class Masked:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        return (self._count(0), *self.whole.shape[self.ndim :])
+        return (_as_python(self._count(0)), *self.whole.shape[self.ndim :])
 
     @property
     def size(self) -> Tracer:
-        return self._count(None)
+        return _as_python(self._count(None))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -251,6 +251,12 @@ class MaskedColumns:
         return product
 
     dot = __matmul__
+
+
+def _as_python(number: Tracer) -> Tracer:
+    """Mark a number as one that Python returns, not NumPy."""
+    number._is_python = True
+    return number
 
 
 def _are_equal(a: g.Node, b: g.Node) -> bool:

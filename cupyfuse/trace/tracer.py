@@ -300,6 +300,12 @@ class Tracer(Arithmetic):
         copy = flat.copy()
         return copy if contiguous is False else self._add_alias(copy)
 
+    def view(self, dtype: Any = None) -> Tracer:
+        is_class = isinstance(dtype, type) and issubclass(dtype, np.ndarray)
+        if dtype not in (None, np.ndarray) and (is_class or np.dtype(dtype) != self.dtype):
+            fail(f".view({dtype})", "bytes of traced arrays cannot be read as another dtype or class; use .astype")
+        return self._view(range(self.ndim))
+
     def fill(self, value: Any) -> None:
         self[...] = value
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import FrameType
@@ -32,16 +33,25 @@ def is_user_frame(frame: FrameType) -> bool:
 
 def user_line() -> str:
     """Return file, line and text of the innermost frame outside this library, NumPy and SciPy."""
-    import linecache
-
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_user_frame(frame):
-            filename = frame.f_code.co_filename
-            text = linecache.getline(filename, frame.f_lineno).strip()
-            return f"{filename}:{frame.f_lineno}" + (f": {text}" if text else "")
-        frame = frame.f_back  # type: ignore[assignment]
+            return _describe_line(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
     return "an unknown line"
+
+
+def _line_of(error: Exception) -> str:
+    """Return file, line and text of the innermost such frame that an error passed."""
+    found = [(frame, number) for frame, number in traceback.walk_tb(error.__traceback__) if is_user_frame(frame)]
+    return _describe_line(found[-1][0].f_code.co_filename, found[-1][1]) if found else "an unknown line"
+
+
+def _describe_line(filename: str, number: int) -> str:
+    import linecache
+
+    text = linecache.getline(filename, number).strip()
+    return f"{filename}:{number}" + (f": {text}" if text else "")
 
 
 def fail(operation: str, reason: str) -> NoReturn:
@@ -68,6 +78,11 @@ def refusals_reach_the_caller() -> Iterator[None]:
     except Exception as error:
         if noted:
             raise noted[0] from error
+        if type(error) is TypeError and "'Tracer'" in str(error):  # of compiled code, which asked for a NumPy array
+            raise TraceError(
+                "cannot fuse a call of compiled code that reads arrays in memory; call it outside of the fused "
+                f"function\n  at {_line_of(error)}"
+            ) from error
         raise
     finally:
         _refusals.reset(token)

@@ -94,7 +94,7 @@ def test_code_that_asks_for_arrays_takes_their_branch() -> None:
 
 
 def test_results_without_dimensions_are_of_numpys_types() -> None:
-    """Arrays where NumPy returns arrays, scalars where it returns scalars, Python numbers where it returns those."""
+    """Arrays, scalars or Python's numbers, as NumPy returns them."""
 
     def function(x: Any, s: Any) -> Any:
         arrays = (s, np.asarray(x.sum()), x[:1, :1].squeeze(), x[0, 0, ...], np.tensordot(x, x), np.zeros_like(x[0, 0]))
