@@ -151,40 +151,25 @@ _numbers = itertools.count()
 _capturing = threading.RLock()
 
 
-class _Answers(dict[Any, Any]):
-    """What captured code finds when it asks for the state of tracing; `asked`: whether it asked if it is compiled."""
-
-    asked = False
-
-    def __getitem__(self, function: Any) -> Any:
-        self.asked = self.asked or function in _if_compiled()
-        return super().__getitem__(function)
-
-
-def _if_compiled() -> tuple[Any, ...]:
-    """Return the functions that tell code whether it is compiled."""
-    from torch._dynamo import external_utils
-
-    return torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling
-
-
 @contextlib.contextmanager
-def _running_eagerly() -> Iterator[_Answers]:
+def _running_eagerly() -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` false for captured code, one capture at a time.
 
     The graphs run in eager, and code that asks takes paths for compilers that are slower there, such as attention with
     a mask that excludes nothing. `is_dynamo_compiling()` stays true.
     """
-    from torch._dynamo.variables import torch as variables
+    from torch._dynamo import external_utils
+    from torch._dynamo.variables.torch import tracing_state_functions
 
+    answers: dict[Any, Any] = tracing_state_functions()
+    asked = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
     with _capturing:
-        before = variables.tracing_state_functions
-        answers = _Answers({**before(), **dict.fromkeys(_if_compiled(), False)})
-        variables.tracing_state_functions = lambda: answers
+        before = {function: answers[function] for function in asked}
+        answers.update(dict.fromkeys(asked, False))
         try:
-            yield answers
+            yield
         finally:
-            variables.tracing_state_functions = before
+            answers.update(before)
 
 
 class _Callback:
@@ -194,10 +179,6 @@ class _Callback:
     error for its arguments cannot be captured for these either, nor can an operation that refuses them; and other
     arguments, such as sparse tensors, may be more than Dynamo knows. So a code is given up by a call that returns,
     where nothing of it was ever captured, else after `_FAILURES` calls; what is captured by then stays in use.
-
-    Code may ask whether it is compiled in order to be captured whole, as transformers do: where it finds that it is
-    not, its graph breaks. Capturing each part by itself takes several times as long, and chains end with the parts. So
-    such code is captured anew, and finds itself compiled. Code whose graph breaks all the same runs in parts.
 
     Attributes
     ----------
@@ -213,16 +194,15 @@ class _Callback:
         self.failures: dict[str, str] = {}
         self._captured: set[types.CodeType] = set()
         self._failed: Counter[types.CodeType] = Counter()
-        self._in_parts = self._as_compiled = False
 
     def __call__(self, frame: Any, *arguments: Any) -> Any:
         from torch._dynamo import exc
         from torch._dynamo.types import ConvertFrameReturn
 
         reason = ""
-        with torch._dynamo.config.patch(_CONFIG):
+        with torch._dynamo.config.patch(_CONFIG), _running_eagerly():
             try:
-                result = self._capture((frame, *arguments))
+                result = self._torchdynamo_orig_backend(frame, *arguments)
             except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
                 raise  # Dynamo handles the first one itself, and suppresses neither
             except Exception as error:
@@ -238,32 +218,6 @@ class _Callback:
         here = self.undecided.setdefault(threading.get_ident(), [])
         here.append((frame.f_code, result.frame_exec_strategy, reason))
         return replace(result, apply_to_code=False)
-
-    def _capture(self, arguments: tuple[Any, ...]) -> Any:
-        """Capture a frame, whole if that can be."""
-        if not self._in_parts:
-            try:
-                return self._capture_whole(arguments)
-            except torch._dynamo.exc.Unsupported:
-                self._in_parts = True
-            except Exception:  # that the call or eager PyTorch will raise again
-                pass
-        with _running_eagerly():
-            return self._torchdynamo_orig_backend(*arguments)
-
-    def _capture_whole(self, arguments: tuple[Any, ...]) -> Any:
-        """Capture a frame; a break of its graph is an error."""
-        with torch._dynamo.error_on_graph_break(True):
-            if not self._as_compiled:
-                with _running_eagerly() as answers:
-                    try:
-                        return self._torchdynamo_orig_backend(*arguments)
-                    except torch._dynamo.exc.Unsupported:
-                        if not answers.asked:
-                            raise
-                self._as_compiled = True
-            with _capturing:
-                return self._torchdynamo_orig_backend(*arguments)
 
     def settle(self, returned: bool) -> None:
         """Give up what the call of this thread met, or count it."""

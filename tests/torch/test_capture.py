@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import copy
 import functools
 import random
@@ -469,43 +468,6 @@ def test_code_runs_as_in_eager_and_others_do_not() -> None:
     torch.testing.assert_close(ct.fuse(Asking())(x), torch.softmax(x, -1) * 2)
     compiled = torch.compile(Asking(), backend="eager")
     torch.testing.assert_close(compiled(x), torch.softmax(x, -1) * 3)
-
-
-def _graphs(module: Any) -> list[list[str]]:
-    """The names of the operations in each captured graph."""
-    return [[o.name for o in p.captured.operations] for p in module.__dict__["_cupyfuse"].partitions]
-
-
-_variable: contextvars.ContextVar[Any] = contextvars.ContextVar("variable", default=None)
-
-
-class Broken(nn.Module):
-    """Sets a context variable, which breaks the graph: always, or unless the code is compiled."""
-
-    def __init__(self, always: bool):
-        super().__init__()
-        self.linear, self.always = nn.Linear(5, 5), always
-
-    def forward(self, x: Any) -> Any:
-        compiled = torch.compiler.is_compiling()
-        y = self.linear(x).exp()
-        if self.always or not compiled:
-            _variable.set("set")
-        return y.softmax(-1) * (3.0 if compiled else 2.0)
-
-
-@pytest.mark.parametrize("always", [False, True])
-def test_code_that_breaks_the_graph_in_eager_alone_is_captured_whole(always: bool) -> None:
-    """Where it breaks either way, its parts run as in eager."""
-    x = torch.randn(3, 5)
-    for _ in range(2):
-        model = Broken(always)
-        fused = ct.fuse(model, only_gains=False)
-        want = model.linear(x).exp().softmax(-1) * (2.0 if always else 3.0)
-        for shape in ((3, 5), (1, 5), (3, 5)):
-            torch.testing.assert_close(fused(x.expand(*shape) if shape[0] == 3 else x[:1]), want[: shape[0]])
-        assert len(_graphs(fused)[0]) == (2 if always else 4)
-        assert len(_graphs(fused)) == (4 if always else 2)
 
 
 def test_a_module_learns_no_sizes_from_another() -> None:
