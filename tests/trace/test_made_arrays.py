@@ -154,3 +154,14 @@ def test_views_are_read_again_after_changes() -> None:
     with force_plans():
         for ours, theirs in zip(cf.fuse(changed)(x), changed(x), strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+def test_mistakes_are_named_where_tracing_made_arrays_would_be_refused() -> None:
+    def pairs(x: Any) -> Any:
+        rows, cols = np.where(np.triu(np.ones((3, 3)), 1))
+        return (x[rows] - x[cols]).sum(axis=1)
+
+    x = np.arange(12.0).reshape(3, 4)
+    np.testing.assert_array_equal(cf.fuse(pairs)(x), pairs(x))
+    with pytest.raises(np.exceptions.AxisError):
+        cf.fuse(pairs)(x[:, 0])
