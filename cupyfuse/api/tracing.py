@@ -76,12 +76,17 @@ def trace_function(
     first = Trace(captures=True, strict=strict)
     try:
         results = _trace_once(first, environment, parameters, values, signature, by_value, read)
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError) as error:
         # The function may have assigned traced values to an array that it created.
         if not first.has_created:
             raise
         first = Trace(captures=True, strict=strict, traces_created=True)
-        results = _trace_once(first, environment, parameters, values, signature, by_value, read)
+        try:
+            results = _trace_once(first, environment, parameters, values, signature, by_value, read)
+        except TraceError:
+            if isinstance(error, TraceError):
+                raise
+            raise error from None  # as the plain function raises it
     second = Trace(repeats=first, captures=True, strict=strict, traces_created=first.traces_created)
     again = _trace_once(second, environment, parameters, values, signature, by_value, read)
     if _trace_key(first, results) != _trace_key(second, again):

@@ -10,8 +10,8 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
-from .arithmetic import Arithmetic
 from .axes import Axes, AxisLabels, normalize_axes
+from .changes import Changes
 from .user_code import fail, user_line
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
@@ -53,17 +53,10 @@ class TraceProtocol(Protocol):
     def call_method(self, name: str, x: Tracer, *args: Any, **options: Any) -> Any: ...
 
 
-class Tracer(Arithmetic):
+class Tracer(Changes):
     """A traced array: each operation on it adds a node to the graph."""
 
-    # fmt: off
-    __slots__ = (
-        "_aliases", "_get", "_is_array", "_is_python", "_origin", "_parent", "_put", "_read_only", "_selection",
-        "_shared", "_strides", "_views",
-    )
-    # fmt: on
-    _get: Callable[[Tracer, Any], Tracer]
-    _put: Callable[[Tracer, Any, Tracer], Tracer]
+    __slots__ = ("_is_python", "_strides")
     __array_priority__ = 1000.0
     __hash__ = object.__hash__
 
@@ -77,6 +70,7 @@ class Tracer(Arithmetic):
         self._parent: Tracer | None = None  # of a view the array that it is a view of
         self._selection: Any = None  # of a view what `_get` and `_put` need
         self._views: list[Tracer] = []
+        self._is_stale = False  # whether the value of a view has to be read again from the array it is a view of
         # This array and those reshaped from it, which NumPy may make views or copies; None if there are none.
         self._aliases: list[Tracer] | None = None
         self._shared = False  # whether another array may share this memory, so that no change in place is possible
@@ -116,115 +110,6 @@ class Tracer(Arithmetic):
         zeros._read_only = not zeros._is_scalar
         return zeros
 
-    # Changes in place change the tracer itself, since other variables of the user's function may refer to it.
-    def _assign(self, value: Any) -> None:
-        """Assign all elements, as `x[...] = value` does: cast to this dtype, without leading axes of length one."""
-        new = self._trace.tracer_of(value)
-        extra = new.ndim - self.ndim
-        if extra > 0 and new.shape[:extra] == (1,) * extra:
-            new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
-        self._replace(new)
-
-    def _assign_all(self, value: Any) -> Tracer:
-        """Assign all elements, as in-place operators and out= do: cast to this dtype within the same kind."""
-        new = self._trace.tracer_of(value)
-        if not self._is_scalar and not dtypes.can_assign(new._node.dtype, self._node.dtype):
-            fail(
-                f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
-                "NumPy refuses it as well; convert the value with .astype first",
-            )
-        self._replace(new)
-        return self
-
-    def _replace(self, new: Tracer) -> None:
-        """Replace the value of a writable array, and invalidate arrays that may share its memory."""
-        root = self._root
-        if self._is_scalar:
-            raise TypeError(
-                f"a NumPy scalar ({self._node.dtype}), as reductions to a single value return it, cannot be changed in "
-                f"place\n  at {user_line()}"
-            )
-        if root._read_only:
-            raise ValueError(f"assignment destination is read-only: the imaginary part of reals\n  at {user_line()}")
-        aliases = root._aliases or ()
-        if self._shared or root._shared or any(a._origin is not None for a in aliases):
-            fail(
-                "an in-place change of an array that may share memory with a reshaped, broadcast or converted one",
-                "write y = y + 1 instead of y += 1, or reshape later",
-            )
-        for alias in aliases:
-            if alias is not root:
-                alias._invalidate()
-        root._aliases = None
-        if new.shape != self.shape:
-            new = self._trace.expand(new, self.shape)
-        self._store(self._trace.array(g.cast(new._node, self._node.dtype), new._axes))
-
-    def _store(self, new: Tracer) -> None:
-        """Take the value of an array of the same shape; a view writes it to the array that it is a view of."""
-        if self._parent is not None:
-            self._parent._store(self._put(self._parent, self._selection, new))
-            return
-        self._set(self._trace.refolded(new, self._axes))
-        if self._origin is not None:
-            self._trace.effects[self._origin.argument] = self._node
-
-    def _set(self, new: Tracer) -> None:
-        """Take a value, and update all views."""
-        self._node, self._axes = new._node, new._axes
-        for view in self._views:
-            view._set(view._get(self, view._selection))
-
-    @property
-    def _root(self) -> Tracer:
-        """The array that this one is a view of, through any number of views; itself if it is no view."""
-        root = self
-        while root._parent is not None:
-            root = root._parent
-        return root
-
-    def _make_view(self, get: Any, put: Any, selection: Any) -> Tracer:
-        """Make a view, which is `get(array, selection)`; an assignment to it is one of `put(array, selection, value)`.
-
-        Of a scalar, which cannot change, a copy is made.
-        """
-        view: Tracer = get(self, selection)
-        if self._is_scalar:
-            return view
-        view._parent, view._get, view._put, view._selection = self, get, put, selection
-        view._is_array = True
-        self._views.append(view)
-        return view
-
-    def _mark_shared(self) -> None:
-        """Mark this array as possibly sharing memory with another, so that it cannot be changed in place."""
-        for array in (self, self._root, *(self._root._aliases or ())):
-            array._shared = True
-
-    def _add_alias(self, reshaped: Tracer) -> Tracer:
-        """Note that another array is this one reshaped: a change in place of one invalidates the others."""
-        root = self._root
-        if root._aliases is None:
-            root._aliases = [root]
-        root._aliases.append(reshaped)
-        reshaped._aliases = root._aliases
-        reshaped._shared = self._shared or root._shared
-        return reshaped
-
-    def _invalidate(self) -> None:
-        """Delete the value, since shared memory may hold another now; using the array is an error."""
-        del self._node
-        for view in self._views:
-            view._invalidate()
-
-    def _is_view(self, array: Tracer, selection: Any) -> bool:
-        """Whether this is the view of an array by a selection."""
-        return self._parent is array and self._selection == selection
-
-    def _updated(self, value: Tracer) -> Tracer:
-        """Return the result of an in-place operator: the updated array itself, or the new value of a scalar."""
-        return value if self._is_scalar else self._assign_all(value)
-
     def __setitem__(self, index: Any, value: Any) -> None:
         self._trace.assign(self, index, value)
 
@@ -235,12 +120,16 @@ class Tracer(Arithmetic):
     def __iter__(self) -> Iterator[Tracer]:
         if not self.ndim:
             raise TypeError(f"iteration over a 0-d array\n  at {user_line()}")
+        return self._rows()
+
+    def _rows(self) -> Iterator[Tracer]:
+        """Yield the rows; an iterator over too many can be made, as `numpy.iterable` does, but not used."""
         if len(self) > LONGEST_ITERATION:
             fail(
                 f"an iteration over {len(self)} rows",
                 "each would be traced by itself; write it for the whole array, as in x.sum(axis=0)",
             )
-        return iter([self[i] for i in range(len(self))])
+        yield from (self[i] for i in range(len(self)))
 
     def _view(self, order: Sequence[int | None]) -> Tracer:
         """Return a view with permuted axes, without some of length one, and with new ones (None)."""

@@ -258,7 +258,7 @@ def test_empty_and_single_rows(engine: Engine, shape: tuple[int, int]) -> None:
         ((3.0,), "no argument is an array"),
         ((X, bytearray(b"a")), "'y'.*bytearray"),
         ((X, cf.spec((4, 3))), "'y'.*spec"),
-        ((X, {"k": [1.0, bytearray(2)]}), r"y\['k'\]\[1\].*bytearray"),
+        ((X, {"k": [1.0, bytearray(b"a")]}), r"y\['k'\]\[1\].*bytearray"),
     ],
 )
 def test_arguments_that_are_no_arrays(arguments: Any, words: str) -> None:

@@ -10,6 +10,8 @@ from numpy import array, mean, zeros
 from support import Engine, assert_close, normal
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
+from cupyfuse.trace import indexing
 
 
 def same(engine: Engine, function: Any, *arguments: Any) -> None:
@@ -114,3 +116,52 @@ def test_complex_results_where_real_ones_were_planned_are_an_error() -> None:
     np.testing.assert_allclose(np.sort(eigenvalues(np.diag([2.0, 1.0]))), [1, 2])
     with pytest.raises(cf.EngineError, match=r"complex128.*\.astype\(complex\)"):
         eigenvalues(np.array([[0.0, -1.0], [1.0, 0.0]]))
+
+
+def test_rows_that_are_filled_one_by_one_are_traced_in_linear_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of an array reads none of the parts of it that were made before, unless they are used again."""
+
+    def filled(x: Any) -> Any:
+        out = np.zeros(x.shape)
+        out[0] = x[0]
+        for i in range(1, len(x)):
+            out[i] = 0.5 * out[i - 1] + x[i]
+        return out
+
+    calls = []
+    original = indexing.part
+    monkeypatch.setattr(indexing, "part", lambda *args: (calls.append(0), original(*args))[1])
+    counts = []
+    for rows in (8, 16, 32):
+        x = np.random.default_rng(rows).standard_normal((rows, 3))
+        calls.clear()
+        np.testing.assert_allclose(cf.fuse(filled)(x), filled(x))
+        counts.append(len(calls) / rows)
+    assert max(counts) < 1.3 * min(counts)
+
+
+def test_views_are_read_again_after_changes() -> None:
+    def changed(x: Any) -> Any:
+        y = x.copy()
+        row, column, corner = y[1], y[:, 1], y[1:][:1, 1:]
+        y[1] = 0
+        first = row + column[1]
+        corner += 5
+        y[:] = y * 2
+        return first, row, column, corner.sum(), row.shape
+
+    x = np.arange(9.0).reshape(3, 3)
+    with force_plans():
+        for ours, theirs in zip(cf.fuse(changed)(x), changed(x), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_mistakes_are_named_where_tracing_made_arrays_would_be_refused() -> None:
+    def pairs(x: Any) -> Any:
+        rows, cols = np.where(np.triu(np.ones((3, 3)), 1))
+        return (x[rows] - x[cols]).sum(axis=1)
+
+    x = np.arange(12.0).reshape(3, 4)
+    np.testing.assert_array_equal(cf.fuse(pairs)(x), pairs(x))
+    with pytest.raises(np.exceptions.AxisError):
+        cf.fuse(pairs)(x[:, 0])

@@ -54,7 +54,7 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.linalg.norm(x[x[:, 0] > 0], 2), r"a norm of masked rows"),
     (lambda x: x[:, True], r"indexing with True"),
     (lambda x: x.view(np.int32), r"view\(.*int32.*bytes of traced arrays"),
-    (lambda x: np.asmatrix(x), r"view\(.*matrix"),
+    (lambda x: x.view(np.recarray), r"view\(.*recarray"),
     (lambda x: np.ma.masked_array(x, x > 0), r"compiled code that reads arrays in memory"),
     (lambda x: memoryview(x), r"compiled code that reads arrays in memory"),
     (lambda x: x.strides, r"\.strides: .*sliding_window_view"),

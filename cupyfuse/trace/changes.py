@@ -1,0 +1,161 @@
+"""`Changes`: changes in place of traced arrays, and the views and reshaped arrays that share their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import dtypes
+from ..ir import graph as g
+from .arithmetic import Arithmetic
+from .user_code import fail, user_line
+
+
+class Changes(Arithmetic):
+    """A traced value that can be changed in place; `Tracer` implements what depends on the trace."""
+
+    # fmt: off
+    __slots__ = (
+        "_aliases", "_get", "_is_array", "_is_stale", "_origin", "_parent", "_put", "_read_only", "_selection",
+        "_shared", "_views",
+    )
+    # fmt: on
+    __hash__ = object.__hash__
+    _aliases: list[Any] | None
+    _get: Callable[[Any, Any], Any]
+    _is_array: bool
+    _is_scalar: Any
+    _is_stale: bool
+    _origin: g.Node | None
+    _parent: Any
+    _put: Callable[[Any, Any, Any], Any]
+    _read_only: bool
+    _selection: Any
+    _shared: bool
+    _views: list[Any]
+
+    # Changes in place change the tracer itself, since other variables of the user's function may refer to it.
+    def _assign(self, value: Any) -> None:
+        """Assign all elements, as `x[...] = value` does: cast to this dtype, without leading axes of length one."""
+        new = self._trace.tracer_of(value)
+        extra = new.ndim - self.ndim
+        if extra > 0 and new.shape[:extra] == (1,) * extra:
+            new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
+        self._replace(new)
+
+    def _assign_all(self, value: Any) -> Any:
+        """Assign all elements, as in-place operators and out= do: cast to this dtype within the same kind."""
+        new = self._trace.tracer_of(value)
+        if not self._is_scalar and not dtypes.can_assign(new._node.dtype, self._node.dtype):
+            fail(
+                f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
+                "NumPy refuses it as well; convert the value with .astype first",
+            )
+        self._replace(new)
+        return self
+
+    def _replace(self, new: Any) -> None:
+        """Replace the value of a writable array, and invalidate arrays that may share its memory."""
+        root = self._root
+        if self._is_scalar:
+            raise TypeError(
+                f"a NumPy scalar ({self._node.dtype}), as reductions to a single value return it, cannot be changed in "
+                f"place\n  at {user_line()}"
+            )
+        if root._read_only:
+            raise ValueError(f"assignment destination is read-only: the imaginary part of reals\n  at {user_line()}")
+        aliases = root._aliases or ()
+        if self._shared or root._shared or any(a._origin is not None for a in aliases):
+            fail(
+                "an in-place change of an array that may share memory with a reshaped, broadcast or converted one",
+                "write y = y + 1 instead of y += 1, or reshape later",
+            )
+        for alias in aliases:
+            if alias is not root:
+                alias._invalidate()
+        root._aliases = None
+        if new.shape != self.shape:
+            new = self._trace.expand(new, self.shape)
+        self._store(self._trace.array(g.cast(new._node, self._node.dtype), new._axes))
+
+    def _store(self, new: Any) -> None:
+        """Take the value of an array of the same shape; a view writes it to the array that it is a view of."""
+        if self._parent is not None:
+            self._parent._store(self._put(self._parent, self._selection, new))
+            return
+        self._set(self._trace.refolded(new, self._axes))
+        if self._origin is not None:
+            self._trace.effects[self._origin.argument] = self._node
+
+    def _set(self, new: Any) -> None:
+        """Take a value, which views read again where they are used."""
+        self._node, self._axes = new._node, new._axes
+        for view in self._views:
+            view._forget()
+
+    def _forget(self) -> None:
+        """Delete the value of a view, and of the views of it."""
+        if not self._is_stale:
+            self._is_stale = True
+            del self._node, self._axes
+            for view in self._views:
+                view._forget()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_node", "_axes") or not self._is_stale:
+            return super().__getattr__(name)
+        assert self._parent is not None
+        new = self._get(self._parent, self._selection)
+        self._node, self._axes, self._is_stale = new._node, new._axes, False
+        return getattr(self, name)
+
+    @property
+    def _root(self) -> Any:
+        """The array that this one is a view of, through any number of views; itself if it is no view."""
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        return root
+
+    def _make_view(self, get: Any, put: Any, selection: Any) -> Any:
+        """Make a view, which is `get(array, selection)`; an assignment to it is one of `put(array, selection, value)`.
+
+        Of a scalar, which cannot change, a copy is made.
+        """
+        view: Any = get(self, selection)
+        if self._is_scalar:
+            return view
+        view._parent, view._get, view._put, view._selection = self, get, put, selection
+        view._is_array = True
+        self._views.append(view)
+        return view
+
+    def _mark_shared(self) -> None:
+        """Mark this array as possibly sharing memory with another, so that it cannot be changed in place."""
+        for array in (self, self._root, *(self._root._aliases or ())):
+            array._shared = True
+
+    def _add_alias(self, reshaped: Any) -> Any:
+        """Note that another array is this one reshaped: a change in place of one invalidates the others."""
+        root = self._root
+        if root._aliases is None:
+            root._aliases = [root]
+        root._aliases.append(reshaped)
+        reshaped._aliases = root._aliases
+        reshaped._shared = self._shared or root._shared
+        return reshaped
+
+    def _invalidate(self) -> None:
+        """Delete the value, since shared memory may hold another now; using the array is an error."""
+        self._node = None  # type: ignore[assignment]  # of a stale view too
+        del self._node
+        for view in self._views:
+            view._invalidate()
+
+    def _is_view(self, array: Any, selection: Any) -> bool:
+        """Whether this is the view of an array by a selection."""
+        return self._parent is array and self._selection == selection
+
+    def _updated(self, value: Any) -> Any:
+        """Return the result of an in-place operator: the updated array itself, or the new value of a scalar."""
+        return value if self._is_scalar else self._assign_all(value)
