@@ -265,7 +265,7 @@ class KernelLaunch:
             check = self.arguments.are_shifted_alike if access.shifted else self.arguments.are_aligned
             return check(addresses, access.vec)
 
-        return next(filter(fits, self.accesses))
+        return next(filter(fits, self.accesses), self.accesses[-1])
 
     def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> Launch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
