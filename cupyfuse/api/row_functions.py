@@ -122,7 +122,7 @@ def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: 
     result = apply("log", size) + top
     if not keepdims:
         dropped = trace.normalize_axes(axis, a.ndim)
-        result, total = result.squeeze(dropped).copy(), total.squeeze(dropped)
+        result, total = result.squeeze(dropped).copy()[()], total.squeeze(dropped)[()]  # scalars, not 0-d arrays
     return (result, apply("sign", total)) if return_sign else result
 
 

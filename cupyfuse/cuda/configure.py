@@ -148,7 +148,9 @@ def default_config(program: Program, access: Access | int, clusters: bool = Fals
 def _is_packed(program: Program) -> bool:
     """Whether rows are held as they were loaded, because stages compute little of them again."""
     guarded = any(n.op == "guard" for n in program.step.nodes)
-    return 0 < program.input_bytes <= 16 and program.recomputed_flops <= _MOST_RECOMPUTED and not guarded
+    # Sums of exponentials are rescaled for each pack then, which float64 results would show.
+    double = any(p.dtype == "float64" for p in program.parameters if p.extent == FULL)
+    return 0 < program.input_bytes <= 8 and program.recomputed_flops <= _MOST_RECOMPUTED and not (guarded or double)
 
 
 def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: bool) -> Config | None:
@@ -177,8 +179,7 @@ def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: boo
 
 def _most_packed(program: Program) -> int:
     """Return how many elements a thread may hold as they were loaded, and have registers left to compute with."""
-    double = any(p.dtype == "float64" for p in program.parameters if p.extent == FULL)
-    return min(_PACKED_BYTES // program.input_bytes // (2 if double else 1), 32 if program.reads_columns else 64)
+    return min(_PACKED_BYTES // program.input_bytes, 32 if program.reads_columns else 64)
 
 
 def _stream(program: Program, vec: int, shifted: bool) -> Config:

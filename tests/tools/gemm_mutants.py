@@ -134,8 +134,8 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "pairs wherever they begin",
         "cupyfuse/engines/kernel_launch.py",
-        "self.aligned_vec(addresses, widest)",
-        "widest",
+        "self.aligned_vec(addresses, widest.vec)",
+        "widest.vec",
         fused("anywhere"),
     ),
     Mutant(

@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
     Mutant("lo of A for that of B", GEMM, "with_lo == lo_of_a ?", "with_lo != lo_of_b ?", splits("lo_is")),
     Mutant("half of the corrections", GEMM, "if (with_lo == (lo_of_a | lo_of_b))", "if (false)", splits("float32")),
-    Mutant("lo that nobody copied", GEMM, "says |= lo_of_a * with_a", "says |= lo_of_a", splits("lo_is")),
+    Mutant("lo that nobody copied", GEMM, "= lo_of_a * with_a", "= lo_of_a", splits("lo_is")),
     Mutant("the first marks of a strip for all", GEMM, "is_last ? 0 : groups", "0", splits("tile_by_tile")),
     Mutant("the marks of one group", GEMM, "(lane < count ? lane : count - 1)", "0", splits("tile_by_tile")),
     Mutant(
@@ -219,7 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("small elements that go unseen", FINISH, "of.accurate_from() > 0.0f || ", "", one_part("nothing_else")),
     Mutant("scales undone twice", FINISH, "factors, careful", "factors, false", one_part("nothing_else")),
     # Barriers, and who may write when
-    Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("affine_softmax-26x1025-float16")),
+    Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("normalised-2x3000")),
     Mutant(
         "a barrier for some warps",
         TEAMS,
@@ -255,37 +255,37 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a column too many in registers",
         STAGES,
-        "if (col < cols) {\n            p.template load<V>",
-        "if (col <= cols) {\n            p.template load<V>",
+        "if (k < span.packed) {\n                p.template load<V>",
+        "if (k <= span.packed) {\n                p.template load<V>",
         kernels("affine_softmax-3x1000-float32"),
     ),
     Mutant(
         "a column too many computed",
         STAGES,
-        "        if (col < cols) {\n            if constexpr (Columns)",
-        "        if (col <= cols) {\n            if constexpr (Columns)",
-        kernels("affine_softmax-3x33-float32"),
+        "if (k < span.packed) {\n            p.template load_columns",
+        "if (k <= span.packed) {\n            p.template load_columns",
+        rows("row_block and elements and softmax and 256"),
     ),
     Mutant(
         "a column too many in a stream",
         STAGES,
-        "if (start + i * step < cols) {\n                p.template load",
-        "if (start + i * step <= cols) {\n                p.template load",
+        "if (start + i * step < span.packed) {\n                p.template load<V>",
+        "if (start + i * step <= span.packed) {\n                p.template load<V>",
         kernels("reductions-1x70000-float32"),
     ),
     Mutant(
         "a stream that reads its packs twice",
         STAGES,
-        "start < cols; start += Items * step",
-        "start < cols; start += step",
+        "start < span.packed; start += Items * step",
+        "start < span.packed; start += step",
         kernels("reductions-1x70000-float32"),
     ),
     Mutant(
         "the last pack of a thread left out of its totals",
         STAGES,
-        "p.add(At<S>(), e[i * V + j], totals);\n                }\n            }\n        }\n        finish_stage",
-        "if (i == 0) p.add(At<S>(), e[i * V + j], totals);}\n            }\n        }\n        finish_stage",
-        kernels("reductions-4x40-float32-offset0"),
+        "p.add(At<S>(), e.packs[i * V + j], totals);",
+        "if (i == 0) p.add(At<S>(), e.packs[i * V + j], totals);",
+        rows("row_block and elements and softmax and 256"),
     ),
     Mutant(
         "a row too many for groups of lanes",
@@ -320,8 +320,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vectors that begin at different places",
         "cupyfuse/engines/kernel_launch.py",
-        "if access.shifted else self.arguments.are_aligned",
-        "if False else self.arguments.are_aligned",
+        "return check(addresses, access.vec)",
+        "return access.shifted or check(addresses, access.vec)",
         rows("anywhere"),
     ),
     Mutant(
