@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_cases import Case, affine_softmax, exponentials, moments, normalised, reductions, softmax
+from kernel_cases import Case, affine_softmax, normalised, reductions, softmax
 from support import HOST, assert_equal, dtype_of, normal
 
 import cupyfuse as cf
@@ -14,7 +14,7 @@ from cupyfuse.cuda.configure import Access, Config, accesses, default_config
 from cupyfuse.cuda.program import Program
 from cupyfuse.engines import kernel_launch
 
-ORDERS = 3
+ORDERS = 2
 
 
 def program_of(function: Any, *arguments: Any) -> Program:
@@ -47,7 +47,7 @@ def variant(config: Config, **changed: Any) -> Config:
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}-{c.threads}x{c.vec}-{c.cluster}")
 @pytest.mark.parametrize("shape", [(5, 256), (5, 251)], ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("packed", [False, True], ids=["elements", "packed"])  # row_stream holds nothing
-@pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax, exponentials, moments])
+@pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax])
 def test_every_way_to_hold_a_row(
     monkeypatch: pytest.MonkeyPatch, config: Config, shape: tuple[int, int], packed: bool, program: Any
 ) -> None:

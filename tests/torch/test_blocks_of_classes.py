@@ -99,7 +99,8 @@ def errors(found: list[torch.Tensor], right: list[torch.Tensor]) -> list[float]:
 def test_no_further_from_float64_than_other_ways(
     dtype: torch.dtype, options: dict[str, Any], reduction: str, by_classes: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice the error of blocks of rows, or of the whole, allows for another order of sums."""
+    """Twice the error of blocks of rows, or of the whole, allows for another order of sums; and logits that are computed
+    again may be rounded another way, by which the probabilities are off."""
     rows, classes, most = ROWS_OF_LOGITS, CLASSES, SMALL[dtype]
     options = {**with_weights(options, classes, dtype), "reduction": reduction}
     wide = {**options, **{k: v.double() for k, v in options.items() if k == "class_weight"}}
@@ -123,9 +124,12 @@ def test_no_further_from_float64_than_other_ways(
             ]
             assert by_classes.plan.blocks is None
         unit = torch.finfo(dtype).eps / 2  # gradients are rounded to the operands' dtype
+        with torch.no_grad():
+            logits = torch.nn.functional.linear(*exact[:2], exact[2])
+        again = float(logits.abs().max()) * unit if dtype == torch.float64 else 0.0
         limits = [max(each) for each in zip(*(errors(other, right) for other in others), strict=True)]
         for mine, theirs in zip(errors(ours, right), limits, strict=True):
-            assert mine <= 2 * theirs + 2 * unit
+            assert mine <= 2 * theirs + 2 * unit + again
 
 
 SHAPES = [(24, 640), (24, 129), (3, 700), (2, 700), (1, 700), (24, 5), (130, 130), (200, 131), (0, 700)]
