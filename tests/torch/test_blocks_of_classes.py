@@ -99,8 +99,10 @@ def errors(found: list[torch.Tensor], right: list[torch.Tensor]) -> list[float]:
 def test_no_further_from_float64_than_other_ways(
     dtype: torch.dtype, options: dict[str, Any], reduction: str, by_classes: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice the error of blocks of rows, or of the whole, allows for another order of sums; and logits that are computed
-    again may be rounded another way, by which the probabilities are off."""
+    """Twice the error of blocks of rows, or of the whole, allows for another order of sums.
+
+    Logits that are computed again may be rounded another way, by which the probabilities are off.
+    """
     rows, classes, most = ROWS_OF_LOGITS, CLASSES, SMALL[dtype]
     options = {**with_weights(options, classes, dtype), "reduction": reduction}
     wide = {**options, **{k: v.double() for k, v in options.items() if k == "class_weight"}}
