@@ -180,13 +180,6 @@ class Program:
         return sum(p.extent == COLUMN and not p.written and not p.is_number for p in self.parameters)
 
     @cached_property
-    def light(self) -> bool:
-        """Whether a thread holds little for each element: one array in, one out, none in float64, no guards."""
-        full = [p for p in self.parameters if p.extent == FULL]
-        single = len(full) <= 2 and not self.reads_columns and not any(n.op == "guard" for n in self.step.nodes)
-        return single and all(p.dtype != "float64" for p in full)
-
-    @cached_property
     def input_bytes(self) -> int:
         """Bytes that a thread loads for each element."""
         inputs = [p for p in self.parameters if p.extent == FULL and not p.written]

@@ -20,7 +20,7 @@ from cupyfuse import heads
 from cupyfuse.cuda import compile as compiling
 from cupyfuse.cuda import emit, split
 from cupyfuse.cuda.compile import cubin, load
-from cupyfuse.cuda.configure import Config, default_config
+from cupyfuse.cuda.configure import Access, Config, default_config
 from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
 from cupyfuse.cuda.program import Program
 from cupyfuse.cuda.sources import kernels_of
@@ -151,7 +151,7 @@ def test_what_checks_and_prepares_weights_compiles(architecture):
             if step.kind in ("Gemm", "Split", "Copy"):
                 continue
             program = Program(step, plan.scheduled.storage)
-            config = default_config(program, 1)
+            config = default_config(program, Access(1))
             texts.add(emit.emit(program, config, conditional=True).source)
             if config.template == "column_stats":
                 texts.add(emit.emit(program, config, merge=True, conditional=True).source)
@@ -214,7 +214,7 @@ def test_float_kernels_compute_nothing_in_double():
     plan = heads.head_logsumexp.plan(cf.spec((64, 64)), cf.spec((4096, 64)), cf.spec(4096))
     step = plan.steps[-1]
     program = Program(step, plan.scheduled.storage)
-    text = emit.emit(program, default_config(program, 4)).source
+    text = emit.emit(program, default_config(program, Access(4))).source
     struct = re.sub(r"double \w+;|static_cast<float>\(\w+\)", "", text[text.index("struct Program") :])
     assert "double" not in struct
     assert not re.search(r"\d\.\d+(?![0-9f])", struct), "a literal without its suffix is a double"

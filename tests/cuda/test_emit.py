@@ -9,7 +9,7 @@ import pytest
 
 import cupyfuse as cf
 from cupyfuse.cuda import sources
-from cupyfuse.cuda.configure import default_config, fitting_vec
+from cupyfuse.cuda.configure import Access, default_config, fitting_vec
 from cupyfuse.cuda.expressions import formatted, literal
 from cupyfuse.cuda.program import Program
 from cupyfuse.ir.operators import POINTWISE
@@ -161,7 +161,7 @@ def test_the_template_follows_the_row_length(shape, dtype, template):
         else cf.fuse(lambda x: cf.softmax(x, axis=1)).plan(cf.spec((1000, 2), dtype))
     )
     program = Program(plan.steps[-1], plan.scheduled.storage)
-    assert default_config(program, fitting_vec(program)).template == template
+    assert default_config(program, Access(fitting_vec(program))).template == template
 
 
 @pytest.mark.parametrize("cols", [1, 2, 3, 5, 31, 33, 100, 1023, 1025, 2047, 4096, 8191, 16385, 32768, 32769, 100001])
@@ -177,7 +177,7 @@ def test_configurations_cover_the_row(cols, dtype, form):
     plan = cf.fuse(functions[form]).plan(cf.spec((7, cols), dtype), cf.spec(cols, dtype))
     for step in plan.steps:
         program = Program(step, plan.scheduled.storage)
-        config = default_config(program, fitting_vec(program))
+        config = default_config(program, Access(fitting_vec(program)))
         assert 32 <= config.threads <= 1024
         assert config.threads % 32 == 0
         assert cols % config.vec == 0
