@@ -69,7 +69,7 @@ __device__ __forceinline__ void finish_row(
         sums.v[j] = scaled(sum, of_row.exponent() + of_col[j].exponent());
     }
     if (packs && kept == 0) {
-        store_pack<4>(at, sums);
+        store_global<4>(at, sums);
     } else {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {

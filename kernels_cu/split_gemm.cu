@@ -44,10 +44,11 @@ struct SplitGemm {
 // min(n, most).
 __device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
-// What the copying warp tells the consumers: with each stage, in `says`, which operands have a lo that is not zero; and for the
-// epilogue of a tile the inverse scales of its columns, and whether a row or column of the tile has small elements or is
-// marked. Each lane that has written of the latter arrives at `written`, each consumer thread that has read it at `read`.
-constexpr u32 lo_of_a = 1, lo_of_b = 2;
+// What the copying warp tells the consumers: with each stage, in `says`, which operands have a lo that is not zero, and whether
+// both have one in all blocks of the tile; and for the epilogue of a tile the inverse scales of its columns, and whether a row
+// or column of the tile has small elements or is marked. Each lane that has written of the latter arrives at `written`, each
+// consumer thread that has read it at `read`.
+constexpr u32 lo_of_a = 1, lo_of_b = 2, lo_of_both = lo_of_a | lo_of_b, everywhere_in_tile = 4;
 template <int Columns, int Stages>
 struct Messages {
     u64 written, read;
@@ -119,29 +120,29 @@ __device__ __forceinline__ void finish_chunk(
 #pragma unroll
     for (int k = 0; k < count; k += V) {
         if (!Some || !(skip >> k & 1)) {
-            const i64 row = rows.first + row_of_sum(k), at = col + column_of_sum(k);
-            p.template load<V>(At<0>(), row, at, tiles[k / V]);
-            p.template load_columns<V>(At<0>(), at, tiles[k / V]);
+            const int h = row_of_sum(k) / 8, at = column_of_sum(k);
+            Tile& tile = tiles[k / V];
+            p.template load<V>(At<0>(), rows.first + 8 * h, col + at, tile);
+            p.template load_columns<V>(At<0>(), col + at, tile);
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                const u32 exponents = rows.split[h].exponent() + SplitRow::of(columns[at + v]).exponent();
+                tile.product.v[v] = scaled(sum[k + v], exponents);
+            }
         }
     }
 #pragma unroll
     for (int k = 0; k < count; k += V) {
         if (!Some || !(skip >> k & 1)) {
             const int h = row_of_sum(k) / 8, at = column_of_sum(k);
-            Tile& tile = tiles[k / V];
-#pragma unroll
-            for (int v = 0; v < V; ++v) {
-                const u32 exponents = rows.split[h].exponent() + SplitRow::of(columns[at + v]).exponent();
-                tile.product.v[v] = scaled(sum[k + v], exponents);
-            }
             const i64 row = rows.first + 8 * h;
-            p.template store<V>(At<0>(), row, col + at, compute_held<P, V>(p, tile, row, col + at, r[h]).out);
+            p.template store<V>(At<0>(), row, col + at, compute_held<P, V>(p, tiles[k / V], row, col + at, r[h]).out);
         }
     }
 }
 
-// Give the tile at `col` to the row program, once its message is written, from the accumulators of both consumer warpgroups. A thread has pairs of
-// neighbouring columns of two rows. There is no tile where `tile` is negative.
+// Give the tile at `col` to the row program, once its message is written, from the accumulators of both consumer warpgroups. A
+// thread has pairs of neighbouring columns of two rows. There is no tile where `tile` is negative.
 template <int Columns, int V, int Chunk, int Stages, class P>
 __device__ __forceinline__ void finish_tile(
     const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, i64 tile, const ThreadRows& rows,
@@ -161,16 +162,21 @@ __device__ __forceinline__ void finish_tile(
             p.begin(rows.first + 8 * h, r[h]);
         }
     }
+    if (!skip.any()) {  // without branches between the packs
 #pragma unroll 1
-    for (int c = 0; c < chunks; ++c) {
-        float part[Chunk / 2];
-        take_chunk<0>(c, sum, part);
-        const int first = pair + c * Chunk;
-        const u32 bits = skip.from(c * (Chunk / 2)) & ((1u << Chunk / 2) - 1);
-        if (bits == 0) {  // without branches between the packs
-            finish_chunk<Chunk, V, false>(p, part, messages.columns + first, rows, col + first, bits, r);
-        } else {
-            finish_chunk<Chunk, 1, true>(p, part, messages.columns + first, rows, col + first, bits, r);
+        for (int c = 0; c < chunks; ++c) {
+            float part[Chunk / 2];
+            take_chunk<0>(c, sum, part);
+            const int first = pair + c * Chunk;
+            finish_chunk<Chunk, V, false>(p, part, messages.columns + first, rows, col + first, 0, r);
+        }
+    } else {
+#pragma unroll 1
+        for (int c = 0; c < chunks; ++c) {
+            float part[Chunk / 2];
+            take_chunk<0>(c, sum, part);
+            const int first = pair + c * Chunk;
+            finish_chunk<Chunk, 1, true>(p, part, messages.columns + first, rows, col + first, skip.from(c * (Chunk / 2)), r);
         }
     }
     const u32 lanes = __ballot_sync(0xffffffffu, any_noted);
@@ -272,10 +278,10 @@ struct Strip {
     __device__ __forceinline__ void copy(u32 to, u32 part, bool with_lo, u32 barrier) const {
         bulk_copy(to, hi, bytes, barrier);
         if (with_lo) {
-            bulk_copy(to + part, hi + groups * Shape::group, bytes, barrier);
+            bulk_copy(to + part, hi + places_of(groups) * Shape::group, bytes, barrier);
         }
     }
-    __device__ __forceinline__ void advance() { hi += 2 * groups * Shape::group; }
+    __device__ __forceinline__ void advance() { hi += 2 * places_of(groups) * Shape::group; }
 };
 
 // Copy the operands of all tiles of this block, by a warp, of which one lane copies.
@@ -292,6 +298,7 @@ __device__ __forceinline__ void copy_operands(
         const TileScales<Columns> own(p.a, p.b, row, col);
         Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row, own.a);
         Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col, own.b);
+        const bool everywhere = own.a == Lo::everywhere && own.b == Lo::everywhere;
         tell(messages, scales, told++);
         scales = own;
 #pragma unroll 1
@@ -299,7 +306,7 @@ __device__ __forceinline__ void copy_operands(
             const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
             if (threadIdx.x % 32 == 0) {
                 barrier_wait(ring.empty(), ring.parity ^ 1);
-                messages.says[ring.stage] = lo_of_a * with_a + lo_of_b * with_b;
+                messages.says[ring.stage] = lo_of_a * with_a + lo_of_b * with_b + everywhere_in_tile * everywhere;
                 barrier_arrive_expect(ring.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
                 strip_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
                 strip_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
@@ -326,18 +333,21 @@ __device__ __forceinline__ void multiply(
     i64 last = -1, row = p.rows, col = 0;       // the tile in `sum`: none yet, so beyond the last row
     ThreadRows of_rows(p.a, row);
     u64 a, b;
-    u32 with_lo, heard = 0;
+    u32 says, heard = 0;
 
     // The named barrier 1 + w is the turn of warpgroup w.
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
     const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
     // Begin with the corrections of a block, or with hi hi' if there are none; finish_block adds hi hi' to corrections. By the
-    // operands that have a lo: A: lo hi'; B: hi lo'; both: hi lo', then lo hi'.
-    const auto begin_block = [&] {
+    // operands that have a lo: A: lo hi'; B: hi lo'; both: hi lo', then lo hi'. With the constant `both` nobody is asked.
+    const auto begin_block = [&](bool both) {
         a = operand_at(ring.a() + rows, Shape::group);
         b = operand_at(ring.b(), Shape::group);
         barrier_wait(ring.full(), ring.parity);
-        with_lo = messages.hear(ring.stage);
+        if (!both) {
+            says = messages.hear(ring.stage);
+        }
+        const u32 with_lo = both ? lo_of_both : says & lo_of_both;
         const u64 left = a + (with_lo == lo_of_a ? a_lo : 0), right = b + (with_lo & lo_of_b ? b_lo : 0);
         take_turn();
         products_begin(part);
@@ -346,7 +356,7 @@ __device__ __forceinline__ void multiply(
             multiply_add<f16, 0, 0>(part, left + i * next, right + i * next, i > 0);
         }
         products_commit();
-        if (with_lo == (lo_of_a | lo_of_b)) {
+        if (with_lo == lo_of_both) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 multiply_add<f16, 0, 0>(part, a + a_lo + i * next, b + i * next, 1);
@@ -355,9 +365,9 @@ __device__ __forceinline__ void multiply(
         }
         pass_turn();
     };
-    const auto finish_block = [&] {
+    const auto finish_block = [&](bool both) {
         products_wait(part);
-        if (with_lo != 0) {
+        if (both || (says & lo_of_both) != 0) {
 #pragma unroll
             for (int i = 0; i < Columns / 2; ++i) {
                 part[i] *= 0x1p-11f;
@@ -378,6 +388,19 @@ __device__ __forceinline__ void multiply(
         ring.advance();
     };
 
+    // All blocks of a tile but the first.
+    const auto add_blocks = [&](bool both) {
+#pragma unroll 1
+        for (u32 block = 1; block < blocks; ++block) {
+            begin_block(both);
+            finish_block(both);
+#pragma unroll
+            for (int i = 0; i < Columns / 2; ++i) {
+                sum[i] += part[i];
+            }
+        }
+    };
+
 #pragma unroll
     for (int i = 0; i < Columns / 2; ++i) {
         part[i] = sum[i] = 0.0f;
@@ -387,24 +410,20 @@ __device__ __forceinline__ void multiply(
     }
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        begin_block();
+        begin_block(false);
         // The previous tile, while the tensor cores work on this one.
         barrier_wait(messages.written_barrier(), heard++ & 1);
         finish_tile<Columns, V, Chunk>(p, sum, messages, last, of_rows, col);
         barrier_arrive(messages.read_barrier());
-        finish_block();
+        finish_block(false);
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
             sum[i] = part[i] + 0.0f;  // never -0
         }
-#pragma unroll 1
-        for (u32 block = 1; block < blocks; ++block) {
-            begin_block();
-            finish_block();
-#pragma unroll
-            for (int i = 0; i < Columns / 2; ++i) {
-                sum[i] += part[i];
-            }
+        if (says & everywhere_in_tile) {
+            add_blocks(true);
+        } else {
+            add_blocks(false);
         }
         last = tile;
         order.at(tile, row, col);
