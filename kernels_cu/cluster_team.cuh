@@ -4,16 +4,36 @@
 #include "clusters.cuh"
 #include "teams.cuh"
 
-// All threads of a cluster of `Blocks` blocks of Threads threads. `shared` holds 2 * 32 slots for the blocks, and 2 more.
+// All threads of a cluster of `Blocks` blocks of Threads threads; a single block needs no cluster. `shared` holds `bytes`. All
+// threads call meet() once, before the first reduction.
+//
+// Each block sends its totals to all, and waits for theirs, in two sets of slots that alternate: a block sends what
+// overwrites a set only after it has got totals that others sent when they had read that set. No block exits before it has
+// got what was sent to it.
 template <int Threads, int Blocks, int Slot>
 struct Cluster {
+    static constexpr int bytes = 2 * 32 * Slot + (Blocks == 1 ? 0 : 2 * Blocks * Slot + 16);
     Block<Threads, Slot> block;
-    mutable int turn = 0;
+    mutable u32 round = 0;
 
-    __device__ __forceinline__ explicit Cluster(char* memory) : block(memory) {}
-    __device__ __forceinline__ int rank() const { return cluster_rank() * Threads + threadIdx.x; }
+    __device__ __forceinline__ explicit Cluster(char* memory) : block(memory) {
+        if constexpr (Blocks > 1) {
+            if (threadIdx.x == 0) {
+                barrier_init(barrier(0), 1);
+                barrier_init(barrier(1), 1);
+                barrier_init_fence();
+            }
+            cluster_arrive();
+        }
+    }
+    __device__ __forceinline__ void meet() const {
+        if constexpr (Blocks > 1) {
+            cluster_wait();
+        }
+    }
+    __device__ __forceinline__ int rank() const { return (Blocks == 1 ? 0 : cluster_rank() * Threads) + threadIdx.x; }
     __device__ __forceinline__ int size() const { return Blocks * Threads; }
-    __device__ __forceinline__ bool first() const { return cluster_rank() == 0 && threadIdx.x < 32; }
+    __device__ __forceinline__ bool first() const { return rank() < 32; }
 
     template <class Totals>
     __device__ __forceinline__ void reduce(Totals& totals) const {
@@ -25,30 +45,42 @@ struct Cluster {
     }
 
 private:
-    // Each block leaves its totals in its own memory, for all others to read. Two slots alternate: one is written again only
-    // after the barrier of the other, which every thread reaches after its last read of the first.
+    // The slots of a set, one for each block; and the barriers of both.
+    __device__ __forceinline__ char* slot(u32 set, u32 of) const {
+        return block.shared + (2 * 32 + set * Blocks + of) * Slot;
+    }
+    __device__ __forceinline__ u32 barrier(u32 set) const { return shared_address(slot(2, 0)) + 8 * set; }
+
     template <class Totals>
     __device__ __forceinline__ void combine(Totals& totals, bool wanted) const {
-        static_assert(sizeof(Totals) % 4 == 0 && Blocks <= 32, "words of one block for each lane");
-        block.reduce_first(totals);
-        char* const slot = block.shared + (2 * 32 + turn) * Slot;
-        turn ^= 1;
-        if (threadIdx.x == 0) {
-            *reinterpret_cast<Totals*>(slot) = totals;
-        }
-        cluster_sync();
-        if (wanted) {
-            const u32 lane = threadIdx.x % 32;
-            Totals mine;
-            if (lane < Blocks) {
-                u32* const words = reinterpret_cast<u32*>(&mine);
+        if constexpr (Blocks == 1) {
+            wanted ? block.reduce(totals) : block.reduce_first(totals);
+        } else {
+            static_assert(sizeof(Totals) % 4 == 0 && Blocks <= 32, "words of one block for each lane");
+            block.reduce_first(totals);
+            const u32 set = round % 2, parity = round / 2 % 2, lane = threadIdx.x % 32;
+            ++round;
+            if (threadIdx.x < 32) {
+                if (lane == 0) {
+                    barrier_arrive_expect(barrier(set), Blocks * sizeof(Totals));
+                }
+                if (lane < Blocks) {
+                    const u32* const words = reinterpret_cast<const u32*>(&totals);
 #pragma unroll
-                for (int i = 0; i < sizeof(Totals) / 4; ++i) {
-                    words[i] = cluster_load(reinterpret_cast<const u32*>(slot) + i, lane);
+                    for (int i = 0; i < sizeof(Totals) / 4; ++i) {
+                        cluster_store(reinterpret_cast<u32*>(slot(set, cluster_rank())) + i, lane, words[i], barrier(set));
+                    }
                 }
             }
-            Lanes<32>().reduce(mine);
-            totals = mine;
+            if (wanted || threadIdx.x < 32) {
+                barrier_wait(barrier(set), parity);
+                Totals mine;
+                if (lane < Blocks) {
+                    mine = *reinterpret_cast<const Totals*>(slot(set, lane));
+                }
+                Lanes<32>().reduce(mine);
+                totals = mine;
+            }
         }
     }
 };

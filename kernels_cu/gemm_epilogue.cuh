@@ -55,7 +55,7 @@ struct CopyResult {
                 const Pack<T, elements> pack =
                     load_pack<elements>(reinterpret_cast<const T*>(from.piece(down, across)));
                 if (aligned) {
-                    store_pack<elements>(target, pack);
+                    store_global<elements>(target, pack);
                 } else {
 #pragma unroll
                     for (int e = 0; e < elements; ++e) {

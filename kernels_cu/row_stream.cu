@@ -15,7 +15,7 @@ __device__ __forceinline__ void row_stream(const P& p) {
     for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
         typename P::Row r;
         p.begin(row, r);
-        streamed_stage<P, 0, Items, V>(p, team, row, r);
+        streamed_stage<P, 0, Items, V>(p, team, Arguments(), row, r);
         if (team.rank() == 0) {
             p.commit(row, r);
         }

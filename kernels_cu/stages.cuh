@@ -261,25 +261,47 @@ __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 r
     }
 }
 
-// Stage S and the stages after it, each of which reads the row again.
-template <class P, int S, int Items, int V, class Team>
-__device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64 row, typename P::Row& r) {
+// Where streamed_stage reads the packs of a row: here, in the program's arguments.
+struct Arguments {
+    typedef i64 Index;  // of columns
+    template <int S>
+    __device__ __forceinline__ void wait(i64) const {}
+    template <int S, int V, class P, class Tile>
+    __device__ __forceinline__ void read(const P& p, i64 row, i64 col, i64, Tile& tile) const {
+        p.template load<V>(At<S>(), row, col, tile);
+    }
+};
+
+// Stage S and the stages after it, each of which reads the row again: Items packs at a time, the thread's pack `number` from
+// `source`, which waits until packs from there on can be read.
+template <class P, int S, int Items, int V, class Team, class Source>
+__device__ __forceinline__ void streamed_stage(
+    const P& p, const Team& team, const Source& source, i64 row, typename P::Row& r) {
     typedef decltype(p.template tile<V>(At<S>())) Tile;
-    const Span<P, V, i64> span(p, row);
+    typedef typename Source::Index Index;
+    const Span<P, V, Index> span(p, row);
     auto totals = p.totals(At<S>());
-    const i64 step = static_cast<i64>(team.size()) * V;
-    for (i64 start = static_cast<i64>(team.rank()) * V; start < span.packed; start += Items * step) {
+    auto single = p.template tile<1>(At<S>());
+    if constexpr (Span<P, V, Index>::has_singles) {
+        if (span.has_single(team.rank())) {
+            p.template load<1>(At<S>(), row, span.single(team.rank()), single);
+        }
+    }
+    const Index step = static_cast<Index>(team.size()) * V;
+    Index number = 0;
+    for (Index start = static_cast<Index>(team.rank()) * V; start < span.packed; start += Items * step, number += Items) {
         Tile tiles[Items];
         typename P::Element e[Items * V];
+        source.template wait<S>(number);
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             if (start + i * step < span.packed) {
-                p.template load<V>(At<S>(), row, span.column(start + i * step), tiles[i]);
+                source.template read<S, V>(p, row, span.column(start + i * step), number + i, tiles[i]);
             }
         }
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            const i64 col = span.column(start + i * step);
+            const Index col = span.column(start + i * step);
             if (start + i * step < span.packed) {
                 p.template load_columns<V>(At<S>(), col, tiles[i]);
                 compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
@@ -304,19 +326,17 @@ __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64
             }
         }
     }
-    if constexpr (Span<P, V, i64>::has_singles) {
+    if constexpr (Span<P, V, Index>::has_singles) {
         if (span.has_single(team.rank())) {
-            const i64 col = span.single(team.rank());
-            auto tile = p.template tile<1>(At<S>());
-            p.template load<1>(At<S>(), row, col, tile);
-            p.template load_columns<1>(At<S>(), col, tile);
-            accumulate_pack<P, S, 1>(p, tile, row, col, r, totals);
+            const Index col = span.single(team.rank());
+            p.template load_columns<1>(At<S>(), col, single);
+            accumulate_pack<P, S, 1>(p, single, row, col, r, totals);
         }
     }
     if constexpr (P::reduces(S)) {
         finish_stage<P, S>(p, team, row, totals, r);
     }
     if constexpr (S + 1 < P::stages) {
-        streamed_stage<P, S + 1, Items, V>(p, team, row, r);
+        streamed_stage<P, S + 1, Items, V>(p, team, source, row, r);
     }
 }

@@ -207,6 +207,28 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
     *reinterpret_cast<W*>(to) = bits.word;
 }
 
+// The same to global memory, surely by one access: in unrolled loops the compiler makes several of a store_pack.
+template <int V, class T>
+__device__ __forceinline__ void store_global(T* to, const Pack<T, V>& pack) {
+#ifdef __CUDA_ARCH__
+    constexpr int bytes = sizeof(T) * V;
+    if constexpr (bytes >= 8) {
+        u32 words[bytes / 4];
+        memcpy(words, &pack, bytes);
+        if constexpr (bytes == 16) {
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]),
+                         "r"(words[1]), "r"(words[2]), "r"(words[3])
+                         : "memory");
+        } else {
+            asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]), "r"(words[1])
+                         : "memory");
+        }
+        return;
+    }
+#endif
+    store_pack<V>(to, pack);
+}
+
 // Keep the compiler from widening elements before this point: it would hold wide ones beside those of the pack.
 template <class T, int V>
 __device__ __forceinline__ void keep_packed(Pack<T, V>& pack) {

@@ -31,13 +31,15 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     conditional : bool
         Emit a kernel that returns at once where the flag is 0.
     """
-    writer = Writer(program, config.template == "row_stream", conditional, config.packed, config.shifted)
+    streamed = config.template in ("row_stream", "row_shared")
+    writer = Writer(program, streamed, conditional, config.packed, config.shifted, config.packs > 0)
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
     source = translation_unit(
         config.template, struct, entry, f"{call}(p)", config.threads, config.blocks, conditional, config.cluster
     )
-    return Kernel(entry, source, tuple(program.parameters), config, cluster=config.cluster)
+    shared = config.threads * config.packs * config.vec * program.input_bytes
+    return Kernel(entry, source, tuple(program.parameters), config, shared=shared, cluster=config.cluster)
 
 
 class Writer:
@@ -54,6 +56,8 @@ class Writer:
         Whether each stage computes what it needs from the inputs of all, which stay in registers as they were loaded.
     shifted : bool
         Whether rows may begin between two packs.
+    shared : bool
+        Whether rows are held in shared memory as they were loaded.
 
     Attributes
     ----------
@@ -64,12 +68,19 @@ class Writer:
     outlines = True
 
     def __init__(
-        self, program: Program, streamed: bool, conditional: bool, packed: bool = False, shifted: bool = False
+        self,
+        program: Program,
+        streamed: bool,
+        conditional: bool,
+        packed: bool = False,
+        shifted: bool = False,
+        shared: bool = False,
     ):
         self.program = program
         self.streamed = streamed or packed
         self.packed = packed
         self.shifted = shifted
+        self.shared = shared
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
@@ -124,6 +135,7 @@ class Writer:
             f"static constexpr int slot = largest_of({largest});",
             begin,
             self.emit_misaligned(),
+            self.emit_held(),
             *bodies,
             *self.repairs.values(),
             *(f for f in finishes if f),
@@ -139,6 +151,30 @@ class Writer:
         index = f"reinterpret_cast<u64>({array.name}) / sizeof({stored_type(array.dtype)}) + row * {array.name}_rows"
         head = "template <int V>\n__device__ int misaligned(i64 row) const"
         return f"{head} {{ return static_cast<int>(-({index}) & (V - 1)); }}"
+
+    def emit_held(self) -> str:
+        """Emit where packs of full inputs are held in shared memory, an array for each, and how they are copied."""
+        if not self.shared:
+            return ""
+        inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", _element_address(p)) for p in self.program.full_inputs]
+        fields = " ".join(f"{kind}* {name};" for name, kind, _ in inputs)
+        places = [
+            f"h.{n} = reinterpret_cast<{kind}*>(memory); memory += count * sizeof({kind});" for n, kind, _ in inputs
+        ]
+        copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
+        return "\n".join(
+            [
+                f"template <int V> struct Held {{ {fields} }};",
+                "template <int V>",
+                "__device__ static Held<V> held(char* memory, int count) {",
+                "    Held<V> h;",
+                *(f"    {place}" for place in places),
+                "    return h;",
+                "}",
+                "template <int V>",
+                f"__device__ void hold(i64 row, i64 col, const Held<V>& to, int at) const {{ {copies} }}",
+            ]
+        )
 
     def emit_totals(self, stage: int) -> str:
         """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
@@ -312,6 +348,10 @@ class Writer:
         if self.packed and stage == 0:
             kept = " ".join(f"keep_packed(t.{p.name});" for p in tile if p.extent == FULL)
             lines += ["template <int V>", f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}"]
+        if self.shared:
+            taken = " ".join(f"t.{p.name} = from.{p.name}[at];" for p in read if p.extent == FULL)
+            head = f"__device__ void take({at}, const Held<V>& from, int at, Tile{stage}<V>& t) const"
+            lines += ["template <int V>", f"{head} {{ {taken} }}"]
         if exact is not None:
             body = exact.lines
             if self.outlines and not any("repair_" in line for line in body):  # those are members of the struct
@@ -322,7 +362,7 @@ class Writer:
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit the function that stores a stage's full results, as lines."""
-        stores = " ".join(f"store_pack<V>({_element_address(p)}, out.{p.name});" for p in writes)
+        stores = " ".join(f"store_global<V>({_element_address(p)}, out.{p.name});" for p in writes)
         head = f"__device__ void store(At<{stage}>, i64 row, i64 col, const Out{stage}<V>& out) const"
         return ["template <int V>", f"{head} {{ {stores} }}"]
 

@@ -180,10 +180,14 @@ class Program:
         return sum(p.extent == COLUMN and not p.written and not p.is_number for p in self.parameters)
 
     @cached_property
+    def full_inputs(self) -> list[Parameter]:
+        """The inputs in memory that have an element for each of the step's."""
+        return [p for p in self.loaded.values() if p.extent == FULL and p.node is not self.product]
+
+    @cached_property
     def input_bytes(self) -> int:
-        """Bytes that a thread loads for each element."""
-        inputs = [p for p in self.parameters if p.extent == FULL and not p.written]
-        return sum(dtypes.ITEMSIZE[p.dtype] for p in inputs)
+        """Bytes of those for each element."""
+        return sum(dtypes.ITEMSIZE[p.dtype] for p in self.full_inputs)
 
     @cached_property
     def recomputed_flops(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,49 +36,70 @@ CONFIGURATIONS = [
     Config("row_block", 64, 2, 8),
     Config("row_block", 32, 4, 4),
     Config("row_stream", 64, 2, 4),
-    Config("row_cluster", 32, 2, 4, cluster=2),
-    Config("row_cluster", 64, 1, 2, cluster=4),
+    Config("row_shared", 32, 1, 4, packs=1),
+    Config("row_shared", 32, 2, 2, cluster=2, packs=1),
+    Config("row_shared", 64, 1, 8, cluster=4, packs=1),
 ]
 
 
-def variant(config: Config, **changed: Any) -> Config:
-    return Config(**{**vars(config), **changed})
+PACKED = [replace(c, packed=True) for c in CONFIGURATIONS if c.template in ("row_lanes", "row_block")]
 
 
-@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}-{c.threads}x{c.vec}-{c.cluster}")
-@pytest.mark.parametrize("shape", [(5, 256), (5, 251)], ids=lambda s: "x".join(map(str, s)))
-@pytest.mark.parametrize("packed", [False, True], ids=["elements", "packed"])  # row_stream holds nothing
-@pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax])
-def test_every_way_to_hold_a_row(
-    monkeypatch: pytest.MonkeyPatch, config: Config, shape: tuple[int, int], packed: bool, program: Any
-) -> None:
-    """In every order of the threads, and with special values."""
+def name_of(config: Config) -> str:
+    return f"{config.template}-{config.threads}x{config.vec}-{config.cluster}{'-packed' * config.packed}"
+
+
+def force(monkeypatch: pytest.MonkeyPatch, config: Config, cols: int) -> None:
+    """Let row programs of so many columns run in a configuration, with as many packs a thread as that takes."""
 
     def choose(found: Program, access: Access, clusters: bool = False) -> Config:
         own = default_config(found, access)
         if own.template in ("elementwise", "column_stats"):
             return own
         vec = min(access.vec, config.vec)
-        items = -(-shape[1] // (config.threads * config.cluster * vec)) if "lanes" not in config.template else None
-        items = -(-shape[1] // (config.group * vec)) if items is None else items
-        return variant(
+        team = config.group if config.template == "row_lanes" else config.threads * config.cluster
+        each = -(-cols // (team * vec))
+        return replace(
             config,
             vec=vec,
-            items=items,
-            packed=packed and config.template != "row_stream",
-            shifted=vec > 1 and shape[1] % vec != 0,
+            items=config.items if config.packs else each,
+            packs=each if config.packs else 0,
+            shifted=vec > 1 and cols % vec != 0,
         )
 
     monkeypatch.setattr(kernel_launch, "default_config", choose)
     monkeypatch.setattr(kernel_launch, "accesses", lambda program, strides: iter([Access(config.vec, True), Access(1)]))
+
+
+def check_in_orders(case: Case) -> None:
+    """Compare results with the expected ones, and with those of other orders of the threads."""
+    first = results_of(case)
+    case.check(first)
+    for _ in range(ORDERS - 1):
+        for again, before in zip(results_of(case), first, strict=True):
+            assert_equal(again, before)
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS + PACKED, ids=name_of)
+@pytest.mark.parametrize("shape", [(5, 256), (5, 251)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax])
+def test_every_way_to_hold_a_row(
+    monkeypatch: pytest.MonkeyPatch, config: Config, shape: tuple[int, int], program: Any
+) -> None:
+    """In every order of the threads, and with special values."""
+    force(monkeypatch, config, shape[1])
     dtype = "float16" if config.vec == 8 else "float32"
     for special in (False, True):
-        case = Case(program, shape, dtype, special=special)
-        first = results_of(case)
-        case.check(first)
-        for _ in range(ORDERS - 1):
-            for again, before in zip(results_of(case), first, strict=True):
-                assert_equal(again, before)
+        check_in_orders(Case(program, shape, dtype, special=special))
+
+
+@pytest.mark.parametrize("program", [softmax, affine_softmax])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_packs_arrive_in_groups(monkeypatch: pytest.MonkeyPatch, cluster: int, program: Any) -> None:
+    """Of several packs, which a thread computes while later ones are on their way; clusters run several rows."""
+    monkeypatch.setattr(kernel_launch, "_thread_blocks", lambda config, rows, cols: 2 * config.cluster)
+    force(monkeypatch, Config("row_shared", 32, 2, 1, cluster=cluster, packs=1), 600 * cluster)
+    check_in_orders(Case(program, (5, 600 * cluster), "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -130,8 +152,8 @@ def test_threads_hold_whole_rows(dtype: str, cols: int) -> None:
     """With clusters rows of any usual vocabulary are read once, without them those that one block can hold."""
     program = program_of(softmax, cf.spec((64, cols), dtype))
     config = default_config(program, next(accesses(program)), clusters=True)
-    assert config.packed
-    assert config.threads * config.cluster * config.items * config.vec >= cols
+    assert config.packed or config.template == "row_shared"
+    assert config.threads * config.cluster * (config.packs or config.items) * config.vec >= cols
     assert config.items * config.vec * np.dtype(dtype_of(dtype)).itemsize <= 128
     alone = default_config(program, next(accesses(program)))
     assert alone.cluster == 1

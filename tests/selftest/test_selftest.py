@@ -153,13 +153,12 @@ def test_every_template_is_among_the_kernels(page: tuple[Report, str, str]) -> N
     others = ("split_", "fingerprint", "gemm")
     templates = {path.stem for path in (ROOT / "kernels_cu").glob("*.cu") if not path.stem.startswith(others)}
     every = templates | {"column_stats, in shares", "column_stats, merge of shares"}
-    long = {"row_block", "row_cluster", "row_stream"}  # rows of any length, if they are long, are accessed in vectors
+    long = {"row_block", "row_shared", "row_stream"}  # rows of any length, if they are long, are accessed in vectors
     for dtype in FLOATS:
-        ways = every - {"row_cluster"} if dtype == "float64" else every
         found = {v: {k.template for k in report.kernels if (k.dtype, k.vectors) == (dtype, v)} for v in (False, True)}
-        assert found[True] | found[False] == ways, dtype
-        assert ways - long <= found[False], dtype
-        assert ways - {"row_stream"} <= found[True], dtype
+        assert found[True] | found[False] == every, dtype
+        assert every - long <= found[False], dtype
+        assert every - {"row_stream"} <= found[True], dtype
     assert len(report.kernels) < 400, "each takes a GPU's user a few tenths of a second"
     for way in every:
         assert f"  {way}: " in printed and f"- {way}: " in text

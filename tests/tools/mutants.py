@@ -167,7 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "both rows as the first one", GEMM, "col + at, r[h]).out", "col + at, r[0]).out", epilogues("row_factor-finite")
     ),
     Mutant("rows of the next tile", GEMM, "inside = rows.first + 8 * h < p.rows &&", "inside =", splits("several")),
-    Mutant("doubts that are forgotten", GEMM, "if (bits == 0) {", "if (true) {", splits("several")),
+    Mutant("doubts that are forgotten", GEMM, "if (!skip.any()) {", "if (true) {", splits("several")),
     Mutant("doubts of the first chunk", GEMM, "skip.from(c * (Chunk / 2))", "skip.from(0)", splits("several")),
     Mutant(
         "bits of the next word", DOUBTS, "k / 32 + 1 == w ? bits[w]", "k / 32 + 2 == w ? bits[w]", splits("every_width")
@@ -175,7 +175,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("doubts of the lower row", DOUBTS, "k / 2 % 2 * 8", "0", splits("every_width")),
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
     Mutant("lo of A for that of B", GEMM, "with_lo == lo_of_a ?", "with_lo != lo_of_b ?", splits("lo_is")),
-    Mutant("half of the corrections", GEMM, "if (with_lo == (lo_of_a | lo_of_b))", "if (false)", splits("float32")),
+    Mutant("half of the corrections", GEMM, "if (with_lo == lo_of_both)", "if (false)", splits("float32")),
     Mutant("lo that nobody copied", GEMM, "= lo_of_a * with_a", "= lo_of_a", splits("lo_is")),
     Mutant("the first marks of a strip for all", GEMM, "is_last ? 0 : groups", "0", splits("tile_by_tile")),
     Mutant("the marks of one group", GEMM, "(lane < count ? lane : count - 1)", "0", splits("tile_by_tile")),
@@ -327,9 +327,30 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "totals of the other reduction",
         "kernels_cu/cluster_team.cuh",
-        "turn ^= 1;",
+        "++round;",
         "",
-        rows("row_cluster and normalised"),
+        rows("groups"),
+    ),
+    Mutant(
+        "packs that have not arrived",
+        "kernels_cu/row_shared.cu",
+        "groups - 1 - number / together",
+        "groups - number / together",
+        rows("groups"),
+    ),
+    Mutant(
+        "a group that nobody waits for",
+        "kernels_cu/row_shared.cu",
+        "number % together == 0",
+        "number == 0",
+        rows("groups"),
+    ),
+    Mutant(
+        "words of one block only",
+        "kernels_cu/cluster_team.cuh",
+        "slot(set, cluster_rank())",
+        "slot(set, 0)",
+        rows("row_shared and normalised"),
     ),
     Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < total;", "k <= total;", kernels("pointwise")),
     Mutant(

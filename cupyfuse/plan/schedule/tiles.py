@@ -42,8 +42,8 @@ _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
 # a tile: those of all tiles but the last of each multiprocessor run under the products of the next.
 _SPLIT_FLOP = 6e-9
 _STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
-_LONGEST_HELD = 32768  # columns of a row that a block keeps in registers; clusters of blocks share longer ones
-_SHARED_ROWS = 0.72  # of the bandwidth is reached then
+_LONGEST_HELD = 32768  # columns of a row that a block keeps in registers; longer ones are kept in shared memory
+_SHARED_ROWS = 0.95  # of that share is reached then
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,13 @@ struct Issued {
     int add;
 };
 
+// An asynchronous copy of a thread.
+struct Copied {
+    void* to;
+    const void* from;
+    unsigned bytes;
+};
+
 // Where a fiber, or the scheduler, goes on. GCC's __builtin_setjmp fills it and makes no system call, as swapcontext does
 // twice for each switch, of which a launch has millions.
 struct Place {
@@ -26,6 +33,7 @@ struct Fiber {
     char* stack;
     unsigned number;  // in the cluster
     std::vector<std::vector<Issued>> groups;  // of products: those in flight, and the one that is still open
+    std::vector<std::vector<Copied>> copies;  // likewise
     State state;
     Kind kind;
     Site site;
@@ -197,6 +205,7 @@ void prepare(unsigned threads) {
         fiber.place = fiber.begin;
         fiber.state = State::Ready;
         fiber.groups.assign(1, {});
+        fiber.copies.assign(1, {});
     }
 }
 

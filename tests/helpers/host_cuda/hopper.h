@@ -72,8 +72,23 @@ constexpr Site kDynamic{"dynamic shared memory", 0};
 
 }  // namespace
 
+// Dynamic shared memory comes first, then each static array, in the same order in all blocks.
 unsigned offset_in_shared(const void* p) {
-    return rank() * kWindow + static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
+    constexpr unsigned space = 1 << 20;
+    static std::vector<Site> sites;
+    dynamic_shared_memory();
+    for (const Shared& each : here->shared) {
+        const char* from = each.memory + kGuard;
+        if (p < from || p >= from + std::max<size_t>(each.bytes, 1)) continue;
+        unsigned number = 0;
+        if (!same(each.site, kDynamic)) {
+            while (number < sites.size() && !same(sites[number], each.site)) ++number;
+            if (number == sites.size()) sites.push_back(each.site);
+            ++number;
+        }
+        return rank() * kWindow + number * space + static_cast<unsigned>(static_cast<const char*>(p) - from);
+    }
+    fail("an address of shared memory that is none", Site{"shared_address", 0});
 }
 
 void phase_init(unsigned barrier, unsigned arrivals) {
@@ -123,6 +138,25 @@ const void* shared_of(Site site, const void* own, unsigned block) {
         }
     }
     fail("an address of shared memory that is none", site);
+}
+
+void shared_store(Site site, const void* own, unsigned block, unsigned word, unsigned barrier) {
+    memcpy(const_cast<void*>(shared_of(site, own, block)), &word, sizeof word);
+    complete(site, barrier, block, sizeof word);
+}
+
+void copy_issue(void* to, const void* from, unsigned bytes) {
+    current->copies.back().push_back(Copied{to, from, bytes});
+}
+
+void copies_commit() { current->copies.push_back({}); }
+
+void copies_wait(unsigned left) {
+    std::vector<std::vector<Copied>>& copies = current->copies;
+    while (copies.size() > left + 1) {
+        for (const Copied& each : copies.front()) memcpy(each.to, each.from, each.bytes);
+        copies.erase(copies.begin());
+    }
 }
 
 void tensor_copy(Site site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks_) {

@@ -17,7 +17,7 @@ from cupyfuse.cuda.kernel import Kernel
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "kernels_cu"
-TEMPLATES = ("row_lanes", "row_block", "row_cluster", "row_stream", "elementwise", "column_stats")
+TEMPLATES = ("row_lanes", "row_block", "row_shared", "row_stream", "elementwise", "column_stats")
 TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair", "fingerprint", "gemm")
 COMPILER = os.environ.get("CXX", "g++")
 # No optimisation: compiling takes most of the time. Variables that nobody has set hold a large number.

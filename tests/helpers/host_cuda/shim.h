@@ -33,7 +33,7 @@ Word64 collect(Kind, Site, unsigned members, Word64 word, int from);
 char* shared_memory(Site, size_t bytes);
 char* dynamic_shared_memory();
 int lane();
-// Barriers in dynamic shared memory, named by their offset: a phase ends once all arrivals and all expected bytes are in.
+// Barriers in shared memory, named by their offset: a phase ends once all arrivals and all expected bytes are in.
 unsigned offset_in_shared(const void* p);
 void phase_init(unsigned barrier, unsigned arrivals);
 void phase_expect(unsigned barrier, unsigned bytes);
@@ -48,6 +48,12 @@ unsigned rank_in_cluster();
 void cluster_barrier(Site);
 // What is at `own` of this block's shared memory in that of another block of the cluster.
 const void* shared_of(Site, const void* own, unsigned block);
+// Write a word there, which counts at the barrier of that block.
+void shared_store(Site, const void* own, unsigned block, unsigned word, unsigned barrier);
+// A thread's asynchronous copies are made when their group is waited for, and not before.
+void copy_issue(void* to, const void* from, unsigned bytes);
+void copies_commit();
+void copies_wait(unsigned left);
 // Copy a box of a matrix that `runtime.py` describes to the blocks whose bits are set, swizzled by 128 bytes.
 void tensor_copy(Site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks);
 // What all lanes of a warp execute together: none of them may be in another collective.
