@@ -87,13 +87,13 @@ __device__ __forceinline__ void split_columns(
             }
         }
         __syncwarp(0xffffffffu);
-        char* const to = tiles + (block * 2 * places_of(groups) + first / 8) * 1024;
+        char* const to = tiles + (block * 2 * groups + first / 8) * 1024;
         for (i64 p = lane; p < pieces; p += 32) {
             const i64 piece = block * 8 + (p ^ p / 8) % 8;
             char* const at = Parts == 2 ? to + p * 16 : piece_at<1>(tiles, first + p / 8, piece, groups, blocks * 8);
             *reinterpret_cast<uint4*>(at) = *reinterpret_cast<const uint4*>(own + p * 16);
             if (Parts == 2) {
-                *reinterpret_cast<uint4*>(at + places_of(groups) * 1024) = *reinterpret_cast<const uint4*>(own + 4096 + p * 16);
+                *reinterpret_cast<uint4*>(at + groups * 1024) = *reinterpret_cast<const uint4*>(own + 4096 + p * 16);
             }
         }
         found |= RowFindings::of_block(any_lo);

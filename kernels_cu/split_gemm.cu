@@ -45,10 +45,10 @@ struct SplitGemm {
 __device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
 // What the copying warp tells the consumers: with each stage, in `says`, which operands have a lo that is not zero, and whether
-// both have one in all blocks of the tile; and for the epilogue of a tile the inverse scales of its columns, and whether a row
+// that is so in all blocks of the tile; and for the epilogue of a tile the inverse scales of its columns, and whether a row
 // or column of the tile has small elements or is marked. Each lane that has written of the latter arrives at `written`, each
 // consumer thread that has read it at `read`.
-constexpr u32 lo_of_a = 1, lo_of_b = 2, lo_of_both = lo_of_a | lo_of_b, everywhere_in_tile = 4;
+constexpr u32 lo_of_a = 1, lo_of_b = 2, lo_of_both = lo_of_a | lo_of_b, alike_in_tile = 4;
 template <int Columns, int Stages>
 struct Messages {
     u64 written, read;
@@ -278,10 +278,10 @@ struct Strip {
     __device__ __forceinline__ void copy(u32 to, u32 part, bool with_lo, u32 barrier) const {
         bulk_copy(to, hi, bytes, barrier);
         if (with_lo) {
-            bulk_copy(to + part, hi + places_of(groups) * Shape::group, bytes, barrier);
+            bulk_copy(to + part, hi + groups * Shape::group, bytes, barrier);
         }
     }
-    __device__ __forceinline__ void advance() { hi += 2 * places_of(groups) * Shape::group; }
+    __device__ __forceinline__ void advance() { hi += 2 * groups * Shape::group; }
 };
 
 // Copy the operands of all tiles of this block, by a warp, of which one lane copies.
@@ -298,22 +298,40 @@ __device__ __forceinline__ void copy_operands(
         const TileScales<Columns> own(p.a, p.b, row, col);
         Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row, own.a);
         Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col, own.b);
-        const bool everywhere = own.a == Lo::everywhere && own.b == Lo::everywhere;
         tell(messages, scales, told++);
         scales = own;
-#pragma unroll 1
-        for (u32 block = 0; block < blocks; ++block) {
-            const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
+        // The larger operand first: the other one is in the L2 cache more often.
+        const auto copy_block = [&](const Ring<Shape, Stages>& to, bool with_a, bool with_b, bool alike) {
+            barrier_wait(to.empty(), to.parity ^ 1);
+            messages.says[to.stage] = lo_of_a * with_a + lo_of_b * with_b + alike_in_tile * alike;
+            barrier_arrive_expect(to.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
+            strip_b.copy(to.b(), Shape::part_b, with_b, to.full());
+            strip_a.copy(to.a(), Shape::part_a, with_a, to.full());
+        };
+        if (own.a != Lo::marked && own.b != Lo::marked) {  // one lane alone, which votes on nothing: stages wait for it
             if (threadIdx.x % 32 == 0) {
-                barrier_wait(ring.empty(), ring.parity ^ 1);
-                messages.says[ring.stage] = lo_of_a * with_a + lo_of_b * with_b + everywhere_in_tile * everywhere;
-                barrier_arrive_expect(ring.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
-                strip_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
-                strip_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
+                Ring<Shape, Stages> to = ring;
+#pragma unroll 1
+                for (u32 block = 0; block < blocks; ++block) {
+                    copy_block(to, own.a == Lo::everywhere, own.b == Lo::everywhere, true);
+                    strip_a.advance();
+                    strip_b.advance();
+                    to.advance();
+                }
             }
-            strip_a.advance();
-            strip_b.advance();
-            ring.advance();
+            __syncwarp(0xffffffffu);
+            ring.skip(blocks);
+        } else {
+#pragma unroll 1
+            for (u32 block = 0; block < blocks; ++block) {
+                const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
+                if (threadIdx.x % 32 == 0) {
+                    copy_block(ring, with_a, with_b, false);
+                }
+                strip_a.advance();
+                strip_b.advance();
+                ring.advance();
+            }
         }
     }
     tell(messages, scales, told);
@@ -420,7 +438,7 @@ __device__ __forceinline__ void multiply(
         for (int i = 0; i < Columns / 2; ++i) {
             sum[i] = part[i] + 0.0f;  // never -0
         }
-        if (says & everywhere_in_tile) {
+        if (says == (lo_of_both | alike_in_tile)) {
             add_blocks(true);
         } else {
             add_blocks(false);

@@ -7,9 +7,9 @@
 //
 // Layout of one part: row-major, rows padded to 64 columns with zeros.
 // Layout of two parts, independent of the tiles of a product: element k of a row is at byte
-//   ((k / 64 * 2 + part) * places + row / 8) * 1024 + row % 8 * 128 + (k % 64 / 8 ^ row % 8) * 16 + k % 8 * 2
-// with part 0 for hi, 1 for lo, and places for an odd number of groups of 8 rows (see places_of). Rows are padded to 8 and
-// columns to 64 with zeros: in all ceil(cols / 64) * places * 2048 bytes, aligned to 16. Where lo is not zero is noted behind the scales (split_tiles.cuh).
+//   ((k / 64 * 2 + part) * groups + row / 8) * 1024 + row % 8 * 128 + (k % 64 / 8 ^ row % 8) * 16 + k % 8 * 2
+// with groups = ceil(rows / 8), and part 0 for hi, 1 for lo. Rows are padded to 8 and columns to 64 with zeros: in all
+// ceil(cols / 64) * groups * 2048 bytes, aligned to 16. Where lo is not zero is noted behind the scales (split_tiles.cuh).
 #pragma once
 
 #include "split_tiles.cuh"
@@ -43,11 +43,11 @@ struct Piece {
 };
 
 // The address of piece p of a row in a split operand of `groups` groups of 8 rows, with `pieces` pieces a row; that of lo is
-// places_of(groups) * 1024 bytes behind.
+// groups * 1024 bytes behind.
 template <int Parts>
 __device__ __forceinline__ char* piece_at(char* tiles, i64 row, i64 p, i64 groups, i64 pieces) {
     return Parts == 1 ? tiles + (row * pieces + p) * 16
-                      : tiles + (p / 8 * 2 * places_of(groups) + row / 8) * 1024 + row % 8 * 128 + (p ^ row) % 8 * 16;
+                      : tiles + (p / 8 * 2 * groups + row / 8) * 1024 + row % 8 * 128 + (p ^ row) % 8 * 16;
 }
 
 // The scale of a row whose largest magnitude has these bits.

@@ -71,7 +71,7 @@ __device__ __forceinline__ void split_rows(
         char* at = piece_at<Parts>(tiles, row, p, groups, pieces);
         *reinterpret_cast<uint4*>(at) = hi;
         if (Parts == 2) {
-            *reinterpret_cast<uint4*>(at + places_of(groups) * 1024) = lo;
+            *reinterpret_cast<uint4*>(at + groups * 1024) = lo;
             const u32 neighbours = 0xffu << threadIdx.x % 32 / 8 * 8;
             const u32 any = __ballot_sync(neighbours, any_number(lo)) & neighbours;
             found |= RowFindings::of_block(any != 0);

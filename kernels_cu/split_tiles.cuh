@@ -45,10 +45,6 @@ struct SplitRow {
     }
 };
 
-// Places for groups of 8 rows in each part and block of columns: an odd number, so that these do not begin at powers of two,
-// which share channels of memory.
-__device__ __forceinline__ i64 places_of(i64 groups) { return groups | 1; }
-
 // Where lo of an operand is not zero: a byte for each row and 64 columns, behind the scales, which are padded to 8 rows.
 // That of a row and block of columns is at block * groups * 8 + row, so that a word of 8 bytes is of a group of rows.
 __device__ __forceinline__ u8* lo_marks(float* inverse, i64 groups) { return reinterpret_cast<u8*>(inverse + groups * 8); }

@@ -13,7 +13,6 @@ from functools import lru_cache
 from .. import devices
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
-from ..ir.products import split_rows
 from ..plan.schedule import Step, store_step
 from ..plan.schedule.products import TILE_ROWS, tile_width
 from .configure import Config
@@ -49,7 +48,7 @@ def padded(cols: int) -> int:
 
 def inverse_at(rows: int, cols: int, parts: int = 2) -> int:
     """Return the byte offset of a split matrix's inverse row scales, which follow its elements."""
-    return split_rows(rows, parts) * padded(cols) * parts * 2
+    return -(-rows // 8) * 8 * padded(cols) * parts * 2
 
 
 @lru_cache

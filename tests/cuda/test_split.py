@@ -13,7 +13,7 @@ from support import CUDA, HOST, Engine
 from cupyfuse.cuda import split as split_kernels
 from cupyfuse.cuda import split_launch
 from cupyfuse.cuda.split_launch import Split, SplitProduct
-from cupyfuse.ir.products import split_rows, split_shape
+from cupyfuse.ir.products import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
 
 F32 = np.float32
@@ -72,10 +72,8 @@ def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
     at = split_kernels.inverse_at(rows, cols)
     bits = raw[at : at + 4 * rows].view(np.uint32)
     small, inverse = bits & 0x1FFFFF, (bits & 0x7F800000).view(F32)
-    groups, blocks, places = -(-rows // 8), -(-cols // 64), split_rows(rows) // 8
-    atoms = (
-        raw[:at].view(np.float16).reshape(blocks, 2, places, 8, 8, 8)[:, :, :groups]
-    )  # pieces of 8 columns, in a swizzled order
+    groups, blocks = -(-rows // 8), -(-cols // 64)
+    atoms = raw[:at].view(np.float16).reshape(blocks, 2, groups, 8, 8, 8)  # pieces of 8 columns, in a swizzled order
     row, piece = np.arange(8)[:, None], np.arange(8)[None, :]
     atoms = atoms[:, :, :, row, piece ^ row, :]
     parts = atoms.transpose(1, 2, 3, 0, 4, 5).reshape(2, groups * 8, blocks * 64)
@@ -294,8 +292,7 @@ def everywhere(memory: Any, rows: int, cols: int) -> None:
 
 def nan_where_lo_is_zero(memory: Any, rows: int, cols: int) -> None:
     groups, blocks = -(-rows // 8), -(-cols // 64)
-    places = split_rows(rows) // 8
-    lo = memory.reshape(-1)[: blocks * 2 * places * 512].reshape(blocks, 2, places * 512)[:, 1, : groups * 512]
+    lo = memory.reshape(-1)[: blocks * 2 * groups * 512].reshape(blocks, 2, groups * 512)[:, 1]
     lo[~lo_marks(memory, rows, cols).any(axis=1)] = np.nan
 
 

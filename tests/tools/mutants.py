@@ -159,8 +159,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stages that are never free",
         GEMM,
-        "ring.parity ^ 1);\n                messages",
-        "ring.parity);\n                messages",
+        "to.parity ^ 1);\n            messages",
+        "to.parity);\n            messages",
         splits("float32"),
     ),
     Mutant(
@@ -176,6 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
     Mutant("lo of A for that of B", GEMM, "with_lo == lo_of_a ?", "with_lo != lo_of_b ?", splits("lo_is")),
     Mutant("half of the corrections", GEMM, "if (with_lo == lo_of_both)", "if (false)", splits("float32")),
+    Mutant("lo of both in all tiles", GEMM, "says == (lo_of_both | alike_in_tile)", "true", splits("lo_is")),
     Mutant("lo that nobody copied", GEMM, "= lo_of_a * with_a", "= lo_of_a", splits("lo_is")),
     Mutant("the first marks of a strip for all", GEMM, "is_last ? 0 : groups", "0", splits("tile_by_tile")),
     Mutant("the marks of one group", GEMM, "(lane < count ? lane : count - 1)", "0", splits("tile_by_tile")),
