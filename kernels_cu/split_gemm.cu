@@ -319,7 +319,6 @@ __device__ __forceinline__ void copy_operands(
                     to.advance();
                 }
             }
-            __syncwarp(0xffffffffu);
             ring.skip(blocks);
         } else {
 #pragma unroll 1

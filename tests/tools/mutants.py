@@ -265,13 +265,13 @@ MUTANTS: tuple[Mutant, ...] = (
         STAGES,
         "if (k < span.packed) {\n            p.template load_columns",
         "if (k <= span.packed) {\n            p.template load_columns",
-        rows("row_block and elements and softmax and 256"),
+        rows("row_block and softmax and 256 and not packed"),
     ),
     Mutant(
         "a column too many in a stream",
         STAGES,
-        "if (start + i * step < span.packed) {\n                p.template load<V>",
-        "if (start + i * step <= span.packed) {\n                p.template load<V>",
+        "if (start + i * step < span.packed) {\n                source",
+        "if (start + i * step <= span.packed) {\n                source",
         kernels("reductions-1x70000-float32"),
     ),
     Mutant(
@@ -286,7 +286,7 @@ MUTANTS: tuple[Mutant, ...] = (
         STAGES,
         "p.add(At<S>(), e.packs[i * V + j], totals);",
         "if (i == 0) p.add(At<S>(), e.packs[i * V + j], totals);",
-        rows("row_block and elements and softmax and 256"),
+        rows("row_block and softmax and 256 and not packed"),
     ),
     Mutant(
         "a row too many for groups of lanes",
