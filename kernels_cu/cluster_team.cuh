@@ -8,11 +8,15 @@
 // threads call meet() once, before the first reduction.
 //
 // Each block sends its totals to all, and waits for theirs, in two sets of slots that alternate: a block sends what
-// overwrites a set only after it has got totals that others sent when they had read that set. No block exits before it has
-// got what was sent to it.
+// overwrites a set only after it has got totals that others sent when all their threads had read that set, for the
+// reduction within a block has a barrier. Warp 0 waits in every block: its arrival opens the phase of the block's barrier, and
+// it may not exit before it has got what was sent to it. So threads arrive in the constructor and wait in meet(): copies are
+// issued between.
 template <int Threads, int Blocks, int Slot>
 struct Cluster {
-    static constexpr int bytes = 2 * 32 * Slot + (Blocks == 1 ? 0 : 2 * Blocks * Slot + 16);
+    static constexpr int slots_at = 2 * 32 * Slot, barriers_at = slots_at + 2 * Blocks * Slot;  // behind those of the block
+    static constexpr int bytes = Blocks == 1 ? slots_at : barriers_at + 16;
+    static_assert(Slot % 8 == 0, "the alignment of barriers");
     Block<Threads, Slot> block;
     mutable u32 round = 0;
 
@@ -45,11 +49,11 @@ struct Cluster {
     }
 
 private:
-    // The slots of a set, one for each block; and the barriers of both.
+    // The slot of a block in a set, and the barrier of the set.
     __device__ __forceinline__ char* slot(u32 set, u32 of) const {
-        return block.shared + (2 * 32 + set * Blocks + of) * Slot;
+        return block.shared + slots_at + (set * Blocks + of) * Slot;
     }
-    __device__ __forceinline__ u32 barrier(u32 set) const { return shared_address(slot(2, 0)) + 8 * set; }
+    __device__ __forceinline__ u32 barrier(u32 set) const { return shared_address(block.shared + barriers_at) + 8 * set; }
 
     template <class Totals>
     __device__ __forceinline__ void combine(Totals& totals, bool wanted) const {

@@ -35,7 +35,8 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 // Write a word of shared memory, which is at `own` in this block, in a block of the cluster. It counts as 4 bytes at the barrier
-// of that block, whose threads can read it when they have waited there: no fence waits for what else this thread has written.
+// of that block, whose threads can read it when they have waited there. The barrier orders this word alone: other writes of
+// this thread are not published, which would take a fence of the whole GPU.
 __device__ __forceinline__ void cluster_store(u32* own, u32 block, u32 word, u32 barrier) {
 #ifdef __CUDA_ARCH__
     asm volatile(

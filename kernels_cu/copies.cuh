@@ -3,7 +3,8 @@
 
 #include "types.cuh"
 
-// Copy V elements, which begin at a multiple of V, to this thread's part of shared memory.
+// Copy V elements, which begin at a multiple of V, to this thread's part of shared memory; fewer than 4 bytes at once, which the
+// instruction does not take. 16 bytes do not go through the L1 cache: nobody else reads them.
 template <int V, class T>
 __device__ __forceinline__ void copy_pack(Pack<T, V>& to, const T* from) {
     constexpr int bytes = sizeof(T) * V;

@@ -4,7 +4,7 @@
 //   Held<V>, held<V>(memory, count)          where `count` packs of each full input are, as they are loaded
 //   hold<V>(row, col, held, at)              copies V elements of each there, asynchronously
 //   take<V>(At<S>, held, at, tile)           reads those of stage S
-// Each thread reads what it has copied itself: it waits for no other one.
+// Each thread reads what it has copied itself: it waits for no other one. Single elements are not held: each stage loads them.
 // Launch: Threads threads; at most rows * Blocks blocks, in clusters of Blocks (grid-stride loop over rows); cols <= Blocks *
 //   Threads * Packs * V, of which a thread computes Items packs at a time; dynamic shared memory for Threads * Packs
 //   packs. V > 1 as in row_block.cu.
@@ -15,12 +15,13 @@
 #include "stages.cuh"
 
 // The packs of a row that a thread holds in shared memory, `Threads` apart. They are copied in groups, so that the first ones
-// are computed while others are on their way.
+// are computed while others are on their way. All threads have as many groups, some of them empty, and the first stage waits
+// for all that have packs.
 template <class P, int Threads, int Packs, int Items, int V>
 struct HeldPacks {
     static constexpr int most_groups = 8;
-    static constexpr int together = (Packs + most_groups * Items - 1) / (most_groups * Items) * Items;  // packs of a group
-    static constexpr int groups = (Packs + together - 1) / together;
+    static constexpr int packs_a_group = (Packs + most_groups * Items - 1) / (most_groups * Items) * Items;
+    static constexpr int groups = (Packs + packs_a_group - 1) / packs_a_group;
     typedef int Index;
     typename P::template Held<V> held;
 
@@ -30,8 +31,8 @@ struct HeldPacks {
 #pragma unroll 1
         for (int g = 0; g < groups; ++g) {
 #pragma unroll
-            for (int i = 0; i < together; ++i) {
-                const int number = g * together + i;
+            for (int i = 0; i < packs_a_group; ++i) {
+                const int number = g * packs_a_group + i;
                 const int k = (number * team.size() + team.rank()) * V;
                 if (k < span.packed) {
                     p.template hold<V>(row, span.column(k), held, number * Threads + threadIdx.x);
@@ -42,8 +43,8 @@ struct HeldPacks {
     }
     template <int S>
     __device__ __forceinline__ void wait(int number) const {
-        if (S == 0 && number % together == 0) {
-            copies_wait(groups - 1 - number / together);
+        if (S == 0 && number % packs_a_group == 0) {
+            copies_wait(groups - 1 - number / packs_a_group);
         }
     }
     template <int S, int, class Tile>

@@ -272,8 +272,8 @@ struct Arguments {
     }
 };
 
-// Stage S and the stages after it, each of which reads the row again: Items packs at a time, the thread's pack `number` from
-// `source`, which waits until packs from there on can be read.
+// Stage S and the stages after it, each of which reads the row again, Items packs at a time: `source` gives this thread's pack
+// `number`, after it has waited for it and those behind it.
 template <class P, int S, int Items, int V, class Team, class Source>
 __device__ __forceinline__ void streamed_stage(
     const P& p, const Team& team, const Source& source, i64 row, typename P::Row& r) {

@@ -11,9 +11,9 @@
 #define SHARED_BYTES(name, bytes) __shared__ alignas(16) char name[bytes]
 #endif
 
-// The dynamic shared memory of the launch.
+// The dynamic shared memory of the launch, aligned to 16.
 #ifndef SHARED_DYNAMIC
-#define SHARED_DYNAMIC(name) extern __shared__ char name[]
+#define SHARED_DYNAMIC(name) extern __shared__ alignas(16) char name[]
 #endif
 
 typedef long long i64;
@@ -207,7 +207,7 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
     *reinterpret_cast<W*>(to) = bits.word;
 }
 
-// The same to global memory, surely by one access: in unrolled loops the compiler makes several of a store_pack.
+// The same to global memory, by exactly one instruction: in unrolled loops the compiler makes several of a store_pack.
 template <int V, class T>
 __device__ __forceinline__ void store_global(T* to, const Pack<T, V>& pack) {
 #ifdef __CUDA_ARCH__

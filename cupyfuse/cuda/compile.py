@@ -23,7 +23,6 @@ from .kernel import Kernel, inlined
 
 OPTIONS = ("--std=c++17",)
 _LOWEST_CAPABILITY = "7.5"  # that the tests compile for
-_STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without opting in
 _MAX_DYNAMIC_SHARED_SIZE = 8  # the CUfunction_attribute that opts in
 _functions: dict[tuple[str, str, int], Any] = {}  # loaded kernels by name, source and device
 _lock = threading.Lock()  # of this module's state
@@ -85,7 +84,7 @@ def _load(kernel: Kernel, device: int) -> Any:
 
     try:
         function = _compile(kernel, inlined(kernel.source))
-        if kernel.shared > _STATIC_SHARED:
+        if kernel.shared > 0:  # with its static memory it may need to opt in
             cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE, kernel.shared)
         return function
     except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:

@@ -23,6 +23,7 @@ _SHARED_BYTES = 48 << 10  # static shared memory of a block
 # each have registers for a program that computes little, for any other, and for float64.
 _MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
 _LIGHT_THREADS, _THREADS, _DOUBLE_THREADS = 1536, 1024, 512
+_MOST_BLOCKS = 8  # of a cluster
 # The rate of blocks that hold rows in shared memory grows with this power of the threads on a multiprocessor and of the
 # bytes that they hold; blocks of a cluster reach this share of it, since they start together and wait for each other:
 # fitted to 180 measurements of an H200 from 50257 to 262144 columns, where it chooses within 4 % of the best.
@@ -193,23 +194,32 @@ def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: boo
 
 
 def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | None:
-    """Choose the blocks and threads that hold a row in shared memory, of a GPU with clusters; None if it is long."""
-    scratch = 3 * 32 * 32 * max(len(program.accumulators(s)) for s in range(program.stages))  # at most
+    """Choose the blocks that hold a row in shared memory, of a GPU with clusters; None if it is too long."""
+    slots = 2 * 32 + 2 * _MOST_BLOCKS  # of totals, of which each block has so many
+    scratch = slots * state_size(program.step) + 16
     double = _is_double(program)
-    resident = _LIGHT_THREADS if _is_packed(program) else _DOUBLE_THREADS if double else _THREADS
+    is_light = _is_packed(program) and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
+    resident_threads = _LIGHT_THREADS if is_light else _DOUBLE_THREADS if double else _THREADS
     items = max(1, (8 if double else 4) // vec)
     best, found = 0.0, None
-    for cluster in range(1, 9):
+    for cluster in range(1, _MOST_BLOCKS + 1):
         for threads in (256, 384, 512, 768, 1024):
-            each = -(-packs // (threads * cluster))
-            held = threads * each * vec * program.input_bytes
-            blocks = min(_MULTIPROCESSOR_BYTES // (held + scratch + _BLOCK_BYTES), resident // threads)
+            packs_a_thread = -(-packs // (threads * cluster))
+            held = threads * packs_a_thread * vec * program.input_bytes
+            blocks = min(_MULTIPROCESSOR_BYTES // (held + scratch + _BLOCK_BYTES), resident_threads // threads)
             share = _CLUSTER_SHARE if cluster > 1 else 1.0
             rate = share * (blocks * threads * blocks * held) ** _RATE_POWER
             if rate > best:
                 best = rate
                 found = Config(
-                    "row_shared", threads, items, vec, blocks=blocks, cluster=cluster, packs=each, shifted=shifted
+                    "row_shared",
+                    threads,
+                    items,
+                    vec,
+                    blocks=blocks,
+                    cluster=cluster,
+                    packs=packs_a_thread,
+                    shifted=shifted,
                 )
     return found
 

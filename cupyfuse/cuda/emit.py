@@ -132,7 +132,7 @@ class Writer:
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
             *(self.emit_totals(s) for s in stages),
-            f"static constexpr int slot = largest_of({largest});",
+            f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
             self.emit_held(),

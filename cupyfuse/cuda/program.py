@@ -186,7 +186,7 @@ class Program:
 
     @cached_property
     def input_bytes(self) -> int:
-        """Bytes of those for each element."""
+        """Bytes of full inputs for each element."""
         return sum(dtypes.ITEMSIZE[p.dtype] for p in self.full_inputs)
 
     @cached_property

@@ -16,7 +16,7 @@ from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, assign_offsets, base_of, dead_after, row_stride, view_chain
+from ..plan.schedule import Step, assign_offsets, base_of, dead_after, last_stage, row_stride, stages_of, view_chain
 from .kernel_launch import Addresses, LaunchSpec, Place
 from .launch_specs import LaunchSpecs, ShapeAndStrides
 from .library_launch import Held, allocation, release, rewritten_operand
@@ -213,6 +213,9 @@ class CudaExecutable:
                 if reads and node.op != "accumulate" and step.kind in ("Gemm", "Split", "Copy", "Library"):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
+                    return False
+                # Later stages of a row program may load the row again.
+                if reads and step.kind == "RowProgram" and stages_of(step).get(node, 0) < last_stage(step):
                     return False
         return written
 

@@ -20,7 +20,7 @@ from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
 from ..ir.graph import Node
 from ..ir.numbers import Number
-from ..plan.schedule import Step
+from ..plan.schedule import Step, state_size
 
 _MAX_BLOCKS = (1 << 31) - 1
 
@@ -243,8 +243,7 @@ class KernelLaunch:
         """Return the bytes of the totals that blocks sharing a column leave for the merge."""
         if self.config.shares == 1:
             return 1
-        # At most four numbers of at most 8 bytes an accumulator.
-        return self.config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))
+        return self.config.shares * self.cols * state_size(self.program.step)
 
     def bind(self, runtime: Runtime, partial: int) -> Launch:
         """Load the kernels; `partial` is the slot of the workspace."""

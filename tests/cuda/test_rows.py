@@ -13,7 +13,9 @@ from support import HOST, assert_equal, dtype_of, normal
 import cupyfuse as cf
 from cupyfuse.cuda.configure import Access, Config, accesses, default_config
 from cupyfuse.cuda.program import Program
+from cupyfuse.cuda.sources import emit_kernels
 from cupyfuse.engines import kernel_launch
+from cupyfuse.plan.schedule import state_size
 
 ORDERS = 2
 
@@ -100,6 +102,75 @@ def test_packs_arrive_in_groups(monkeypatch: pytest.MonkeyPatch, cluster: int, p
     monkeypatch.setattr(kernel_launch, "_thread_blocks", lambda config, rows, cols: 2 * config.cluster)
     force(monkeypatch, Config("row_shared", 32, 2, 1, cluster=cluster, packs=1), 600 * cluster)
     check_in_orders(Case(program, (5, 600 * cluster), "float32"))
+
+
+def doubled_softmax(x: Any) -> Any:
+    x *= 2
+    return cf.softmax(x, axis=1)
+
+
+def doubled_shares(x: Any) -> Any:
+    x *= 2
+    return x / x.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS + PACKED, ids=name_of)
+@pytest.mark.parametrize("program", [doubled_softmax, doubled_shares])
+def test_arguments_change_where_rows_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, config: Config, program: Any
+) -> None:
+    """Stages that load a row again, or parts of it, or to compute it as written, load the row that was given."""
+    cols = 251
+    force(monkeypatch, config, cols)
+    dtype = "float16" if config.vec == 8 else "float32"
+    x = np.random.default_rng(7).uniform(0.5, 1, (3, cols)).astype(dtype)
+    if dtype == "float32":
+        x[0] = 1e-10 * np.arange(1, cols + 1)
+        x[0, 17], x[0, 90] = 1e30, -1e30  # a sum that is small, so quotients that are not finite
+    with HOST.active():
+        changed = HOST.xp.empty(x.shape, x.dtype)
+        changed[...] = x
+        found = HOST.host(cf.fuse(program)(changed))
+        expected = HOST.host(cf.fuse(lambda y: program(y * 1))(changed / 2))
+    assert_equal(np.asarray(changed), x * x.dtype.type(2))
+    np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(expected, np.float64), rtol=2e-6)
+
+
+@pytest.mark.parametrize("cols", [700, 2048, 50257])
+def test_totals_of_two_types(cols: int) -> None:
+    """Those of a later stage are aligned where the earlier ones have another size."""
+
+    def both(x: Any) -> tuple[Any, Any]:
+        shares = cf.softmax(x, axis=1)
+        return shares, (shares.astype("float64") * x).sum(axis=1)
+
+    x = np.random.default_rng(cols).standard_normal((2, cols)).astype(np.float32)
+    exact = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
+    exact /= exact.sum(1, keepdims=True)
+    with HOST.active():
+        shares, sums = cf.fuse(both)(x)
+    np.testing.assert_allclose(np.asarray(shares), exact, rtol=4e-6)
+    np.testing.assert_allclose(np.asarray(sums), (exact * x).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("cols", [24001, 57344, 61000, 86016, 200704])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_blocks_fit_a_multiprocessor(cols: int, dtype: str) -> None:
+    """With all totals of programs that have several of the largest ones."""
+
+    def entropies(x: Any) -> tuple[Any, Any]:
+        logs = cf.log_softmax(x, axis=1)
+        return (np.exp(logs) * logs).sum(axis=1), logs.sum(axis=1)
+
+    for function in (softmax, entropies):
+        plan = cf.fuse(function).plan(cf.spec((64, cols), dtype))
+        for step in plan.steps:
+            program = Program(step, plan.scheduled.storage)
+            config = default_config(program, next(accesses(program)), clusters=True)
+            if config.packs:
+                (kernel,) = emit_kernels(program, config)
+                static = (2 * 32 + 2 * config.cluster) * state_size(step) + 16
+                assert kernel.shared + static <= 227 << 10
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -32,7 +32,7 @@ from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, stages_of
-from .tiles import Tiles, state_bytes, state_size, strip_transposes, tiles_for, tiles_of
+from .tiles import Tiles, last_stage, state_bytes, state_size, strip_transposes, tiles_for, tiles_of
 from .times import step_time
 from .workspace import assign_offsets, dead_after
 
@@ -58,6 +58,7 @@ __all__ = [
     "row_stride",
     "round_values",
     "schedule",
+    "last_stage",
     "stages_of",
     "state_bytes",
     "state_size",
