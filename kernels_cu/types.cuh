@@ -13,7 +13,7 @@
 
 // The dynamic shared memory of the launch, aligned to 16.
 #ifndef SHARED_DYNAMIC
-#define SHARED_DYNAMIC(name) extern __shared__ alignas(16) char name[]
+#define SHARED_DYNAMIC(name) extern __shared__ __align__(16) char name[]
 #endif
 
 typedef long long i64;
