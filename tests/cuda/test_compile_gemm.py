@@ -62,8 +62,11 @@ def products(dtype: str, vec: int = 2) -> Iterator[tuple[Program, GemmShape]]:
 
 
 def local_bytes(binary: bytes) -> int:
-    """The stack frames of a binary's kernels, in which spilled registers are: attribute FRAME_SIZE of its ELF notes."""
-    found = re.findall(rb"\x04\x11\x08\x00.{4}(.{4})", binary, re.DOTALL)
+    """The stack frames of a binary's kernels, in which spilled registers are: attribute FRAME_SIZE of its ELF notes.
+
+    Machine code can look like one; but the symbols of notes have small numbers.
+    """
+    found = re.findall(rb"\x04\x11\x08\x00.{2}\x00\x00(.{4})", binary, re.DOTALL)
     assert found
     return max(int.from_bytes(size, "little") for size in found)
 
