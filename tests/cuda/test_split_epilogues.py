@@ -82,7 +82,8 @@ def test_an_epilogue_gives_the_bits_of_a_row_program(
     name: str, kind: str, engine: Engine, rng: np.random.Generator
 ) -> None:
     function = of(TAILS[name])
-    for shape in SHAPES:
+    # What is repaired for one reason alone is so for both in all shapes.
+    for shape in SHAPES if kind in ("finite", "both") else SHAPES[-1:]:
         given = [*engine.arrays(operands(rng, shape, kind)), 0.3]
         with settings.epilogues("always"):
             fused: Any = cf.fuse(function)

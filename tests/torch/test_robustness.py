@@ -890,7 +890,7 @@ def _compared(drawn: list[tuple[str, int, int]], shape: tuple[int, ...], through
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_chains(part: int) -> None:
-    @searched(part, EXAMPLES // 40, drawn=STEPS, shape=st.sampled_from(SHAPES))
+    @searched(part, EXAMPLES // 80, drawn=STEPS, shape=st.sampled_from(SHAPES))
     def check(drawn: Any, shape: Any) -> None:
         _compared(drawn, shape, ct.fuse)
 
