@@ -251,7 +251,7 @@ def compiled(source: str) -> Any:
     return scope["program"]
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 8)
 @given(
     program=deep_programs(),
     shape=st.sampled_from([(64, 48), (300, 200), (48, 5), (5, 48), (1, 40), (40, 1)]),
@@ -285,7 +285,7 @@ def agree(function: Any, arguments: list[Any], results: Any, rng: np.random.Gene
         assert not wrong.any()
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 8)
 @given(
     program=deep_programs(longest=30),
     shape=st.sampled_from([(6, 5), (1, 4), (4, 1), (9, 3)]),
@@ -299,7 +299,7 @@ def test_random_deep_programs_are_right(program: tuple[str, int], shape: tuple[i
     agree(function, arguments, cf.fuse(function)(*arguments), rng)
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 8)
 @given(
     program=deep_programs(longest=30),
     shape=st.sampled_from([(6, 5), (1, 4), (4, 1), (9, 3)]),

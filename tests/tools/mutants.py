@@ -335,14 +335,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "packs that have not arrived",
         "kernels_cu/row_shared.cu",
-        "groups - 1 - number / together",
-        "groups - number / together",
+        "groups - 1 - number / packs_a_group",
+        "groups - number / packs_a_group",
         rows("groups"),
     ),
     Mutant(
         "a group that nobody waits for",
         "kernels_cu/row_shared.cu",
-        "number % together == 0",
+        "number % packs_a_group == 0",
         "number == 0",
         rows("groups"),
     ),
@@ -591,7 +591,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "partial totals in too little memory",
         "cupyfuse/engines/kernel_launch.py",
-        "return self.config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))",
+        "return self.config.shares * self.cols * state_size(self.program.step)",
         "return self.config.shares * self.cols * 4",
         kernels("column_reductions-600x5-float32"),
     ),
