@@ -356,7 +356,8 @@ __device__ __forceinline__ void multiply(
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
     const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
     // Begin with the corrections of a block, or with hi hi' if there are none; finish_block adds hi hi' to corrections. By the
-    // operands that have a lo: A: lo hi'; B: hi lo'; both: hi lo', then lo hi'. `both`, a constant once inlined, does without the message.
+    // operands that have a lo: A: lo hi'; B: hi lo'; both: hi lo', then lo hi'. `both`, a constant once inlined, tells that both
+    // have one, without a message to wait for.
     const auto begin_block = [&](bool both) {
         a = operand_at(ring.a() + rows, Shape::group);
         b = operand_at(ring.b(), Shape::group);

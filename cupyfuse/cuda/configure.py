@@ -165,8 +165,8 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
 def _is_packed(program: Program) -> bool:
     """Whether rows are held as they were loaded, because stages compute little of them again."""
     guarded = any(n.op == "guard" for n in program.step.nodes)
-    # Sums of exponentials are rescaled for each pack then, which float64 results would show.
     is_light = program.recomputed_flops <= _MOST_RECOMPUTED and not guarded
+    # Sums of exponentials are rescaled for each pack, which float64 results would show.
     return 0 < program.input_bytes <= 8 and is_light and not _is_double(program)
 
 
