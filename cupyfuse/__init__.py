@@ -54,6 +54,7 @@ from .api.functions import (
 )
 from .api.fuse import Bound, Fused, fuse
 from .api.losses import cross_entropy, nll_loss
+from .api.partial import Partial, partial
 from .api.registry import register
 from .errors import EngineError, TraceError
 from .plan.plan import Plan, set_emitter
@@ -81,6 +82,7 @@ __all__ = [
     "Bound",
     "EngineError",
     "Fused",
+    "Partial",
     "Plan",
     "Spec",
     "Step",
@@ -112,6 +114,7 @@ __all__ = [
     "mish",
     "mse_loss",
     "nll_loss",
+    "partial",
     "precision",
     "prod",
     "register",

@@ -16,7 +16,13 @@ from .cleanup import (
 )
 from .notes import Note
 from .pools import pool_products
-from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
+from .reductions import (
+    drop_unit_reductions,
+    lower_logsumexp,
+    lower_mean,
+    recognize_expsum,
+    recognize_variance,
+)
 from .row_sums import choose_before_reductions, recognize_distances, recognize_entropy, sum_of_choices
 from .scales import fold_scale_chains
 from .sums import collapse_sums
@@ -49,3 +55,21 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     graph = push_transposes(g.rewrite(graph, drop_unit_reductions))
     graph = fold_scale_chains(share_common_subexpressions(graph), notes)
     return drop_redundant_guards(share_common_subexpressions(graph)), notes
+
+
+def merge_passes(graph: Graph) -> Graph:
+    """Apply the identities that compute in one pass along an axis what is written as several; leave products alone.
+
+    logsumexp of float64 remains, as its lowered form takes two passes.
+    """
+
+    def lower_one_pass(node: Node) -> Node:
+        return node if node.dtype == "float64" else lower_logsumexp(node)
+
+    for rule in (drop_custom_derivatives, drop_no_ops, cancel_transposes, lower_mean, lower_one_pass):
+        graph = g.rewrite(graph, rule)
+    graph = share_common_subexpressions(graph)
+    graph = share_common_subexpressions(g.rewrite(graph, recognize_expsum))
+    for rule in (recognize_distances, recognize_entropy, sum_of_choices, choose_before_reductions):
+        graph = g.rewrite(graph, rule)
+    return g.rewrite(share_common_subexpressions(graph), recognize_variance)

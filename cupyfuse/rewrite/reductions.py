@@ -42,20 +42,27 @@ def lower_logsumexp(node: Node) -> Node:
     x = node.inputs[0]
     top = g.reduce("max", x, node.axis)
     if x.dtype == "float64":
-        return g.pointwise("add", g.pointwise("finite_or_zero", top), _counted_logarithm(x, top, node.axis))
+        return counted_logsumexp(top, *largest_and_others(x, top, node.axis))
     return g.pointwise("plus_log", top, g.reduce("expsum", x, node.axis))
 
 
-def _counted_logarithm(x: Node, top: Node, axis: int) -> Node:
-    """log(sum(exp(x - m))) = log(n) + log1p(s / n), with n maxima and s the sum over all other elements."""
+def largest_and_others(x: Node, top: Node, axis: int) -> tuple[Node, Node]:
+    """Count the elements along an axis that are the maximum, and sum exp(x - m) over all others."""
     one, zero = g.const(1.0), g.const(0.0)
     largest = g.pointwise("equal", x, top)
     count = g.reduce("sum", g.pointwise("where", largest, g.cast(one, x.dtype), zero), axis)
     others = g.pointwise("where", largest, zero, g.pointwise("exp", g.pointwise("subtract", x, top)))
-    ratio = g.pointwise("divide", g.reduce("sum", others, axis), count)
+    return count, g.reduce("sum", others, axis)
+
+
+def counted_logsumexp(top: Node, count: Node, others: Node) -> Node:
+    """m + log(sum(exp(x - m))) = m + log(n) + log1p(s / n), with n maxima and s the sum over all other elements."""
+    zero = g.const(0.0)
+    ratio = g.pointwise("divide", others, count)
     logarithm = g.pointwise("add", g.pointwise("log", count), g.pointwise("log1p", ratio))
     finite = g.pointwise("equal", g.pointwise("subtract", top, top), zero)
-    return g.pointwise("where", finite, logarithm, top)
+    counted = g.pointwise("where", finite, logarithm, top)
+    return g.pointwise("add", g.pointwise("finite_or_zero", top), counted)
 
 
 def recognize_expsum(node: Node) -> Node:
@@ -71,3 +78,27 @@ def recognize_expsum(node: Node) -> Node:
     x, top = difference.inputs
     same = top.op == "max" and top.axis == node.axis and top.inputs[0] is x and x.dtype == node.dtype
     return g.reduce("expsum", x, node.axis) if same else node
+
+
+def recognize_variance(node: Node) -> Node:
+    """sum((x - mean(x))^2) / n = moment2(x), in one pass.
+
+    Exact but for rounding: Welford's updates, relative to the first element of each part, are as accurate as two
+    passes. Rows with infinities or NaN give NaN either way. Saves a pass over the row.
+    """
+    squares = _mean_operand(node)
+    if squares is None or squares.op != "square" or squares.inputs[0].op != "subtract":
+        return node
+    x, centre = squares.inputs[0].inputs
+    axis = node.inputs[0].axis
+    same = _mean_operand(centre) is x and centre.inputs[0].axis == axis
+    return g.reduce("moment2", x, axis) if same and x.dtype == node.dtype else node
+
+
+def _mean_operand(node: Node) -> Node | None:
+    """Return x where a value is sum(x) / n along an axis of n elements; else None."""
+    if node.op != "divide" or node.inputs[0].op != "sum":
+        return None
+    total, count = node.inputs
+    x = total.inputs[0]
+    return x if count.op == "const" and count.number is None and count.value == x.shape[total.axis] else None

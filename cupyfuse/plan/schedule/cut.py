@@ -32,7 +32,7 @@ class NotRowwise(Exception):
     """A graph cannot be computed in blocks of rows; the message says why."""
 
 
-def _operands(node: Node, mode: Mode, rows: int) -> list[Part] | None:
+def operands_of_part(node: Node, mode: Mode, rows: int) -> list[Part] | None:
     """Return what a block needs of a node's operands to compute a part of it; None if it needs other rows too.
 
     `rows` is the number of rows of all blocks: an axis of that length is cut.
@@ -150,7 +150,7 @@ class _Cutter:
             for mode in (ROWS, COLUMNS, ADDEND):
                 if mode == ADDEND and (node.pointwise or (node.reduction and 1 in node.inputs[0].shape)):
                     continue  # sums of vectors follow the blocks
-                parts = _operands(node, mode, self.rows)
+                parts = operands_of_part(node, mode, self.rows)
                 if parts is not None and all(self.modes.get(i, needed) == needed for i, needed in parts):
                     self.modes[node] = mode
                     return
@@ -163,7 +163,7 @@ class _Cutter:
                 yield node
             elif node in self.after or node.op in ("input", "const"):
                 continue
-            elif _operands(node, ROWS, self.rows) is not None:
+            elif operands_of_part(node, ROWS, self.rows) is not None:
                 yield node  # it depends on no anchor, but can be computed by rows
         for node in g.topological(self.graph.outputs):
             if node in self.after:
@@ -212,7 +212,7 @@ class _Cutter:
             stored = {i for n in whole if not (n.pointwise or n.reduction) for i in n.inputs}
             whole -= {n for n in whole if n.pointwise and n not in stored}
             parts = [(n, mode) for n, mode in order if mode != WHOLE and n.op not in ("input", "const")]
-            sliced = {n for n, mode in parts if n in whole or _operands(n, mode, self.rows) is None}
+            sliced = {n for n, mode in parts if n in whole or operands_of_part(n, mode, self.rows) is None}
             found = (sliced | shared).difference(before)
             if not found:
                 return order, before
@@ -245,7 +245,7 @@ class _Cutter:
         node, mode = part
         if node.op in ("input", "const") or node in before:
             return []
-        return _operands(node, mode, self.rows) or []
+        return operands_of_part(node, mode, self.rows) or []
 
 
 def _is_costly(node: Node) -> bool:
@@ -278,7 +278,7 @@ def modes_of(graph: Graph, given: dict[Node, Mode], addends: int, rows: int) -> 
     for node in reversed(list(g.topological(graph.outputs))):
         if node.op in ("input", "const"):
             continue
-        parts = _operands(node, found[node], rows)
+        parts = operands_of_part(node, found[node], rows)
         if parts is None:
             raise NotRowwise(f"{across_rows(node)} gives values of other rows")
         for i, mode in parts:

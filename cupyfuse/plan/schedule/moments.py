@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...rewrite.reductions import recognize_variance
 
 _SOURCES = ("float16", "bfloat16")
 
@@ -16,28 +17,10 @@ def one_pass_variances(graph: Graph) -> Graph:
     """
 
     def rule(node: Node) -> Node:
-        x = _variance_operand(node)
-        return g.reduce("moment2", x, 1) if x is not None and _is_of_product(x) else node
+        found = recognize_variance(node)
+        return found if found.op == "moment2" and found.axis == 1 and _is_of_product(found.inputs[0]) else node
 
     return g.rewrite(graph, rule)
-
-
-def _variance_operand(node: Node) -> Node | None:
-    """Return x where a value is mean((x - mean(x))^2) along the rows; else None."""
-    squares = _mean_operand(node)
-    if squares is None or squares.op != "square" or squares.inputs[0].op != "subtract":
-        return None
-    x, centre = squares.inputs[0].inputs
-    return x if _mean_operand(centre) is x else None
-
-
-def _mean_operand(node: Node) -> Node | None:
-    """Return x where a value is sum(x) / n along rows of n elements; else None."""
-    if node.op != "divide" or node.inputs[0].op != "sum" or node.inputs[0].axis != 1:
-        return None
-    total, count = node.inputs
-    x = total.inputs[0]
-    return x if count.op == "const" and count.number is None and count.value == x.shape[1] else None
 
 
 def _is_of_product(x: Node) -> bool:
