@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes
-from ..ir.graph import Graph
-from ..plan.build import build
 from ..plan.plan import Traced
-from ..plan.shards import Shards, SplitError, merge
-from ..settings import DEFAULT_WORKSPACE, Settings
-from ..trace import Axes
+from ..plan.shards import Shards
+from ..settings import DEFAULT_WORKSPACE
 from . import arrays
-from .call import device_of, engine_for
 from .fuse import Fused
 from .planned_function import PlannedFunction
 from .results import Results
+from .shard_graphs import Cache, axes_of_shard, load_graph, merge_states, node_axis
 from .signature import Signature
-
-_MOST_SPLITS = 128  # signatures whose split is kept
 
 
 @dataclass(frozen=True)
@@ -102,8 +96,7 @@ class Partial:
         self.length = operator.index(length)
         if self.length < 2:
             raise ValueError(f"length: expected at least 2 elements along the split axis, got {length}")
-        self._splits: dict[Hashable, _Split] = {}
-        self._lock = threading.RLock()
+        self._splits = Cache()
 
     def __repr__(self) -> str:
         return f"<{self._function!r} on shards of {', '.join(self._axes)}>"
@@ -138,12 +131,7 @@ class Partial:
                 f"start: {width} elements from {start} are not within the {self.length} elements of the split axis"
             )
         key = (*signature.cache_key(*function.product_settings), *map(float.hex, signature.numbers))
-        with self._lock:
-            split = self._splits.get(key)
-            if split is None:
-                if len(self._splits) >= _MOST_SPLITS:
-                    self._splits.pop(next(iter(self._splits)))
-                split = self._splits[key] = self._new_split(values, signature, defaulted)
+        split = self._splits.get(key, lambda: self._new_split(values, signature, defaulted))
         shard = Shard(split, signature, start, width)
         _run_round(shard, 0)
         return shard
@@ -174,9 +162,9 @@ class Partial:
         split = {}
         for number, name in enumerate(spanning.names):
             if name in self._axes:
-                split[number] = _node_axis(spanning.leaves[number].shape, self._axes[name], name)
+                split[number] = node_axis(spanning.leaves[number].shape, self._axes[name], name)
         shards = Shards(tracing.traced.graph, split, self.length)
-        return _Split(self._function, shards, tracing.traced, tracing.results, tracing.constants, {})
+        return _Split(self._function, shards, tracing.traced, tracing.results, tracing.constants, Cache())
 
     def combine(self, states: Sequence[State]) -> State:
         """Merge the states of several shards, in the order given.
@@ -199,7 +187,8 @@ class Partial:
             raise ValueError(f"states: they are of {length} elements, more than the {self.length} of the split axis")
         if len(states) == 1 or not first.arrays:
             return State(first.round, length, first.rules, first.arrays)
-        return combine(states)
+        merged = merge_states(first.rules, [list(s.arrays.values()) for s in states])
+        return State(first.round, length, first.rules, dict(zip(first.arrays, merged, strict=True)))
 
     def proceed(self, total: State, shard: Shard) -> Shard:
         """Compute the next state of a shard, from the merged state of all shards.
@@ -261,7 +250,7 @@ class _Split:
     traced: Traced
     results: Results
     constants: list[Any]
-    loaded: dict[Hashable, Any]
+    loaded: Cache
 
     def parts_before(self, number: int) -> int:
         return sum(len(r.names) for r in self.shards.rounds[:number])
@@ -286,30 +275,20 @@ class _Split:
 
     def run(self, number: int, width: int, operands: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
         """Run a round for a shard of some width; the one behind the last merge computes the results."""
-        key = number, width, tuple(map(arrays.layout, operands))
-        execute = self.loaded.get(key)
-        if execute is None:
+
+        def load() -> Any:
             if number < len(self.shards.rounds):
                 graph = self.shards.local(number, width)
                 axes: Sequence[Any] = [(0, 1)] * len(graph.outputs)
             else:
                 graph = self.shards.finish(width)
                 nodes = zip(graph.outputs, self.traced.axes, strict=True)
-                axes = [_axes_of_shard(axes, node.shape) for node, axes in nodes]
+                axes = [axes_of_shard(axes, node.shape) for node, axes in nodes]
             name = f"{self.traced.name}: shard of {width}"
-            execute = self.loaded[key] = _load(self.function, name, graph, axes, operands)
+            return load_graph(self.function.settings, name, graph, axes, operands)
+
+        execute = self.loaded.get((number, width, tuple(map(arrays.layout, operands))), load)
         return execute(operands, [None] * len(execute.plan.outputs), numbers)
-
-
-def _load(
-    function: PlannedFunction | None, name: str, graph: Graph, axes: Sequence[Any], operands: Sequence[Any]
-) -> Any:
-    """Plan a graph for operands like those given, and load it on their engine."""
-    device = device_of(operands)
-    settings = function.settings(device) if function is not None else Settings(device=device)
-    traced = Traced(name, graph, tuple(axes), ())
-    plan = build(traced, dict(enumerate(map(arrays.layout, operands))), settings)
-    return engine_for(operands, [n.name for n in graph.inputs])(plan, operands)
 
 
 def _run_round(shard: Shard, number: int) -> None:
@@ -325,59 +304,11 @@ def _run_round(shard: Shard, number: int) -> None:
     shard._kept += found[len(parts) :]
 
 
-_merges: dict[Hashable, Any] = {}
-
-
-def combine(states: Sequence[State]) -> State:
-    """Merge the states of several shards, see `Partial.combine`."""
-    first, length = states[0], sum(s.length for s in states)
-    given = [array for s in states for array in s.arrays.values()]
-    parts = tuple((array.shape, dtypes.name_of(array.dtype)) for array in first.arrays.values())
-    places = {a.data.device_id if arrays.is_cupy(a) else "CPU" for a in given}
-    key = first.rules, parts, len(states), *places, *map(arrays.layout, given)
-    execute = _merges.get(key)
-    if execute is None:
-        graph = merge(first.rules, parts, len(states))
-        execute = _load(None, f"merge of {len(states)}", graph, [(0, 1)] * len(parts), given)
-        while len(_merges) >= _MOST_SPLITS:
-            _merges.pop(next(iter(_merges)))
-        _merges[key] = execute
-    merged = execute(given, [None] * len(parts), ())
-    return State(first.round, length, first.rules, dict(zip(first.arrays, merged, strict=True)))
-
-
 def _with_length(value: Any, axis: int, length: int) -> arrays.Spec:
     """Describe an array that has all elements of the split axis."""
     shape = list(value.shape)
     shape[axis] = length
     return arrays.Spec(tuple(shape), dtypes.name_of(value.dtype))
-
-
-def _node_axis(shape: Sequence[int], axis: int, name: str) -> int:
-    """Return along which axis of its node an argument is split."""
-    axis %= len(shape)
-    if axis == len(shape) - 1:
-        return 1
-    if any(n != 1 for p, n in enumerate(shape[:-1]) if p != axis):
-        raise TypeError(
-            f"split: argument {name!r} has {len(shape)} dimensions, and can be split along the last one alone; "
-            "move the axis there"
-        )
-    return 0
-
-
-def _axes_of_shard(axes: Any, shape: tuple[int, int]) -> Any:
-    """Return the user's axes of a result for a node with a shard's elements."""
-    if not isinstance(axes, Axes) or axes.node_shape == shape:
-        return axes
-    lengths = list(axes.shape)
-    for along, length in zip((axes.rows, axes.cols), shape, strict=True):
-        if axes.length(along) != length:
-            changed = [p for p in along if axes.shape[p] != 1]
-            if len(changed) != 1:
-                raise SplitError("a result folds the split axis with others; return it as a matrix")
-            lengths[changed[0]] = length
-    return Axes(tuple(lengths), axes.rows, axes.cols)
 
 
 def partial(
