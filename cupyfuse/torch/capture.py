@@ -83,7 +83,7 @@ class Capture:
             seen: Counter[Any] = Counter()
             for fused in partition.chains:
                 where = operations[fused.members[0]].path
-                plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.executors)
+                plans = tuple(plan for r in by_chain.get(id(fused.chain), ()) for plan in r.plans)
                 part = Part(where, fused.chain.operations, plans, "", fused.note)
                 _add_or_count(found, graph, part, seen)
             for k, reason in partition.unfused.items():

@@ -44,7 +44,7 @@ class _Runners:
 
     def parts(self, path: str) -> list[Part]:
         """List what was fused, for `explain`."""
-        fused = [(r.chain.operations, tuple(e.plan for e in r.executors)) for r in self.runners]
+        fused = [(r.chain.operations, tuple(r.plans)) for r in self.runners]
         return [*(Part(path, names, plans) for names, plans in fused if plans), *refusals(path, self.runners)]
 
 

@@ -35,8 +35,8 @@ class Round:
     names : tuple of str
         Of the parts of all states, in order.
     kept : tuple of Node
-        Products that this round computes and later ones read again; a shard keeps its part of them, rounded to their
-        dtype, as operations one by one round them.
+        Products that this round computes and later ones read again, and results if these are early; a shard keeps its
+        part of them, rounded to their dtype, as operations one by one round them.
     """
 
     reductions: tuple[tuple[Node, StateRule], ...]
@@ -63,6 +63,14 @@ class Shards:
         The axis (0: rows, 1: columns) along which the nodes of arguments are split, by argument number.
     length : int
         Of the split axis.
+    results : mapping of int to int, optional
+        The axis along which results are split that shards could compute as a whole, by result.
+    most_kept : int, optional
+        Bytes of a product, of all shards together, up to which it is kept for later rounds. Larger ones are computed
+        again.
+    early : bool
+        Whether results that are split and known in a round before the last are computed there, together with what
+        that round reads, and kept. Otherwise all results are computed at the end.
 
     Attributes
     ----------
@@ -70,6 +78,8 @@ class Shards:
         That end with a merge; what follows the last one finishes the results.
     modes : dict
         Of the values that are split: the axis.
+    result_modes : tuple of int
+        Of each result: the axis along which it is split, or `WHOLE`.
     sliced : dict
         The axis along which shards take their elements of arguments that are given whole, by argument number.
     positions : bool
@@ -81,7 +91,16 @@ class Shards:
         An operation needs all elements of the axis, and its results do not merge.
     """
 
-    def __init__(self, graph: Graph, split: Mapping[int, int], length: int):
+    def __init__(
+        self,
+        graph: Graph,
+        split: Mapping[int, int],
+        length: int,
+        *,
+        results: Mapping[int, int] | None = None,
+        most_kept: int | None = None,
+        early: bool = False,
+    ):
         if graph.effects:
             raise SplitError("an argument that is changed in place cannot be split: return the new value instead")
         self.graph = merge_passes(graph)
@@ -95,6 +114,10 @@ class Shards:
         for node in g.topological([*self.graph.inputs, *self.graph.outputs]):
             self._place(node)
         self._depth = max((self._depths[n] for n in self.graph.outputs), default=0)
+        asked = results or {}
+        self.result_modes = tuple(self.modes.get(n, asked.get(k, WHOLE)) for k, n in enumerate(self.graph.outputs))
+        self._early = [early and n in self.modes and self._depths[n] < self._depth for n in self.graph.outputs]
+        self._most_kept = most_kept
         self.rounds = tuple(map(self._round, range(self._depth)))
         self._check()
 
@@ -148,7 +171,11 @@ class Shards:
         names = tuple(f"{name} {k}" if several else name for k, (_, r) in enumerate(alone) for name in r.names)
         first = {n for n in self._products(number) if not any(n in self._products(k) for k in range(number))}
         later = {n for k in range(number + 1, self._depth + 1) for n in self._products(k)}
-        return Round(tuple(alone), tuple(covered), names, tuple(n for n in self.modes if n in first & later))
+        kept = {n for n in first & later if self._most_kept is None or n.nbytes <= self._most_kept}
+        kept |= {
+            n for n, early in zip(self.graph.outputs, self._early, strict=True) if early and self._depths[n] == number
+        }
+        return Round(tuple(alone), tuple(covered), names, tuple(n for n in self.modes if n in kept))
 
     def _products(self, number: int) -> set[Node]:
         """Return the split products that a round reads."""
@@ -157,10 +184,12 @@ class Shards:
 
     def _roots(self, number: int) -> list[Part]:
         """Return what a round computes: the operands of its reductions, or the results."""
+        results = list(zip(self.graph.outputs, self.result_modes, self._early, strict=True))
         if number == self._depth:
-            return [(n, self.modes.get(n, WHOLE)) for n in self.graph.outputs]
+            return [(n, mode) for n, mode, early in results if not early]
         ends = [n for n in self._crossing if self._depths[n] == number + 1]
-        return [part for n in ends for part in self._operands_of_reduction(n)]
+        found = [part for n in ends for part in self._operands_of_reduction(n)]
+        return [*found, *((n, mode) for n, mode, early in results if early and self._depths[n] == number)]
 
     def _operands_of_reduction(self, node: Node) -> list[Part]:
         if node.op == "matmul":
@@ -221,15 +250,15 @@ class Shards:
         for node, rule in r.reductions:
             outputs += shard.state(node, rule)
         for node in r.kept:
-            outputs.append(shard.part((node, self.modes[node])))
+            outputs.append(g.cast(shard.part((node, self.modes[node])), node.dtype))
         return Graph(shard.inputs, outputs)
 
     def finish(self, width: int) -> Graph:
         """Return what a shard computes behind the last merge: the results, or its elements of those that are split."""
         shard = _Shard(self, width, len(self.rounds))
         # Merged states are wider than 16-bit reductions, and so may be what is computed from them.
-        results = [g.cast(shard.part((n, self.modes.get(n, WHOLE))), n.dtype) for n in self.graph.outputs]
-        return Graph(shard.inputs, results)
+        parts = zip(self.graph.outputs, self.result_modes, strict=True)
+        return Graph(shard.inputs, [g.cast(shard.part((n, mode)), n.dtype) for n, mode in parts])
 
 
 class _Shard:

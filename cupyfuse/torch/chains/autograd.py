@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from .eligibility import is_plain
 from .tensors import Tensors, as_base
 
 
@@ -37,7 +36,7 @@ class _ChainFunction(torch.autograd.Function):
         backward, wanted = ctx.executor.backward, ctx.needs_input_grad[1:]
         kept = ctx.saved_tensors
         inputs, saved = kept[: len(ctx.inputs)], kept[len(ctx.inputs) :]
-        if torch.is_grad_enabled() or not all(c is None or is_plain(c) for c in cotangents):
+        if torch.is_grad_enabled() or not backward.takes(cotangents):
             tensors = {**dict(zip(ctx.inputs, inputs, strict=True)), **_unmodified_leaves(ctx)}
             grads = backward.eager_gradients(tensors, cotangents, wanted)
         else:

@@ -11,10 +11,11 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
-from ...plan.plan import Plan
+from ...plan.plan import Plan, Traced
 from ...settings import Settings
 from ..rules.values import Value
 from .chain import TracedChain
+from .eligibility import is_plain
 from .runtime import load
 from .saving import SavedValues, backward_graph, choose_saved, cotangents_of, derive, scale_gradients
 from .tensors import Tensors, as_matrix, layout_of
@@ -44,6 +45,7 @@ class Backward:
     ----------
     needs : for each input, whether its gradient is wanted
     saving : what the forward pass saves; chosen unless given
+    shards : how many processes have a part of the products each
 
     Attributes
     ----------
@@ -54,7 +56,12 @@ class Backward:
     """
 
     def __init__(
-        self, traced: TracedChain, needs: Sequence[bool], settings: Settings, saving: SavedValues | None = None
+        self,
+        traced: TracedChain,
+        needs: Sequence[bool],
+        settings: Settings,
+        saving: SavedValues | None = None,
+        shards: int = 0,
     ):
         self.traced, self.settings = traced, settings
         self._inputs = [v.tracer._node for v in traced.inputs]
@@ -62,7 +69,7 @@ class Backward:
         self._cotangents = cotangents_of(traced)
         dependent = self._dependent_nodes(needs)
         self.differentiable = [dtypes.is_float(n.dtype) and n in dependent for n in self._outputs]
-        self.saving = saving or choose_saved(traced, needs, self.differentiable, settings)
+        self.saving = saving or choose_saved(traced, needs, self.differentiable, settings, shards)
         roots = [n for n in self._gradients(tuple(self.differentiable), tuple(needs)) if n is not None]
         read = set(g.topological(roots, lambda n: () if n in self.saving.nodes else n.inputs))
         reached = set(g.topological(roots))
@@ -117,12 +124,23 @@ class Backward:
         for k in dependence.zero:
             result[k] = self._zeros(k, pairs[0][1].device)
         if dependence.any_computed:
-            arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
-            loaded = self._find_loaded(*choice, arrays)
-            grads = loaded.execute(arrays, [None] * len(loaded.inputs))
-            for k, grad in zip(loaded.inputs, grads, strict=True):
-                result[k] = grad.reshape(self.traced.inputs[k].shape)
+            for k, grad in self._run(tensors, pairs, *choice):
+                result[k] = grad
         return result
+
+    @staticmethod
+    def takes(cotangents: Tensors) -> bool:
+        """Whether the backward plan can take these cotangents."""
+        return all(c is None or is_plain(c) for c in cotangents)
+
+    def _run(
+        self, tensors: Tensors, pairs: Sequence[tuple[Value, Any]], given: Flags, wanted: Flags
+    ) -> list[tuple[int, Any]]:
+        """Compute the gradients that exist, with the inputs they are of, from the cotangents of outputs."""
+        arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
+        loaded = self._find_loaded(given, wanted, arrays)
+        grads = loaded.execute(arrays, [None] * len(loaded.inputs))
+        return [(k, grad.reshape(self.traced.inputs[k].shape)) for k, grad in zip(loaded.inputs, grads, strict=True)]
 
     def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Return the plan for a choice of gradients and arrays of these layouts, loaded at the first of such calls."""
@@ -134,11 +152,15 @@ class Backward:
 
     def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
-        roots = {k: n for k, n in enumerate(self._gradients(given, wanted)) if n is not None}
-        cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
-        traced = backward_graph(self.traced, roots, self.inputs, self.saving, cotangents)
+        roots, traced = self.graph(given, wanted)
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
         return _LoadedPlan(plan, load(plan, arrays), list(roots))
+
+    def graph(self, given: Flags, wanted: Flags) -> tuple[dict[int, Node], Traced]:
+        """Return the gradients by input, and the graph of them from inputs, saved values and the given cotangents."""
+        roots = {k: n for k, n in enumerate(self._gradients(given, wanted)) if n is not None}
+        cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
+        return roots, backward_graph(self.traced, roots, self.inputs, self.saving, cotangents)
 
     def _zeros(self, number: int, device: torch.device) -> torch.Tensor:
         value = self.traced.inputs[number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,6 +51,12 @@ def signature_of(chain: Chain, tensors: Tensors, numbers: Iterable[int]) -> tupl
         except RuntimeError:
             return f"{chain.names[k]} has no strides"
     return tuple(signature)
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor; asking imports nothing."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import TraceError
+from ...plan.plan import Plan
 from .chain import Chain
-from .eligibility import is_intercepted, signature_of, unsupported
+from .eligibility import is_intercepted, is_sharded, signature_of, unsupported
 from .executor import Executor
 from .options import Options
 from .prepacked import Budget
 from .tensors import Tensors
+
+if TYPE_CHECKING:
+    from ..sharded.executor import ShardedExecutor
 
 _MAX_EXECUTORS = 256
 
@@ -37,6 +41,7 @@ class Runner:
         self._latest: dict[Hashable, Executor] = {}
         # By the signature of all inputs; text says why they are left to PyTorch.
         self._executors: dict[Hashable, Executor | str] = {}
+        self._sharded: dict[Hashable, ShardedExecutor | str] = {}
         self._lock = threading.RLock()
         self._by_sizes: dict[tuple[int, ...], Runner] = {}
 
@@ -70,6 +75,14 @@ class Runner:
         own = [e for e in list(self._executors.values()) if isinstance(e, Executor)]
         return [*own, *(e for runner in list(self._by_sizes.values()) for e in runner.executors)]
 
+    @property
+    def plans(self) -> list[Plan]:
+        """The plan of every executor, and of every round on shards."""
+        found = [e.plan for e in self.executors]
+        for runner in (self, *list(self._by_sizes.values())):
+            found += [p for e in list(runner._sharded.values()) if not isinstance(e, str) for p in e.plans]
+        return found
+
     def refresh(self) -> None:
         """Have all weights prepacked again at the next call."""
         for executor in self.executors:
@@ -80,13 +93,13 @@ class Runner:
         for executor in self.executors:
             executor.release()
 
-    def _executor_for(self, tensors: Tensors) -> Executor | str:
+    def _executor_for(self, tensors: Tensors) -> Executor | ShardedExecutor | str:
         """Return the executor for these inputs, or why they are left to PyTorch."""
         if is_intercepted():
             return "a transform or a mode of PyTorch's is active"
         signature = signature_of(self.chain, tensors, self._varying)
         if isinstance(signature, str):
-            return signature
+            return self._find_sharded(tensors, signature)
         grad = torch.is_grad_enabled()
         key = (grad, self.options.current_precision(), torch.get_default_dtype(), signature)
         executor = self._latest.get(key)
@@ -94,11 +107,11 @@ class Runner:
             return executor
         return self._find_or_compile(key, tensors, grad)
 
-    def _find_or_compile(self, key: Hashable, tensors: Tensors, grad: bool) -> Executor | str:
+    def _find_or_compile(self, key: Hashable, tensors: Tensors, grad: bool) -> Executor | ShardedExecutor | str:
         """Find the executor for all inputs, compile it if there is none, and bind the fixed inputs to it."""
         signature = signature_of(self.chain, tensors, self._fixed)
         if isinstance(signature, str):
-            return signature
+            return self._find_sharded(tensors, signature)
         full_key = (key, signature, tuple(tensors[k].is_inference() for k in self._fixed))
         with self._lock:
             executor = self._executors.get(full_key)
@@ -112,6 +125,27 @@ class Runner:
                 executor.bind(tensors)
                 self._latest[key] = executor
         return executor
+
+    def _find_sharded(self, tensors: Tensors, reason: str) -> ShardedExecutor | str:
+        """Find the executor for DTensors; `reason` says why other inputs are left to PyTorch."""
+        if not any(is_sharded(t) for t in tensors):
+            return reason
+        from ..sharded.executor import ShardedExecutor, signature_of  # DTensor's import takes a while
+
+        grad = torch.is_grad_enabled()
+        key = (grad, self.options.current_precision(), torch.get_default_dtype(), signature_of(tensors))
+        with self._lock:
+            found = self._sharded.get(key)
+            if found is None:
+                needs = tuple(grad and t.requires_grad for t in tensors)
+                try:
+                    found = ShardedExecutor(self.chain, self.options, tensors, needs)
+                except (TraceError, ValueError, TypeError) as error:
+                    found = str(error).splitlines()[0]
+                if len(self._sharded) >= _MAX_EXECUTORS:
+                    self._sharded.clear()
+                self._sharded[key] = found
+        return found
 
     def _compile(self, tensors: Tensors, grad: bool) -> Executor | str:
         """Make an executor, or say why these inputs are left to PyTorch."""

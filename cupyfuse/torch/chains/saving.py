@@ -76,11 +76,12 @@ def _scale_but_zeros(values: Node, factor: Node) -> Node:
 
 
 def choose_saved(
-    traced: TracedChain, needs: Sequence[bool], differentiable: Sequence[bool], settings: Settings
+    traced: TracedChain, needs: Sequence[bool], differentiable: Sequence[bool], settings: Settings, shards: int = 0
 ) -> SavedValues:
     """Choose what to save for the gradients of the inputs in `needs`.
 
-    `differentiable` says for each output whether it depends on one of these inputs.
+    `differentiable` says for each output whether it depends on one of these inputs; `shards`, where processes have a
+    part of the products each, how many.
     """
     outputs = [v.tracer._node for v in traced.outputs]
     given = [c if d else None for c, d in zip(cotangents_of(traced), differentiable, strict=True)]
@@ -88,8 +89,12 @@ def choose_saved(
     products = saved_values(outputs, list(roots.values()))
     nbytes = sum(n.nbytes for n in products if n not in outputs)
     most = settings.max_workspace
-    if nbytes <= most or traced.chain.updates:
+    if nbytes // max(shards, 1) <= most or traced.chain.updates:
         return SavedValues(products)
+    if shards:
+        # Gradients that the forward pass makes need the states of all shards first, and so the products twice as well.
+        note = f"{quantity(nbytes, 'B')} of products of {shards} shards are recomputed by the backward pass"
+        return SavedValues(saved_values(outputs, list(roots.values()), products=False), note=note)
     ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
     times: dict[str, float] = {}
     memory: dict[str, int] = {}
