@@ -8,6 +8,7 @@
 
 from collections.abc import Sequence as _Sequence
 from pathlib import Path as _Path
+from typing import Any as _Any
 
 from .api.arrays import Spec, spec
 from .api.elementwise_losses import (
@@ -53,6 +54,7 @@ from .api.functions import (
     var,
 )
 from .api.fuse import Bound, Fused, fuse
+from .api.lazy import set_frontend as _set_frontend
 from .api.losses import cross_entropy, nll_loss
 from .api.partial import Partial, partial
 from .api.registry import register
@@ -72,6 +74,16 @@ def _emit(plan: Plan, inline: bool) -> _Sequence[str]:
 
 
 set_emitter(_emit)
+
+
+def _call_on_dask(*arguments: _Any) -> _Any:
+    """Call a function on Dask arrays; imports the frontend only when one arrives."""
+    from .dask import call
+
+    return call(*arguments)
+
+
+_set_frontend(_call_on_dask)
 
 # `cupyfuse.heads` is a folder of the package where it is installed, and `examples/heads` in a checkout.
 _EXAMPLES = _Path(__file__).resolve().parent.parent / "examples"

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import devices
 from ..plan.plan import Plan
+from . import lazy
 from .cache import PlanCache
 from .call import contains_tracer, run
 from .planned_function import PlannedFunction
@@ -82,6 +83,8 @@ class Bound:
             if type(error) is TracedArgument or any(map(contains_tracer, (*values, *self._fixed.values()))):
                 arguments = dict(zip(self._fused.names, self._values(args, kwargs)[0], strict=True))
                 return self._fused.inline((), arguments, out)
+            if any(map(lazy.contains_lazy, (*values, *self._fixed.values()))):
+                return lazy.call(self._fused, self._values(args, kwargs)[0], out)
             raise
         key = signature.cache_key(*self._fused.product_settings)
         runnable = self._runnables.find(key, signature.numbers)

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import trace
 from ..trace import Tracer
-from . import arrays
+from . import arrays, lazy
 from .fuse import Fused
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,6 +49,8 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
         if eager is None and args and _needs_no_conversion(args[0]):
             return fused(*args, **kwargs)
         out = kwargs.pop("out", None)
+        if out is not None and any(map(lazy.is_lazy, operands)):
+            lazy.refuse_out()
         bound = fused.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return _copy_to(run(fused, dict(bound.arguments)), out)
@@ -62,7 +64,9 @@ def _needs_no_conversion(value: Any) -> bool:
 
 
 def import_operand(value: Any, name: str) -> arrays.Imported:
-    """Import an array, or convert a list or number to a NumPy array."""
+    """Import an array, or convert a list or number to a NumPy array; Dask arrays stay lazy."""
+    if lazy.is_lazy(value):
+        return arrays.Imported(value)
     if isinstance(value, arrays.Spec):
         raise TypeError(f"argument {name!r}: a spec has no values; pass an array")
     return arrays.import_array(value if arrays.is_array(value) else np.asarray(value), name)

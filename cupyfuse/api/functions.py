@@ -13,7 +13,9 @@ from typing import Any
 from .. import trace
 from ..ir.slices import average_pool
 from ..trace import NamedConstant, Tracer, apply, fail, reduce
-from .eager import as_matrix, traceable
+from . import lazy
+from .eager import Arguments, as_matrix, by_rows, traceable
+from .fuse import Fused
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
 
 # fmt: off
@@ -157,7 +159,15 @@ def _update_statistics(
             running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
 
 
-@traceable
+def _pool_eager(fused: Fused, arguments: Arguments) -> Any:
+    """Pool the rows of an array of any rank; of a Dask array as means along an axis, which leaves its chunks alone."""
+    x, size = arguments["x"], arguments["kernel_size"]
+    if lazy.is_lazy(x) and x.ndim and size >= 1 and x.shape[-1] % size == 0:
+        return mean(x.reshape(*x.shape[:-1], x.shape[-1] // size, size), axis=-1)
+    return by_rows(fused, arguments)
+
+
+@functools.partial(traceable, eager=_pool_eager)
 def avg_pool1d(x: Any, kernel_size: int) -> Any:
     """Average groups of neighbouring columns, as `torch.nn.functional.avg_pool1d` with its default stride.
 

@@ -9,6 +9,7 @@ from typing import Any, overload
 from .. import devices
 from ..plan.plan import Plan
 from ..settings import DEFAULT_WORKSPACE, plans_are_forced
+from . import lazy
 from .bind import Bound
 from .call import contains_tracer, run
 from .planned_function import PlannedFunction
@@ -36,6 +37,7 @@ class Fused(PlannedFunction):
         ----------
         *args, **kwargs
             The function's own arguments. Arrays are NumPy arrays, CuPy arrays, or arrays of any library with DLPack.
+            With Dask arrays among them the results are Dask arrays: the call extends their graph, and computes nothing.
         out : array or sequence of arrays, optional
             Receives the result; one array for each result where the function returns several.
 
@@ -59,6 +61,8 @@ class Fused(PlannedFunction):
         except (TracedArgument, TypeError) as error:
             if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
+            if any(map(lazy.contains_lazy, values)):
+                return lazy.call(self, values, out)
             raise
         key = signature.cache_key(*self.product_settings, plans_are_forced())
         runnable = self._runnables.find(key, signature.numbers)

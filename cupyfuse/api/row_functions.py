@@ -13,7 +13,7 @@ import numpy as np
 from .. import trace
 from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
-from . import arrays
+from . import arrays, lazy
 from .eager import Arguments, export, import_operand, promote_integers, traceable, with_axes_last
 from .fuse import Fused
 
@@ -32,11 +32,13 @@ def _logsumexp_eager(fused: Fused, arguments: Arguments) -> Any:
     imported = import_operand(a, "a")
     a = promote_integers(imported.array, factors)
     if factors is not None:
-        if arrays.is_cupy(a) != arrays.is_cupy(factors):
+        if not any(map(lazy.is_lazy, (a, factors))) and arrays.is_cupy(a) != arrays.is_cupy(factors):
             raise TypeError("a and b are on different devices; move them to one, for example with cupy.asarray")
         b = factors = promote_integers(factors, imported.array)
     arguments |= {"a": a, "b": b}
     if _is_complex(a) or _is_complex(b):
+        if any(map(lazy.is_lazy, (a, b))):
+            raise TypeError("logsumexp: expected real Dask arrays, got complex ones; apply it to chunks by map_blocks")
         return export(_complex_logsumexp(**arguments), imported)
     names = ["a"] if factors is None else ["a", "b"]
     shape = np.broadcast_shapes(*(arguments[name].shape for name in names))
@@ -54,11 +56,13 @@ def _is_complex(value: Any) -> bool:
 
 
 def _array_module(array: Any) -> Any:
-    """Return NumPy or CuPy."""
-    return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
+    """Return NumPy or CuPy; for a Dask array that of its chunks."""
+    return np if isinstance(getattr(array, "_meta", array), np.ndarray) else sys.modules["cupy"]
 
 
 def _broadcast_to(array: Any, shape: tuple[int, ...]) -> Any:
+    if lazy.is_lazy(array):
+        return sys.modules["dask.array"].broadcast_to(array, shape)
     if isinstance(array, np.ndarray):
         return np.broadcast_to(array, shape, subok=True)
     return _array_module(array).broadcast_to(array, shape)

@@ -24,7 +24,7 @@ LAYERS = (
     "cuda",
     "engines",
     "api",
-    "torch selftest",
+    "dask torch selftest",
     "cli",
     "__main__",
 )
@@ -116,7 +116,7 @@ def run(code: str) -> str:
     return result.stdout
 
 
-HEAVY = "cupy cupyx torch scipy ml_dtypes rich matplotlib cuda hypothesis jax"
+HEAVY = "cupy cupyx torch scipy ml_dtypes rich matplotlib cuda hypothesis jax dask distributed"
 LOADED = f"import sys; print(*(m for m in {HEAVY.split()} if m in sys.modules))"
 # A chain with every kind of step, in float32 on NumPy arrays.
 WORK = """

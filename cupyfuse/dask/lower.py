@@ -1,0 +1,314 @@
+"""From a traced graph, and the chunks of its arguments, to tasks.
+
+Chunks lie along *dimensions*: axes of arguments that go together, such as the rows of logits and of labels. A graph is
+split along one dimension after the other (`plan/shards`); what is left runs on single chunks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from dask import config
+from dask._task_spec import DataNode, GraphNode, Task, TaskRef
+from dask.base import tokenize
+
+from ..api.shard_graphs import axes_of_shard, slowest_axis
+from ..ir import graph as g
+from ..ir.graph import Graph
+from ..plan.shards import Shards, SplitError
+from .tasks import Cut, Options, Program, merge, run, state_of
+
+Key = Any
+Index = tuple[int, ...]  # the block along each dimension, 0 where there is none
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Axes of arguments that are chunked together.
+
+    Attributes
+    ----------
+    widths : tuple of int
+        Of the blocks, in elements of the axes of nodes. None is empty.
+    starts : list of int
+        Where they begin.
+    """
+
+    widths: tuple[int, ...]
+
+    @cached_property
+    def length(self) -> int:
+        return sum(self.widths)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        return [0, *itertools.accumulate(self.widths)][:-1]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A value in pieces.
+
+    Attributes
+    ----------
+    key : callable
+        Returns the key of a piece.
+    axes : dict
+        The axis of the value's node along which it is split, for each dimension along which it is.
+    shape : tuple of int
+        Of the whole array, as the caller has it.
+    at : tuple of int
+        The blocks that were chosen so far.
+    cuts : dict
+        For axes of the array: the slice that is read.
+    whole : frozenset of int
+        The dimensions among `axes` along which all pieces have one key, and are slices of one array.
+    """
+
+    key: Callable[[Index], Key]
+    axes: Mapping[int, int]
+    shape: tuple[int, ...]
+    at: Index
+    cuts: Mapping[int, slice] = field(default_factory=dict)
+    whole: frozenset[int] = frozenset()
+
+    def chosen(self, dimension: int, block: int, along: Dimension) -> Pieces:
+        """Return the pieces at a block of a dimension."""
+        if dimension not in self.axes:
+            return self
+        axes = {d: axis for d, axis in self.axes.items() if d != dimension}
+        piece = replace(self, axes=axes, at=at_block(self.at, dimension, block))
+        if dimension not in self.whole:
+            return piece
+        return piece.sliced(self.axes[dimension], along.starts[block], along.widths[block])
+
+    def sliced(self, axis: int, start: int, width: int) -> Pieces:
+        """Return the elements of a shard, along an axis of the node, of a value that is whole along it."""
+        if axis in self.axes.values():
+            raise SplitError("an argument is chunked along an axis, and others along the same one in another way")
+        last = len(self.shape) - 1
+        along, rest = slowest_axis(self.shape, (last,) if axis else range(last))
+        if start % rest or width % rest:
+            raise SplitError("an argument folds the split axis with others")
+        return replace(self, cuts={**self.cuts, along: slice(start // rest, (start + width) // rest)})
+
+
+def at_block(index: Index, dimension: int, block: int) -> Index:
+    return (*index[:dimension], block, *index[dimension + 1 :])
+
+
+class Lowering:
+    """Builds the tasks of one call.
+
+    Parameters
+    ----------
+    name, token : str
+        Of the function, and of the call: names of tasks are made of these.
+    options : Options
+    dimensions : sequence of Dimension
+
+    Attributes
+    ----------
+    tasks : dict
+        By key.
+    """
+
+    def __init__(self, name: str, token: str, options: Options, dimensions: Sequence[Dimension]):
+        self.tasks: dict[Key, GraphNode] = {}
+        self._name, self._token, self._options = name, token, options
+        self._dimensions = dimensions
+        self._origin: Index = (0,) * len(dimensions)
+        self._numbers: dict[str, int] = {}
+        self._made: dict[Hashable, Any] = {}  # shards, graphs and programs
+        self._graphs: list[Any] = []  # keeps what `_made` knows by id
+
+    def lower(
+        self, graph: Graph, axes: Sequence[Any], given: Sequence[Pieces | int | None], dimensions: Sequence[int]
+    ) -> list[Pieces]:
+        """Add the tasks that compute a graph, and return its results.
+
+        Parameters
+        ----------
+        graph : Graph
+        axes : sequence
+            Of each result.
+        given : sequence of Pieces, int or None
+            The operands: a value, a position, or None for one that is not read.
+        dimensions : sequence of int
+            Along which the operands are split.
+        """
+        if not graph.outputs:
+            return []
+        if not dimensions:
+            return self._run(graph, axes, given)
+        this, rest = dimensions[0], dimensions[1:]
+        split = {k: p.axes[this] for k, p in enumerate(given) if isinstance(p, Pieces) and this in p.axes}
+        if not split:
+            return self.lower(graph, axes, given, rest)
+        dimension = self._dimensions[this]
+        shards: Shards = self._once(
+            ("shards", id(graph), *split.items()), lambda: Shards(graph, split, dimension.length)
+        )
+        blocks = range(len(dimension.widths))
+        arguments = [self._operands_of(shards, given, this, block) for block in blocks]
+        kept: list[list[Any]] = [[] for _ in blocks]
+        merged: list[Any] = []
+        for number, ends in enumerate(shards.rounds):
+            states = []
+            for block, width in enumerate(dimension.widths):
+                local = self._once((id(shards), number, width), partial(shards.local, number, width))
+                operands = [*arguments[block], *self._known(shards, kept[block], merged, dimension.starts[block])]
+                found = self.lower(local, [(0, 1)] * len(local.outputs), operands, rest)
+                states.append(found[: len(ends.names)])
+                kept[block] += found[len(ends.names) :]
+            merged += self._merge(ends.reductions, states)
+        parts: list[list[Pieces]] = []
+        whole = [shards.modes.get(n, -1) < 0 for n in shards.graph.outputs]
+        for block, width in enumerate(dimension.widths):
+            wanted = tuple(k for k in range(len(whole)) if block == 0 or not whole[k])
+            finish = self._once((id(shards), width, wanted), partial(_finish, shards, width, wanted))
+            operands = [*arguments[block], *self._known(shards, kept[block], merged, dimension.starts[block])]
+            found = self.lower(finish, [axes[k] for k in wanted], operands, rest)
+            parts.append(found if block == 0 else _in_places(found, wanted, len(whole)))
+        return [
+            parts[0][k] if whole[k] else self._joined([p[k] for p in parts], this, shards.modes[node])
+            for k, node in enumerate(shards.graph.outputs)
+        ]
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+            self._graphs.append(self._made[key])
+        return self._made[key]
+
+    def _operands_of(self, shards: Shards, given: Sequence[Any], dimension: int, block: int) -> list[Any]:
+        """Return the operands of a graph for a block."""
+        here = self._dimensions[dimension]
+        found = [p.chosen(dimension, block, here) if isinstance(p, Pieces) else p for p in given]
+        for number, axis in shards.sliced.items():
+            piece = found[number]
+            assert isinstance(piece, Pieces)
+            found[number] = piece.sliced(axis, here.starts[block], here.widths[block])
+        return found
+
+    def _known(self, shards: Shards, kept: Sequence[Any], merged: Sequence[Any], start: int) -> list[Any]:
+        """Return the operands behind the arguments: kept products, merged states and the position of the block."""
+        number = sum(len(r.kept) for r in shards.rounds)
+        states = len(shards.inputs_after) - number - shards.positions
+        found = [*kept, *[None] * (number - len(kept)), *merged, *[None] * (states - len(merged))]
+        return [*found, start] if shards.positions else found
+
+    def _joined(self, blocks: Sequence[Pieces], dimension: int, axis: int) -> Pieces:
+        """Return a value of which each block has a piece."""
+        return replace(
+            blocks[0], key=lambda at: blocks[at[dimension]].key(at), axes={**blocks[0].axes, dimension: axis}
+        )
+
+    # Tasks
+    def given_whole(self, name: str, array: Any, axes: Mapping[int, int]) -> Pieces:
+        """Add an array that is no Dask array under one key, which each worker fetches once.
+
+        `axes` are those of its node of which blocks read slices, for each dimension.
+        """
+        key = f"{self._name}-{name}-{tokenize(array)}"
+        self.tasks[key] = DataNode(key, array)
+        return replace(self._whole(key, array.shape), axes=axes, whole=frozenset(axes))
+
+    def _key(self, kind: str) -> Key:
+        name = f"{self._name}-{kind}-{self._token}"
+        number = self._numbers[name] = self._numbers.get(name, -1) + 1
+        return name, number
+
+    def add(self, kind: str, function: Callable[..., Any], *arguments: Any) -> Key:
+        """Add a task, and return its key."""
+        key = self._key(kind)
+        self.tasks[key] = Task(key, function, *arguments)
+        return key
+
+    def _run(self, graph: Graph, axes: Sequence[Any], given: Sequence[Any]) -> list[Pieces]:
+        """Add the task that runs a graph on single chunks."""
+        key = ("program", id(graph), tuple(axes))
+        program, read = self._once(key, lambda: self._program(graph, axes))
+        cuts: list[Cut | None] = []
+        operands: list[Any] = []
+        for k in read:
+            piece = given[k]
+            assert piece is not None, "an operand of a later round is read"
+            operands.append(TaskRef(piece.key(piece.at)) if isinstance(piece, Pieces) else piece)
+            cut = piece.cuts if isinstance(piece, Pieces) else {}
+            cuts.append(Cut(tuple(cut.get(p) for p in range(len(piece.shape)))) if cut else None)
+        task = self.add("run", run, TaskRef(program), tuple(cuts), *operands)
+        return [self._whole(k, n.shape) for k, n in zip(self._items(task, len(axes)), graph.outputs, strict=True)]
+
+    def _program(self, graph: Graph, axes: Sequence[Any]) -> tuple[Key, list[int]]:
+        """Add a program, and return its key and the numbers of the operands that it reads."""
+        below = set(g.topological(graph.outputs))
+        read = [k for k, node in enumerate(graph.inputs) if node in below]
+        renumbered = {graph.inputs[k]: replace(graph.inputs[k], argument=n) for n, k in enumerate(read)}
+        done: dict[g.Node, g.Node] = {}
+        for node in g.topological(graph.outputs):
+            done[node] = renumbered.get(node) or g.with_inputs(node, [done[i] for i in node.inputs])
+        own = Graph(list(renumbered.values()), [done[n] for n in graph.outputs])
+        shaped = [axes_of_shard(a, n.shape) for a, n in zip(axes, graph.outputs, strict=True)]
+        program = Program(self._name, own, shaped, self._options)
+        key = f"{self._name}-program-{program.token}"
+        self.tasks[key] = DataNode(key, program)
+        return key, read
+
+    def _items(self, key: Key, count: int) -> list[Key]:
+        return [key] if count == 1 else [self.add("item", operator.getitem, TaskRef(key), k) for k in range(count)]
+
+    def _whole(self, key: Key, shape: tuple[int, ...]) -> Pieces:
+        return Pieces(lambda _: key, {}, shape, self._origin)
+
+    def _merge(self, reductions: Sequence[Any], states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
+        """Add the tasks that merge the states of all blocks, as a tree, and return the merged parts."""
+        merged: list[Pieces] = []
+        first = 0
+        for _, rule in reductions:
+            of_rule = [state[first : first + len(rule.names)] for state in states]
+            merged += self._merge_one(rule.name, of_rule)
+            first += len(rule.names)
+        return merged
+
+    def _merge_one(self, rule: str, states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
+        if len(states) == 1:
+            return list(states[0])
+        every = max(2, int(config.get("split_every", None) or 4))
+        split = sorted({d for part in states[0] for d in part.axes})
+        keys: dict[Index, list[Key]] = {}
+        for blocks in itertools.product(*(range(len(self._dimensions[d].widths)) for d in split)):
+            at = self._origin
+            for d, block in zip(split, blocks, strict=True):
+                at = at_block(at, d, block)
+            level = [self.add("state", state_of, *(TaskRef(p.key(at)) for p in state)) for state in states]
+            while len(level) > 1:
+                groups = [level[k : k + every] for k in range(0, len(level), every)]
+                level = [self.add("merge", merge, rule, *map(TaskRef, keys)) for keys in groups]
+            keys[at] = [self.add("item", operator.getitem, TaskRef(level[0]), k) for k in range(len(states[0]))]
+        return [self._merged_part(part, keys, k) for k, part in enumerate(states[0])]
+
+    def _merged_part(self, part: Pieces, keys: Mapping[Index, Sequence[Key]], number: int) -> Pieces:
+        def key(at: Index) -> Key:
+            # The merge has blocks along all dimensions of the state, a part perhaps along some of them alone.
+            return keys[tuple(at[d] if d in part.axes else 0 for d in range(len(at)))][number]
+
+        return replace(part, key=key)
+
+
+def _finish(shards: Shards, width: int, outputs: Sequence[int]) -> Graph:
+    """Return what a shard computes of some results."""
+    graph = shards.finish(width)
+    return Graph(graph.inputs, [graph.outputs[k] for k in outputs])
+
+
+def _in_places(found: Sequence[Any], places: Sequence[int], count: int) -> list[Any]:
+    result: list[Any] = [None] * count
+    for place, value in zip(places, found, strict=True):
+        result[place] = value
+    return result

@@ -1,0 +1,146 @@
+"""What workers run: a graph on chunks, and the merge of states.
+
+A program travels as data, and is planned and compiled once by each process for each memory layout of its operands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..api import arrays
+from ..api.shard_graphs import Cache, load_graph, merge_states
+from ..devices import Device
+from ..ir import graph as g
+from ..ir.graph import Graph
+from ..settings import Settings
+
+_executables = Cache()
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a function, and the settings that were in force where it was called."""
+
+    precision: str
+    epilogues: str
+    max_workspace: int
+    keep_halves: bool
+
+    def settings(self, device: Device | None) -> Settings:
+        return Settings(self.precision, device, self.max_workspace, self.keep_halves, self.epilogues)
+
+
+class Program:
+    """A graph that tasks run, with all that a plan of it needs but the memory layouts of its operands.
+
+    Attributes
+    ----------
+    name : str
+        Of the function.
+    graph : Graph
+    axes : tuple
+        Of each result.
+    options : Options
+    token : str
+        The same for equal programs.
+    """
+
+    def __init__(self, name: str, graph: Graph, axes: Sequence[Any], options: Options):
+        self.name, self.graph, self.axes, self.options = name, graph, tuple(axes), options
+        # A list, not nodes within nodes: chains can be longer than the stack is deep.
+        numbers: dict[g.Node, int] = {}
+        lines = []
+        for node in g.topological([*graph.inputs, *graph.outputs]):
+            lines.append((g.with_inputs(node, ()), tuple(numbers[i] for i in node.inputs)))
+            numbers[node] = len(numbers)
+        places = [numbers[n] for n in graph.inputs], [numbers[n] for n in graph.outputs]
+        self._packed = pickle.dumps((name, lines, *places, self.axes, options))
+        self.token = hashlib.sha256(self._packed).hexdigest()[:32]
+
+    def __reduce__(self) -> Any:
+        return _unpack, (self._packed,)
+
+    def __dask_tokenize__(self) -> str:
+        return self.token
+
+
+def _unpack(packed: bytes) -> Program:
+    name, lines, inputs, outputs, axes, options = pickle.loads(packed)
+    nodes: list[g.Node] = []
+    for node, numbers in lines:
+        nodes.append(g.with_inputs(node, [nodes[k] for k in numbers]))
+    return Program(name, Graph([nodes[k] for k in inputs], [nodes[k] for k in outputs]), axes, options)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part of an operand that a task reads: a slice for each axis, where it has others."""
+
+    slices: tuple[slice | None, ...]
+
+    def __call__(self, array: Any) -> Any:
+        return array[tuple(slice(None) if s is None else s for s in self.slices)]
+
+
+def run(program: Program, cuts: Sequence[Cut | None], *operands: Any) -> Any:
+    """Run a program on chunks.
+
+    Parameters
+    ----------
+    program : Program
+    cuts : sequence of Cut or None
+        The part of each operand that is read.
+    *operands
+        Arrays, or numbers: positions along an axis.
+
+    Returns
+    -------
+    array, or list of arrays
+        The results of the program; a list if there are several.
+    """
+    found: list[Any] = []
+    for node, value, cut in zip(program.graph.inputs, operands, cuts, strict=True):
+        if type(value) is int:
+            found.append(np.full((1, 1), value, np.int64))
+        else:
+            array = np.asarray(value) if isinstance(value, np.generic) else arrays.import_array(value, node.name).array
+            found.append(_checked(array if cut is None else cut(array), node))
+    lead = next((a for a in found if arrays.is_cupy(a)), found[0] if found else None)
+    found = [arrays.on_device_of(lead, a) for a in found]
+    places = [a.data.device_id if arrays.is_cupy(a) else "CPU" for a in found]
+    key = program.token, *places, *((a.shape, a.strides) for a in found)
+
+    def load() -> Any:
+        return load_graph(program.options.settings, program.name, program.graph, program.axes, found)
+
+    results = _executables.get(key, load)(found, [None] * len(program.graph.outputs), ())
+    return results[0] if len(results) == 1 else list(results)
+
+
+def _checked(array: Any, node: g.Node) -> Any:
+    """Check a chunk against what its collection said of it."""
+    shape = (math.prod(array.shape[:-1]), array.shape[-1]) if array.ndim else (1, 1)
+    if shape != node.shape or dtypes.name_of(array.dtype) != node.dtype:
+        raise ValueError(
+            f"argument {node.name!r}: a chunk has shape {array.shape} and dtype {array.dtype}, which is not what its "
+            f"array says (of {node.dtype}, {node.shape[0]} x {node.shape[1]} elements); give the function that makes "
+            "it the right meta, dtype and chunks"
+        )
+    return array
+
+
+def merge(rule: str, *states: Any) -> list[Any]:
+    """Merge the parts of states; each is a list of arrays."""
+    return merge_states([rule], states)
+
+
+def state_of(*parts: Any) -> list[Any]:
+    return list(parts)
