@@ -27,11 +27,19 @@ struct Place {
     void* words[5];
 };
 
+struct Block;
+
 struct Fiber {
     Place place;
     Place begin;  // of a kernel
     char* stack;
     unsigned number;  // in the cluster
+    unsigned lane;
+    unsigned lanes;  // of its warp
+    Fiber* warp;     // its first thread
+    Block* block;
+    Index thread;
+    unsigned met;  // of the first thread of a warp: the lanes that wait in a collective
     std::vector<std::vector<Issued>> groups;  // of products: those in flight, and the one that is still open
     std::vector<std::vector<Copied>> copies;  // likewise
     State state;
@@ -114,12 +122,12 @@ size_t scheduler_size;
 
 [[noreturn]] void go_to(Place& place) { __builtin_longjmp(place.words, 1); }
 
-// Leave a fiber, and come back here once the scheduler resumes it.
-[[gnu::noinline]] void leave(Place& here_after) {
+// Leave a fiber, and come back here once the scheduler resumes it. Callers must take all registers for changed.
+[[gnu::noipa]] void leave(Place& here_after) {
     if (__builtin_setjmp(here_after.words) == 0) go_to(scheduler);
 }
 
-[[gnu::noinline]] void enter(Place& place) {
+[[gnu::noipa]] void enter(Place& place) {
     if (__builtin_setjmp(scheduler.words) == 0) go_to(place);
 }
 
@@ -144,10 +152,9 @@ unsigned block_of(const Fiber& fiber) { return fiber.number / threads_a_block; }
 
 void resume(Fiber& fiber) {
     current = &fiber;
-    here = &blocks[block_of(fiber)];
+    here = fiber.block;
     blockIdx = here->at;
-    const unsigned number = fiber.number % threads_a_block;
-    threadIdx = Index{number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
+    threadIdx = fiber.thread;
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(&scheduler_fake, fiber.stack, kStack);
 #endif
@@ -202,10 +209,17 @@ void prepare(unsigned threads) {
     while (fibers.size() < threads) make_fiber();
     for (unsigned k = 0; k < threads; ++k) {
         Fiber& fiber = fibers[k];
+        const unsigned number = k % threads_a_block;
         fiber.place = fiber.begin;
+        fiber.lane = k % 32;
+        fiber.lanes = std::min(32u, threads_a_block - number / 32 * 32);
+        fiber.warp = &fiber - number % 32;
+        fiber.block = &blocks[block_of(fiber)];
+        fiber.thread = Index{number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
+        fiber.met = 0;
         fiber.state = State::Ready;
-        fiber.groups.assign(1, {});
-        fiber.copies.assign(1, {});
+        if (fiber.groups.size() != 1 || !fiber.groups[0].empty()) fiber.groups.assign(1, {});
+        if (fiber.copies.size() != 1 || !fiber.copies[0].empty()) fiber.copies.assign(1, {});
     }
 }
 

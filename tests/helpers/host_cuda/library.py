@@ -17,11 +17,12 @@ from cupyfuse.cuda.kernel import Kernel
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "kernels_cu"
-TEMPLATES = ("row_lanes", "row_block", "row_shared", "row_stream", "elementwise", "column_stats")
+TEMPLATES = ("row_lanes", "row_block", "row_shared", "row_shares", "row_stream", "elementwise", "column_stats")
 TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair", "fingerprint", "gemm")
 COMPILER = os.environ.get("CXX", "g++")
-# No optimisation: compiling takes most of the time. Variables that nobody has set hold a large number.
-OPTIONS = ["-std=c++17", "-O0", "-fPIC", "-w", "-ftrivial-auto-var-init=pattern"]
+OPTIONS = ["-std=c++17", "-fPIC", "-w"]
+# Of kernels. No optimisation: compiling takes most of the time. Variables that nobody has set hold a large number.
+OF_KERNELS = ["-O0", "-ftrivial-auto-var-init=pattern", "-fno-exceptions", "-fno-asynchronous-unwind-tables"]
 CHECKS = "alignment,null,bounds,shift,signed-integer-overflow,integer-divide-by-zero,bool,return"
 _IN_ONE_UNIT = 24
 _ALIGNMENT = 128  # of what a kernel takes
@@ -52,19 +53,22 @@ class Library:
     kernels : path
         The directory of the templates and headers.
     address_sanitizer : bool
-        Compile with AddressSanitizer. The process then has to be started with it (see `sanitizer_environment`).
+        Compile with AddressSanitizer, instead of the checks of undefined behaviour. The process then has to be started
+        with it (see `sanitizer_environment`).
     """
 
     def __init__(self, kernels: Path = KERNELS, address_sanitizer: bool = False):
-        self.options = [*OPTIONS, f"-fsanitize={CHECKS}"]
+        self.options = [*OPTIONS]
         self.options += ["-fsanitize=address", "-fno-omit-frame-pointer", "-g1"] if address_sanitizer else []
         # By their texts: checkouts with other kernels share the shim alone.
         shim = [COMPILER, *self.options, *_texts(HERE)]
-        self.options += ["-I", str(kernels)]
+        # What AddressSanitizer runs, others run with checks.
+        checks = [] if address_sanitizer else [f"-fsanitize={CHECKS}"]
+        self.of_kernels = [*OF_KERNELS, *checks, "-I", str(kernels)]
         self._temporary = None if SHARED_BUILD in os.environ else tempfile.TemporaryDirectory(prefix="host_cuda_")
         folder = Path(self._temporary.name if self._temporary else os.environ[SHARED_BUILD])
         self._shim = folder / f"shim_{_digest(shim)}"
-        self._directory = folder / _digest([*shim, *_texts(kernels)])
+        self._directory = folder / _digest([*shim, *self.of_kernels, *_texts(kernels)])
         self._launches: dict[str, Launch] = {}
         self._pending: dict[str, Kernel] = {}
         self._ready = False
@@ -115,14 +119,14 @@ class Library:
                 _write(header, "".join(f'#include "{name}"\n' for name in ("shim.h", *(f"{t}.cu" for t in TEMPLATES))))
             compiled = self._directory / f"{COMMON}.gch"
             if not compiled.exists() and units + len(list(self._directory.glob("*.so"))) > _UNITS_READ_PLAIN:
-                self._built(compiled, header, ["-x", "c++-header"])
+                self._built(compiled, header, [*self.of_kernels, "-x", "c++-header"])
 
     def _unit(self, kernels: Sequence[Kernel]) -> Path:
         text = translation_unit(kernels)
         name = _digest([text])
         source = self._directory / f"{name}.cpp"
         _write(source, text)
-        return self._built(self._directory / f"{name}.so", source, _SHARED)
+        return self._built(self._directory / f"{name}.so", source, [*self.of_kernels, *_SHARED])
 
     def _built(self, target: Path, source: Path, more: list[str]) -> Path:
         if target.exists():  # another process has compiled it

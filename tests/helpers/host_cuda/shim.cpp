@@ -34,47 +34,54 @@ namespace {
 
 bool same(Site a, Site b) { return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0); }
 
-// The threads whose numbers are those of `members` in the current warp; null where the block has no such thread.
-Fiber* member(int lane) {
-    const unsigned first = block_of(*current) * threads_a_block;
-    const unsigned number = (current->number - first) / 32 * 32 + lane;
-    return number < threads_a_block ? &fibers[first + number] : nullptr;
+// A thread of the current warp; null where the block has no such thread.
+Fiber* member(unsigned lane) { return lane < current->warp->lanes ? current->warp + lane : nullptr; }
+
+template <class Visit>
+void for_each(unsigned members, Visit visit) {
+    for (; members != 0; members &= members - 1) visit(__builtin_ctz(members));
+}
+
+// Whether this lane has met the current thread in its collective; what can never meet is noted.
+bool meets(unsigned lane) {
+    const Fiber* other = member(lane);
+    const Fiber& own = *current;
+    if (other == nullptr || other->state == State::Done) {
+        note(own.site, "%s names lane %d, which %s", name_of(own.kind), static_cast<int>(lane),
+             other ? "has left the kernel" : "the block does not have");
+        abandon();
+    }
+    if (!(own.warp->met >> lane & 1)) return false;
+    if (!(other->members >> own.lane & 1)) return false;  // it has still to meet others
+    if (other->kind != own.kind || !same(other->site, own.site) || other->members != own.members) {
+        note(own.site, "%s of lanes %08x meets %s of lanes %08x at %s:%d (lane %d)", name_of(own.kind), own.members,
+             name_of(other->kind), other->members, short_name(other->site.file), other->site.line,
+             static_cast<int>(lane));
+        abandon();
+    }
+    return true;
 }
 
 // Once the last of its lanes has arrived, a collective is carried out for all of them.
 bool completed(unsigned members) {
-    for (int k = 0; k < 32; ++k) {
-        if (members >> k & 1) {
-            const Fiber* other = member(k);
-            if (other == nullptr || other->state == State::Done) {
-                note(current->site, "%s names lane %d, which %s", name_of(current->kind), k,
-                     other ? "has left the kernel" : "the block does not have");
-                abandon();
-            }
-            if (other->state != State::Waiting || other->kind >= Kind::Phase || other->kind == Kind::Barrier) return false;
-            if (!(other->members >> lane() & 1)) return false;  // it has still to meet others
-            if (other->kind != current->kind || !same(other->site, current->site) || other->members != members) {
-                note(current->site, "%s of lanes %08x meets %s of lanes %08x at %s:%d (lane %d)",
-                     name_of(current->kind), members, name_of(other->kind), other->members,
-                     short_name(other->site.file), other->site.line, k);
-                abandon();
-            }
-        }
+    Fiber* warp = current->warp;
+    const unsigned missing = members & ~warp->met;
+    // Most arrivals end here: the first lane, and the first one that is missing, say whether the others can come.
+    if (missing != 0 && (!meets(__builtin_ctz(members)) || !meets(__builtin_ctz(missing)))) return false;
+    bool all = true;
+    for_each(members, [&](unsigned lane) { all = all && meets(lane); });
+    if (!all) return false;
+    if (current->kind == Kind::Ballot) {
+        Word64 votes = 0;
+        for_each(members, [&](unsigned lane) { votes |= (warp[lane].word & 1) << lane; });
+        for_each(members, [&](unsigned lane) { warp[lane].word = votes; });
+    } else {
+        Word64 words[32];
+        for_each(members, [&](unsigned lane) { words[lane] = warp[lane].word; });
+        for_each(members, [&](unsigned lane) { warp[lane].word = words[warp[lane].from]; });
     }
-    Word64 words[32] = {}, votes = 0;
-    for (int k = 0; k < 32; ++k) {
-        if (members >> k & 1) {
-            words[k] = member(k)->word;
-            votes |= static_cast<Word64>(words[k] & 1) << k;
-        }
-    }
-    for (int k = 0; k < 32; ++k) {
-        if (members >> k & 1) {
-            Fiber* other = member(k);
-            other->word = other->kind == Kind::Ballot ? votes : words[other->from];
-            other->state = State::Ready;
-        }
-    }
+    for_each(members, [&](unsigned lane) { warp[lane].state = State::Ready; });
+    warp->met &= ~members;
     return true;
 }
 
@@ -179,7 +186,7 @@ void on_signal(int number, siginfo_t* info, void*) {
 
 }  // namespace
 
-int lane() { return static_cast<int>(current->number % 32); }
+int lane() { return static_cast<int>(current->lane); }
 
 void fail(const char* what, Site site) {
     note(site, "%s", what);
@@ -199,16 +206,13 @@ void barrier(Site site) {
 }
 
 void converged(Site site) {
-    for (int k = 0; k < 32; ++k) {
-        const Fiber* other = member(k);
-        const bool elsewhere = other != nullptr && other->state == State::Waiting && other->kind < Kind::Phase &&
-                               !(other->members >> lane() & 1);
-        if (elsewhere && other->kind != Kind::Barrier) {
-            note(site, "%s, while lane %d is apart at %s:%d", name_of(Kind::Converged), k, short_name(other->site.file),
-                 other->site.line);
-            abandon();
-        }
-    }
+    for_each(current->warp->met, [&](unsigned other) {
+        const Fiber& fiber = current->warp[other];
+        if (fiber.members >> current->lane & 1) return;
+        note(site, "%s, while lane %d is apart at %s:%d", name_of(Kind::Converged), static_cast<int>(other),
+             short_name(fiber.site.file), fiber.site.line);
+        abandon();
+    });
     collect(Kind::Converged, site, 0xffffffffu, 0, lane());
 }
 
@@ -228,6 +232,7 @@ Word64 collect(Kind kind, Site site, unsigned members, Word64 word, int from) {
         note(site, "lane %d reads lane %d, which is not among the lanes %08x", lane(), from, members);
         abandon();
     }
+    own.warp->met |= 1u << own.lane;
     if (!completed(members)) give_way();
     return own.word;
 }
