@@ -35,14 +35,19 @@ FUNCTIONS: list[Callable[[Any, float], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+DTYPES = ["float64", "float32", "float16", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
 def test_one_plan_serves_all_values(engine: Engine, number: int, dtype: str, rng: np.random.Generator) -> None:
     """With the bits of a plan that is made for the value alone."""
     function = FUNCTIONS[number]
     x = engine.array(normal(rng, (4, 5), dtype))
     fused = cf.fuse(function)
-    pairs = [(k, cf.fuse(function).bind(k=k)) for k in VALUES]
+    # Kernels have each value's plan compiled: in a half of the dtypes each, and all in one or the other.
+    taken = VALUES if engine.name != "host" else VALUES[(number + DTYPES.index(dtype)) % 2 :: 2]
+    pairs = [(k, cf.fuse(function).bind(k=k)) for k in taken]
     engine.prepare(lambda k=k, bound=bound: (fused(x, k), bound(x)) for k, bound in pairs)
     for k, bound in pairs:
         with np.errstate(all="ignore"):

@@ -52,6 +52,10 @@ def template(text):
     return text.partition("\n")[0]
 
 
+def without_numbers(text):
+    return re.sub(r"\b\d+\b", "0", text)
+
+
 @cache
 def sources(dtype):
     """The distinct texts of all kernels for a dtype, in the widest vectors and in none."""
@@ -66,16 +70,16 @@ def sources(dtype):
 
 
 def chosen(dtype, architecture):
-    """Every text for the oldest architecture, and for one of the newer ones; each of those gets every template.
+    """Every text for one of the newer architectures, each of which gets every template; and for the oldest one.
 
     The headers tell architectures from 8.0 on from older ones, and no others apart. Texts that differ in numbers alone
-    (widths of vectors, threads, row lengths) go to different ones.
+    (widths of vectors, threads, row lengths) go to different ones, and one of them to the oldest.
     """
     texts = sources(dtype)
     if architecture == ARCHITECTURES[0]:
-        return texts
+        return list({without_numbers(text): text for text in texts}.values())
     alike = {}
-    for text in sorted(texts, key=lambda text: (re.sub(r"\b\d+\b", "0", text), text)):
+    for text in sorted(texts, key=lambda text: (without_numbers(text), text)):
         alike.setdefault(template(text), []).append(text)
     newer = ARCHITECTURES[1:]
     first = newer.index(architecture)

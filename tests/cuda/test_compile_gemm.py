@@ -74,8 +74,10 @@ def local_bytes(binary: bytes) -> int:
 @pytest.mark.parametrize("cut", tiles._TILES, ids=lambda cut: f"{cut[0]}by{cut[1]}{'alternating' * cut[2]}")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_cut_compiles_without_spills(dtype: str, cut: tuple[int, int, bool]) -> None:
+    """Every product of the widest cuts, and every third of the others, in one dtype or the other."""
+    taken = [number for number in range(len(TAILS) + 3) if cut[0] == 256 or number % 3 == 0]
     for number, (program, shape) in enumerate(products(dtype)):
-        if cut[0] == 256 or number % 3 == 0:
+        if number in taken[dtype == "float16" :: 2]:
             kernels = emit_gemm(program, dataclasses.replace(shape, tiles=Tiles(*cut)))
             allowed = SAVED if any(n.op == "guard" for n in program.step.nodes) else 0
             assert max(local_bytes(cubin(k.source, f"sm_{k.arch}")) for k in kernels) <= allowed
