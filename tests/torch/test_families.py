@@ -35,8 +35,8 @@ FLOOR = {torch.float32: 32 * 2.0**-24, torch.bfloat16: 2 * 2.0**-9}
 CANCELLED = 2.0**-8
 COMPILED = ("MLP with BatchNorm", "MLP-Mixer", "GPT-2")  # with the Inductor, which takes its time on a CPU
 STEPS = {True: 2, False: 1}  # by whether the model is in training
-# Families whose gradients are taken in evaluation as well: where it is another computation (statistics), and one of each
-# kind where it is the same one, as no model here drops out.
+# Families whose gradients are taken in evaluation as well: where it is another computation (statistics), and some where
+# it is the same one, as no model here drops out.
 EVALUATED = ("ResNet", "MLP with BatchNorm", "LSTM", "DistilBERT", "GPT-2", "ViT", "MLP-Mixer")
 
 Found = dict[str, torch.Tensor]
