@@ -66,6 +66,7 @@ def _needs_no_conversion(value: Any) -> bool:
 def import_operand(value: Any, name: str) -> arrays.Imported:
     """Import an array, or convert a list or number to a NumPy array; Dask arrays stay lazy."""
     if lazy.is_lazy(value):
+        lazy.check_lengths(value, name)
         return arrays.Imported(value)
     if isinstance(value, arrays.Spec):
         raise TypeError(f"argument {name!r}: a spec has no values; pass an array")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -20,6 +21,16 @@ def is_lazy(value: Any) -> bool:
     """Whether a value is a Dask array; does not import Dask."""
     dask = sys.modules.get("dask.array")
     return dask is not None and isinstance(value, dask.Array)
+
+
+def check_lengths(array: Any, name: str) -> None:
+    """Check that the lengths of all chunks of a Dask array are known."""
+    for axis, length in enumerate(array.shape):
+        if math.isnan(length):
+            raise ValueError(
+                f"argument {name!r}: expected a Dask array with chunks of known lengths, got unknown ones (nan) along "
+                f"axis {axis}; call its method compute_chunk_sizes() first"
+            )
 
 
 def contains_lazy(value: Any, parents: tuple[int, ...] = ()) -> bool:

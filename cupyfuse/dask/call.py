@@ -14,13 +14,13 @@ from dask.highlevelgraph import HighLevelGraph
 
 from .. import dtypes
 from ..api import arrays
-from ..api.lazy import contains_lazy, is_lazy
+from ..api.lazy import check_lengths, contains_lazy, is_lazy
 from ..api.planned_function import PlannedFunction
 from ..api.structures import structure_of
 from ..api.tracing import graph_key
 from ..plan.shards import SplitError
 from ..trace import Axes
-from .chunks import align, axes_in, check, chunks_of, pieces_of
+from .chunks import align, axes_in, chunks_of, pieces_of
 from .lower import Lowering
 from .tasks import Options
 
@@ -142,7 +142,7 @@ class _Described:
 
     def _describe(self, value: Any, name: str) -> Any:
         if is_lazy(value):
-            check(value, name)
+            check_lengths(value, name)
             spec = arrays.Spec(tuple(map(int, value.shape)), dtypes.name_of(value.dtype))
             self.arrays[id(spec)] = value
             return spec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,16 +14,6 @@ from ..trace import Axes
 from .lower import Dimension, Index, Pieces
 
 Arrays = dict[int, Any]  # Dask arrays, by argument number
-
-
-def check(array: Any, name: str) -> None:
-    """Check that the lengths of all chunks are known."""
-    for axis, chunks in enumerate(array.chunks):
-        if any(math.isnan(n) for n in chunks):
-            raise ValueError(
-                f"argument {name!r}: expected a Dask array with chunks of known lengths, got unknown ones (nan) along "
-                f"axis {axis}; call its method compute_chunk_sizes() first"
-            )
 
 
 def _chunked(array: Any) -> list[int]:

@@ -1,0 +1,330 @@
+"""Functions on Dask arrays: lazy, chunked as their metadata says, and equal to NumPy's results in float64."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from cupyfuse.heads import HEADS, example_inputs
+from dask.callbacks import Callback
+
+import cupyfuse as cf
+from cupyfuse.dask.tasks import Program
+from cupyfuse.ir import graph as g
+
+ROWS, COLUMNS = 10, 9
+CHUNKS: dict[str, Any] = {
+    "one chunk": (10, 9),
+    "rows": (4, 9),
+    "columns": (10, 4),
+    "uneven": ((5, 1, 4), (2, 6, 1)),
+    "empty": ((4, 0, 1, 5), (0, 3, 6)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _synchronous() -> Any:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def chunked(array: Any, chunks: Any) -> da.Array:
+    return da.from_array(array, chunks=chunks)
+
+
+def matrix(rng: np.random.Generator, rows: int = ROWS, columns: int = COLUMNS) -> np.ndarray[Any, Any]:
+    return rng.normal(size=(rows, columns))
+
+
+def flat(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def check(function: Callable[..., Any], *arguments: Any, tolerance: float = 1e-12, **named: Any) -> list[da.Array]:
+    """Compare a lazy call with the same call on NumPy arrays, chunk by chunk; return the lazy results."""
+
+    def host(value: Any) -> Any:
+        return value.compute() if isinstance(value, da.Array) else value
+
+    lazy = flat(function(*arguments, **named))
+    plain = flat(function(*map(host, arguments), **{name: host(value) for name, value in named.items()}))
+    for found, want in zip(lazy, plain, strict=True):
+        assert isinstance(found, da.Array)
+        assert (found.shape, found.dtype, type(found._meta)) == (want.shape, want.dtype, np.ndarray)
+        blocks = dask.compute(*found.to_delayed().ravel())
+        assert [np.shape(b) for b in blocks] == list(itertools.product(*found.chunks))
+        assert all(b.dtype == found.dtype for b in blocks)
+        np.testing.assert_allclose(found.compute(), want, rtol=tolerance, atol=tolerance)
+    return lazy
+
+
+# Heads --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", ["numpy", "whole", "chunked"])
+@pytest.mark.parametrize("rows", [(13,), (5, 8), (1, 7, 5)], ids=str)
+@pytest.mark.parametrize("name", HEADS)
+def test_heads(name: str, rows: tuple[int, ...], weights: str) -> None:
+    inputs = {k: np.asarray(v, np.float64) for k, v in example_inputs(HEADS[name], 13, 8, 11).items()}
+    x = chunked(inputs.pop("x"), (rows, (8,)))
+    if weights != "numpy":
+        length = 4 if weights == "chunked" else -1
+        inputs = {k: chunked(v, (length, *[-1] * (v.ndim - 1))) for k, v in inputs.items()}
+    (result,) = check(HEADS[name], x, **inputs)
+    assert result.chunks[0] == rows
+    assert result.numblocks[1] == (3 if (name, weights) == ("head_softmax", "chunked") else 1)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_bound_heads(name: str) -> None:
+    inputs = {k: np.asarray(v, np.float64) for k, v in example_inputs(HEADS[name], 13, 8, 11).items()}
+    x = inputs.pop("x")
+    (result,) = check(HEADS[name].bind(**inputs), chunked(x, (5, 8)))
+    assert result.chunks[0] == (5, 5, 3)
+    lazy = {k: chunked(v, 4) if v.shape == (11,) else v for k, v in inputs.items()}
+    found = HEADS[name].bind(**lazy)(x)
+    assert isinstance(found, da.Array)
+    np.testing.assert_allclose(found.compute(), HEADS[name](x, **inputs), rtol=1e-12, atol=1e-12)
+
+
+def test_all_three_axes_of_a_product(rng: np.random.Generator) -> None:
+    x, w = matrix(rng), matrix(rng, 12)
+    head = cf.fuse(lambda x, w: (cf.softmax(x @ w.T, axis=1), cf.logsumexp(x @ w.T, axis=1), (x @ w.T).sum()))
+    for rows, depth, columns in itertools.product((10, 4), (9, 4), (12, 5)):
+        softmax, logsumexp, total = check(head, chunked(x, (rows, depth)), chunked(w, (columns, depth)))
+        assert softmax.numblocks == (-(-10 // rows), -(-12 // columns))
+        assert logsumexp.numblocks == softmax.numblocks[:1] and total.numblocks == ()
+
+
+# Public functions ---------------------------------------------------------------------------------------------------
+
+ALONG_AXES = ["softmax", "log_softmax", "logsumexp", "sum", "prod", "mean", "max", "min", "var", "std"]
+ACTIVATIONS = ["relu", "gelu", "silu", "tanh", "leaky_relu", "softplus", "mish", "hardswish", "erf", "elu"]
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=list(CHUNKS))
+@pytest.mark.parametrize("name", ALONG_AXES)
+def test_functions_along_axes(name: str, chunks: Any, rng: np.random.Generator) -> None:
+    x = chunked(matrix(rng), chunks)
+    for axis in (-1, 0, None):
+        check(getattr(cf, name), x, axis=axis)
+
+
+def test_chunks_of_one_element(rng: np.random.Generator) -> None:
+    x = chunked(matrix(rng, 3, 4), (1, 1))
+    for name, axis in itertools.product(("softmax", "logsumexp", "var"), (-1, 0, None)):
+        check(getattr(cf, name), x, axis=axis)
+    check(cf.cross_entropy, x, np.array([2, 0, 3]))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str, rng: np.random.Generator) -> None:
+    for chunks in CHUNKS.values():
+        check(getattr(cf, name), chunked(matrix(rng), chunks))
+    check(getattr(cf, name), chunked(rng.normal(size=7), 3))
+    check(getattr(cf, name), chunked(rng.normal(size=(3, 4, 5)), (2, 3, 2)))
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=list(CHUNKS))
+def test_losses_and_layers(chunks: Any, rng: np.random.Generator) -> None:
+    x, target = chunked(matrix(rng), chunks), rng.integers(0, COLUMNS, ROWS)
+    target[3] = -100
+    for labels, reduction in itertools.product((target, chunked(target, 3)), ("none", "mean", "sum")):
+        check(cf.cross_entropy, x, labels, reduction=reduction, label_smoothing=0.1)
+    check(cf.cross_entropy, x, cf.softmax(x, axis=1))
+    check(cf.mse_loss, x, 2 * x)
+    check(cf.linear, x, rng.normal(size=(5, COLUMNS)), rng.normal(size=5))
+    check(cf.batch_norm, x, training=True)
+    check(cf.batch_norm, x, rng.normal(size=COLUMNS), rng.random(COLUMNS), chunked(rng.normal(size=COLUMNS), 2))
+    check(cf.avg_pool1d, x, 3)
+    check(cf.clip, x, -0.5, 0.5)
+    check(cf.logsumexp, x, axis=1, b=rng.normal(size=(ROWS, COLUMNS)), keepdims=True, return_sign=True)
+
+
+@pytest.mark.parametrize("chunks", [(2, 4, 5), (3, 4, 5), (2, 3, 2)], ids=str)
+def test_three_dimensions(chunks: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = chunked(rng.normal(size=(3, 4, 5)), chunks)
+    for name, axis in itertools.product(("softmax", "logsumexp", "mean"), (-1, 0, 1, (0, 2), None)):
+        check(getattr(cf, name), x, axis=axis)
+    check(cf.linear, x, rng.normal(size=(6, 5)))
+
+
+def test_fused_functions_of_three_dimensions(rng: np.random.Generator) -> None:
+    x, w = rng.normal(size=(6, 4, 5)), rng.normal(size=(7, 5))
+    norm = cf.fuse(lambda x, w: cf.softmax(x @ w.T, axis=-1) - x.mean(axis=-1, keepdims=True))
+    for chunks in ((4, 4, 5), (1, 4, 2), (6, 4, 3)):
+        (result,) = check(norm, chunked(x, chunks), chunked(w, (3, 5)))
+        assert result.chunks[0] == chunked(x, chunks).chunks[0] and result.chunks[2] == (3, 3, 1)
+    with pytest.raises(ValueError, match=r"'x'.*chunked along its last axis and along axis 0, got .* axis 1; rechunk"):
+        norm(chunked(x, (6, 2, 5)), w)
+
+
+def test_integers_and_vectors(rng: np.random.Generator) -> None:
+    check(cf.softmax, da.arange(12, chunks=5).reshape(3, 4), axis=1)
+    check(cf.softmax, chunked(rng.normal(size=12), 5), axis=0)
+    check(cf.logsumexp, chunked(rng.normal(size=12), 5))
+    check(cf.logsumexp, 0.5, b=chunked(rng.random(5), 2))
+    check(cf.softmax, chunked(np.zeros((0, 3)), (1, 2)), axis=1)
+
+
+# Fused functions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=list(CHUNKS))
+def test_fused_functions(chunks: Any, rng: np.random.Generator) -> None:
+    x, bias = chunked(matrix(rng), chunks), rng.normal(size=COLUMNS)
+
+    def entropy(y: Any) -> Any:
+        p = cf.softmax(y, axis=1)
+        return -(p * np.log(p)).sum(axis=1)
+
+    check(cf.fuse(entropy), x)  # two merges
+    check(cf.fuse(lambda x: x - x.mean(axis=0)), x)
+    check(cf.fuse(lambda x: (x / x.shape[0]).T + np.arange(x.shape[0])), x)  # lengths and positions are of all rows
+    check(cf.fuse(lambda x: x), x)
+    check(cf.fuse(lambda x: x + bias), x)  # an array around the function
+    check(cf.fuse(lambda x, y: (x - y, y.max(axis=1), x.mean())), x, 2 * x.rechunk((3, 5)))
+    found = cf.fuse(lambda p: {"a": p["x"][0] * p["s"], "n": 3})({"x": [x], "s": 2.0})
+    assert isinstance(found["a"], da.Array) and found["n"] == 3
+    np.testing.assert_array_equal(found["a"].compute(), 2 * x.compute())
+
+
+def test_floats_belong_to_their_call(rng: np.random.Generator) -> None:
+    x = chunked(matrix(rng), (4, 4))
+    scaled = cf.fuse(lambda x, t: cf.softmax(x / t, axis=1))
+    lazy = [scaled(x, t) for t in (0.5, 2.0)]
+    for t, found in zip((0.5, 2.0), lazy, strict=True):
+        np.testing.assert_allclose(found.compute(), scaled(x.compute(), t), rtol=1e-12)
+
+
+def test_float32_and_its_meta(rng: np.random.Generator) -> None:
+    x = chunked(matrix(rng).astype(np.float32), (4, 5))
+    assert cf.softmax(x, axis=1).dtype == np.float32
+    check(cf.softmax, x, axis=1, tolerance=1e-6)
+    check(cf.fuse(lambda x: x > 0), x)
+
+
+# Laziness -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_runs_before_compute(rng: np.random.Generator) -> None:
+    values, made = matrix(rng), []
+
+    def make(block_info: Any = None) -> Any:
+        (r, s), (c, e) = block_info[None]["array-location"]
+        made.append(r)
+        return values[r:s, c:e]
+
+    def nothing(*_: Any) -> None:
+        raise AssertionError("a task ran")
+
+    x = da.map_blocks(make, chunks=((4, 4, 2), (9,)), meta=np.empty((0, 0)))
+    w = rng.normal(size=(5, 9))
+    with Callback(pretask=nothing):
+        results = [
+            cf.softmax(x, axis=1),
+            cf.linear(x, w),
+            cf.cross_entropy(x, np.zeros(10, int)),
+            HEADS["head_sum"](x, w, np.zeros(5)),
+            HEADS["head_sum"].bind(weight=w, bias=np.zeros(5))(x),
+        ]
+        assert all(isinstance(r, da.Array) for r in results) and made == []
+    results[0].blocks[1].compute()
+    assert made == [4]  # one chunk of the result needs one of the argument
+    results[1].compute()
+    assert sorted(made) == [0, 4, 4, 8]
+
+
+def test_weights_are_in_the_graph_once(rng: np.random.Generator) -> None:
+    w, b = rng.normal(size=(5, 9)), rng.normal(size=5)
+    x = da.zeros((100, 9), chunks=(1, 9))
+    graph = dict(HEADS["head_sum"](x, w, b).__dask_graph__())
+    assert len(pickle.dumps([v for k, v in graph.items() if "program" in str(k)])) < 20_000
+    assert sum(getattr(v, "value", None) is w for v in graph.values()) == 1
+    assert sum(isinstance(getattr(v, "value", None), Program) for v in graph.values()) == 1  # of 100 tasks
+    again = HEADS["head_sum"](x, w, b)
+    assert again.name == HEADS["head_sum"](x, w, b).name != HEADS["head_sum"](x, w, b + 1).name
+
+
+def test_merges_are_a_tree(rng: np.random.Generator) -> None:
+    x = chunked(rng.normal(size=(2, 64)), (2, 1))
+    for every, merges in ((2, 63), (8, 9)):
+        with dask.config.set(split_every=every):
+            lazy = cf.logsumexp(x, axis=1)
+        assert sum("-merge-" in str(k) for k in lazy.__dask_graph__()) == merges
+        np.testing.assert_allclose(lazy.compute(), cf.logsumexp(x.compute(), axis=1), rtol=1e-14)
+
+
+def test_long_chains_are_sent() -> None:
+    """Deeper than the stack: a program is a list of operations, not operations within each other."""
+    node = x = g.argument(0, "x", (4, 4), "float64")
+    for _ in range(3000):
+        node = g.pointwise("sin", node)
+    from cupyfuse.dask.tasks import Options
+
+    program = Program("chain", g.Graph([x], [node]), [(0, 1)], Options("highest", "measured", 1 << 20, True))
+    assert pickle.loads(pickle.dumps(program)).token == program.token
+
+
+# Errors -------------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_chunks(rng: np.random.Generator) -> None:
+    x = chunked(matrix(rng), (4, 9))
+    with pytest.raises(ValueError, match=r"'a': .* known lengths, got unknown ones \(nan\) along axis 0; call .*sizes"):
+        cf.logsumexp(x[x[:, 0] > 0], axis=1)
+    with pytest.raises(ValueError, match=r"'x': .* unknown ones \(nan\)"):
+        HEADS["head_sum"](x[x[:, 0] > 0], np.ones((3, 9)), np.ones(3))
+    check(cf.softmax, x[x[:, 0] > 0].compute_chunk_sizes(), axis=1)
+
+
+def test_what_does_not_merge_says_so(rng: np.random.Generator) -> None:
+    x = chunked(matrix(rng), (10, 4))
+    with pytest.raises(TypeError, match=r"argument 'x' along axis 1: np.sort of 10 x 9.* one chunk: x.rechunk"):
+        cf.fuse(lambda x: np.sort(x, axis=1))(x)
+    check(cf.fuse(lambda x: np.sort(x, axis=1)), x.rechunk((10, 9)))
+    with pytest.raises(TypeError, match=r"a matmul of 10 x 10 needs all elements"):
+        cf.fuse(lambda x: x @ x.T)(x.rechunk((3, 9)))
+    with pytest.raises(TypeError, match=r"argument 'running_mean': the function changes it in place"):
+        cf.batch_norm(x, np.zeros(9), np.ones(9), training=True)
+    with pytest.raises(TypeError, match=r"logsumexp: expected real Dask arrays"):
+        cf.logsumexp(x * 1j)
+
+
+def test_out_is_refused(rng: np.random.Generator) -> None:
+    x, out = chunked(matrix(rng), (4, 9)), np.empty((10, 9))
+    for call in (
+        lambda: cf.softmax(x, axis=1, out=out),  # type: ignore[call-arg]
+        lambda: cf.fuse(lambda x: x + 1)(x, out=out),
+        lambda: cf.fuse(lambda x, k: x + k).bind(k=1)(x, out=out),
+    ):
+        with pytest.raises(TypeError, match="out: expected none beside Dask arrays"):
+            call()
+
+
+def test_chunks_are_what_their_array_says(rng: np.random.Generator) -> None:
+    x = chunked(matrix(rng), (5, 9))
+    wrong = x.map_blocks(lambda b: b.astype(np.float32), dtype=np.float64)
+    with pytest.raises(ValueError, match=r"'x': a chunk has shape \(5, 9\) and dtype float32, which is not what"):
+        cf.fuse(lambda x: x + 1)(wrong).compute()
+    with pytest.raises(TypeError, match=r"'x': expected a plain array, got MaskedArray"):
+        cf.fuse(lambda x: x + 1)(da.ma.masked_array(x, mask=False))
+
+
+def test_arguments_are_checked_as_of_numpy_arrays(rng: np.random.Generator) -> None:
+    x = chunked(matrix(rng), (5, 9))
+    with pytest.raises(ValueError, match="x: expected 4 columns"):
+        cf.linear(x, np.ones((3, 4)))
+    with pytest.raises(TypeError, match="a spec has no values"):
+        cf.fuse(lambda x, y: x + y)(x, cf.spec((10, 9)))
+    with pytest.raises(TypeError, match="of which a fused function cannot tell"):
+        cf.fuse(lambda x: x + outer)(np.ones((10, 9)))
+
+
+outer = da.ones((10, 9))
