@@ -54,7 +54,8 @@ def options_text(options: Options) -> str:
 
 
 @lru_cache(maxsize=256)
-def _parse_options(text: str) -> Options:
+def parse_options(text: str) -> Options:
+    """Read options that `options_text` wrote."""
     options = json.loads(text)
     options.pop("version", None)
     return Options(**options)
@@ -67,7 +68,7 @@ _compiled: dict[Hashable, CompiledChain] = {}
 
 def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, options: str) -> CompiledChain:
     """Return the compiled chain for an operator's arguments, from a cache."""
-    chosen = _parse_options(options)
+    chosen = parse_options(options)
     signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
     sizes = tuple(sizes or ())  # some compilers pass None for none
     key = (chain, saved, options, chosen.current_precision(), sizes, signature)

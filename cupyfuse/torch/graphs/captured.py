@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..chains.eligibility import is_sharded
 from ..rules.symbols import references
 
 
@@ -79,8 +81,20 @@ class CapturedGraph:
 
 
 def storage_of(tensor: Any) -> int:
-    """Identify a tensor's memory by a number."""
+    """Identify a tensor's memory by a number; that of a DTensor is its part's."""
+    if is_sharded(tensor):
+        tensor = tensor._local_tensor
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
+
+
+def keeps_placement(operation: Operation, tensors: Sequence[Any]) -> bool:
+    """Whether an operation redistributes a DTensor as it is distributed already."""
+    if not operation.name.endswith("redistribute") or len(operation.read) != 1 or len(operation.results) != 1:
+        return False
+    before, after = tensors[operation.read[0]], tensors[operation.results[0]]
+    if not (is_sharded(before) and is_sharded(after)) or before.dtype != after.dtype:
+        return False
+    return bool(before.device_mesh == after.device_mesh and before.placements == after.placements)

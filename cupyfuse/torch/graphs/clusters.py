@@ -15,6 +15,7 @@ from ...errors import TraceError
 from ...trace import Trace
 from .. import rules
 from ..chains.chain import Call, concrete_sizes, traced_call
+from ..chains.eligibility import is_sharded
 from ..chains.tensors import dtype_name
 from ..explain import VIEW
 from ..rules.symbols import Ref, references, size_hint, substitute
@@ -202,7 +203,7 @@ class Clusters(ResolvedGraph):
             dtype = dtype_name(tensor.dtype)
             if dtype is None:
                 raise TraceError(f"an operand of dtype {tensor.dtype}")
-            if is_traceable_wrapper_subclass(tensor):
+            if is_traceable_wrapper_subclass(tensor) and not is_sharded(tensor):
                 raise TraceError(f"an operand that is a {type(tensor).__name__}")
             if tensor.device.type not in ("cpu", "cuda"):
                 raise TraceError(f"an operand on the device {tensor.device}")

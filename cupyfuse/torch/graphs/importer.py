@@ -19,9 +19,9 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from ..rules import draws
+from ..rules import PLACING, draws
 from ..rules.symbols import Ref, Size, references
-from .captured import CapturedGraph, Operation, storage_of
+from .captured import CapturedGraph, Operation, keeps_placement, storage_of
 from .inplace import SYMBOLIC, argument_of, writes
 
 NO_TENSOR = "it returns no tensor"
@@ -133,6 +133,8 @@ class ImportedGraph:
         operation.random = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
         if (not operation.read and not symbolic) or operation.random:
             operation.ordered = True
+        if operation.name in PLACING:  # all processes have to exchange in one order
+            operation.ordered = not keeps_placement(operation, self.captured.tensors)
         operation.barrier = not operation.read and (example is None or _transform_nesting(operation) != 0)
 
     def _operands_written_in_region(self, node: Node) -> frozenset[int]:

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ...errors import TraceError
 from ..chains import custom_op
 from ..chains.chain import concrete_sizes, metas_of
+from ..chains.eligibility import is_sharded
 from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Runner
@@ -80,6 +81,11 @@ class AsOperator:
     ) -> list[Node]:
         """Add the call, which saves `saved` (see `describe_saved`); return a node for each output of the chain."""
         chain = fused.chain
+        if any(map(is_sharded, tensors)):
+            from ..sharded.operator import as_function  # DTensor's import takes a while
+
+            call = add(as_function(chain, self.options), (*nodes, *fused.sizes))
+            return [add(operator.getitem, (call, k)) for k in range(len(fused.outputs))]
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
         with mode or nullcontext():
@@ -159,9 +165,16 @@ class _Lowerer:
         orders = [order for order in map(_order_in_memory, examples) if order is not None]
         if len(orders) < len(examples):
             raise TraceError("its results cannot be given PyTorch's strides")
+        sharded = any(map(is_sharded, tensors))
+        if sharded and any(p.is_partial() for e in examples for p in getattr(e, "placements", ())):
+            raise TraceError("PyTorch leaves its results as addends of several processes")
+        if sharded and fused.chain.updates and not self.call_maker.differentiates:
+            raise TraceError("it updates DTensors in place")
         needs = [bool(t.requires_grad) and any(e.requires_grad for e in examples) for t in tensors]
         changed = self._changed_after_start(fused)
-        if not any(needs) or (self.call_maker.differentiates and not changed):
+        if sharded and any(needs) and changed & set(map(storage_of, tensors)):
+            raise TraceError("what its backward pass may read is changed in place later")
+        if sharded or not any(needs) or (self.call_maker.differentiates and not changed):
             return orders, "[]"
         chain = fused.with_hints()
         settings = self.call_maker.options.settings_on(device_of(tensors[0]))
@@ -199,6 +212,10 @@ class _Lowerer:
         results = self.call_maker.make_call(add, fused, nodes, tensors, saved)
         differentiated = any(t.requires_grad for t in tensors)
         for number, node, order, example in zip(fused.outputs, results, orders, examples, strict=True):
+            if is_sharded(example):
+                from ..sharded.placements import placer
+
+                node = add(placer(example.placements), (node,))
             if order:
                 # PyTorch's result has its dimensions in another order in memory.
                 laid_out = add("contiguous", (add("permute", (node, order)),))

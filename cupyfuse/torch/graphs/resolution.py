@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .. import rules
 from ..chains.chain import Call
 from ..rules.symbols import Ref, references
-from .captured import CapturedGraph, Operation, storage_of
+from .captured import CapturedGraph, Operation, keeps_placement, storage_of
 from .importer import KEEPS_STATISTICS
 
 
@@ -78,6 +78,8 @@ class ResolvedGraph:
 
     def _resolve(self, operation: Operation) -> rules.Found | str:
         """Return an operation's rule and canonical arguments, or why it is left to PyTorch."""
+        if keeps_placement(operation, self.captured.tensors):
+            return rules.Found(rules.RULES["identity"], (Ref(operation.read[0]),))
         found = rules.find(operation.target, operation.args, operation.kwargs)
         if found is None:
             return "cupyfuse has no rule for it"

@@ -12,7 +12,9 @@ import torch
 F = torch.nn.functional
 _SEEDED = torch.Tag.nondeterministic_seeded
 # Modules whose functions draw nothing.
-_PURE = ("_operator", "builtins", "math", "torch.functional", "torch._tensor")
+_PURE = ("torch.distributed.tensor._api", "_operator", "builtins", "math", "torch.functional", "torch._tensor")
+# Methods of DTensors, and functions of Dynamo's in their place: they move data, and draw nothing.
+PLACING = tuple(prefix + name for prefix in ("", "prim_") for name in ("from_local", "to_local", "redistribute"))
 # The classes of functions of NumPy in Dynamo's graphs, which PyTorch runs. Those of `np.random` are of the first.
 _NUMPY = ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
 # Namespaces whose operators carry the tag; authors of others may have left it out.
@@ -54,6 +56,8 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
     """
     kwargs = kwargs or {}
     if isinstance(target, str):  # a method
+        if target in PLACING:
+            return False
         method = getattr(torch.Tensor, target, None)
         return method is None or _draws_by_name(target, args, kwargs, default=False)
     if type(target).__name__ in _NUMPY:
@@ -67,7 +71,7 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
     # A function written in Python
     if module == F.__name__ and isinstance(target, types.FunctionType):
         return name in _FUNCTIONAL and not _function_is_off(target, args, kwargs)
-    if module in _PURE or (module == "torch" and name.startswith("sym_")):
+    if name in PLACING or module in _PURE or (module == "torch" and name.startswith("sym_")):
         return False
     if isinstance(target, types.MethodWrapperType):  # the getter of a tensor's attribute
         return False

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
+from ...ir.graph import Graph
 from ...plan.shards import Round, merge
-from ...settings import Settings
 from ..chains.tensors import dtype_name
-from .leaf import Leaf
 
+MakeLeaf = Callable[[str, Graph], Any]  # takes the name of plans, and a graph
 _AT_ONCE = 16  # states that one launch merges
 _LARGE = 1 << 20  # bytes of a sum, from which a reduction moves less than a gather of all addends
 
@@ -31,9 +31,9 @@ class Group:
     def __init__(self, mesh: Any, dim: int):
         self.count, self.rank = int(mesh.size(dim)), int(mesh.get_local_rank(dim))
         self._name = mesh.get_group(dim).group_name
-        self._merges: dict[Hashable, Leaf] = {}
+        self._merges: dict[Hashable, Any] = {}
 
-    def merge(self, round: Round, states: Sequence[Any], settings: Settings) -> list[Any]:
+    def merge(self, round: Round, states: Sequence[Any], make: MakeLeaf) -> list[Any]:
         """Return the merged parts of a round's states: the same bits in all processes.
 
         Contractions, and large sums, are reduced. All others are gathered at once, and merged in the order of the
@@ -54,7 +54,7 @@ class Group:
                 rules.append(rule.name)
                 small += places
         if small:
-            found = self._merge(rules, self._gather([states[k] for k in small]), settings)
+            found = self._merge(rules, self._gather([states[k] for k in small]), make)
             for k, part in zip(small, found, strict=True):
                 merged[k] = part
         return merged
@@ -85,20 +85,18 @@ class Group:
             states.append([found[k] for k in range(len(parts))])
         return states
 
-    def _merge(self, rules: Sequence[str], states: list[list[Any]], settings: Settings) -> list[Any]:
+    def _merge(self, rules: Sequence[str], states: list[list[Any]], make: MakeLeaf) -> list[Any]:
         while len(states) > 1:
-            states = [
-                self._merge_few(rules, states[k : k + _AT_ONCE], settings) for k in range(0, len(states), _AT_ONCE)
-            ]
+            states = [self._merge_few(rules, states[k : k + _AT_ONCE], make) for k in range(0, len(states), _AT_ONCE)]
         return states[0]
 
-    def _merge_few(self, rules: Sequence[str], states: list[list[Any]], settings: Settings) -> list[Any]:
+    def _merge_few(self, rules: Sequence[str], states: list[list[Any]], make: MakeLeaf) -> list[Any]:
         if len(states) == 1 or not sum(p.numel() for p in states[0]):
             return states[0]
         parts = tuple((tuple(p.shape), str(dtype_name(p.dtype))) for p in states[0])
-        key = tuple(rules), parts, len(states), settings
+        key = tuple(rules), parts, len(states)
         leaf = self._merges.get(key)
         if leaf is None:
             graph = merge(rules, parts, len(states))
-            leaf = self._merges[key] = Leaf(f"merge of {len(states)}", graph, settings)
+            leaf = self._merges[key] = make(f"merge of {len(states)}", graph)
         return leaf([part for state in states for part in state])

@@ -10,19 +10,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, zeros
 
 from ...plan.plan import Plan
 from ...plan.shards import SplitError
+from ...settings import Settings
 from ..chains import autograd
 from ..chains.backward import Backward, Flags
 from ..chains.chain import Chain, TracedChain, metas_of
 from ..chains.options import Options
 from ..chains.runtime import device_of
 from ..chains.tensors import Tensors, as_matrix
+from .leaf import Leaf
 from .placements import Arrangement, local_of
-from .program import Level, Split, program
-
-
-def has_shards(tensors: Tensors) -> bool:
-    """Whether some tensors are DTensors."""
-    return any(isinstance(t, DTensor) for t in tensors)
+from .program import Level, Local, Split, program
 
 
 def signature_of(tensors: Tensors) -> tuple[Hashable, ...]:
@@ -42,6 +39,7 @@ class ShardedExecutor:
     ----------
     tensors : inputs like those that it will be called with
     needs : for each input, whether its gradient is wanted
+    local : how this process runs its part; by plans of its own unless given
 
     Raises
     ------
@@ -54,16 +52,19 @@ class ShardedExecutor:
     gradients: tuple[Any, ...] = ()  # counters of weights, which nothing is prepacked from
     returns_views = False
 
-    def __init__(self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool]):
+    def __init__(
+        self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool], local: Local | None = None
+    ):
         self.chain = chain
         settings = options.settings_on(device_of(local_of(tensors[0])))
+        local = local or Local(lambda name, graph: Leaf(name, graph, settings), settings.max_workspace, True)
         traced = chain.trace(metas_of(tensors))
         self._arrangement = Arrangement.of(traced, tensors)
-        self.backward = ShardedBackward(traced, needs, settings, self._arrangement) if any(needs) else None
+        self.backward = ShardedBackward(traced, needs, settings, self._arrangement, local) if any(needs) else None
         self._differentiable = self.backward is not None and any(self.backward.differentiable)
         saved = self.backward.saving.nodes if self.backward is not None and self._differentiable else []
         graph = traced.as_traced(saved, in_place=False).graph
-        self._program = program(chain.name, graph, self._arrangement.levels, settings)
+        self._program = program(chain.name, graph, self._arrangement.levels, local)
         _refuse_contractions(self._program)
         targets = [traced.inputs[k] for k, _ in chain.updates]
         values = [*traced.outputs, *targets]
@@ -118,9 +119,11 @@ class ShardedBackward(Backward):
     saved_modes : how the levels split each saved value
     """
 
-    def __init__(self, traced: TracedChain, needs: Sequence[bool], settings: Any, arrangement: Arrangement):
+    def __init__(
+        self, traced: TracedChain, needs: Sequence[bool], settings: Settings, arrangement: Arrangement, local: Local
+    ):
         super().__init__(traced, needs, settings, shards=max(1, arrangement.count))
-        self._arrangement = arrangement
+        self._arrangement, self._local = arrangement, local
         self._programs: dict[Hashable, tuple[list[int], Any, list[Any]]] = {}
         self.outputs: list[Any] = []
         self.sources: list[Any] = []
@@ -161,7 +164,7 @@ class ShardedBackward(Backward):
         for i, level in enumerate(arrangement.levels):
             split = {k: m[i] for k, m in enumerate(modes) if m[i] >= 0}
             levels.append(Level(level.group, level.widths, split))
-        run = program(traced.name, traced.graph, levels, self.settings)
+        run = program(traced.name, traced.graph, levels, self._local)
         places = [arrangement.placed(self.traced.inputs[k], m) for k, m in zip(roots, run.result_modes, strict=True)]
         return list(roots), run, places
 

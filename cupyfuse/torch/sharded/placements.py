@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,3 +180,13 @@ def local_of(tensor: Any) -> Any:
     """Return this process's part of a DTensor; other tensors as they are."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return local.wait() if hasattr(local, "wait") else local
+
+
+def placer(placements: Sequence[Any]) -> Callable[[Any], Any]:
+    """Return a function that distributes a DTensor by these placements, for captured graphs to call."""
+    wanted = tuple(placements)
+
+    def placed(tensor: Any) -> Any:
+        return tensor if tensor.placements == wanted else tensor.redistribute(placements=wanted)
+
+    return placed

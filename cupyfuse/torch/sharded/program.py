@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,9 +12,7 @@ from ...ir.graph import Graph
 from ...plan.plan import Plan
 from ...plan.schedule.cut import WHOLE
 from ...plan.shards import Shards, SplitError
-from ...settings import Settings
-from .exchange import Group
-from .leaf import Leaf
+from .exchange import Group, MakeLeaf
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,29 @@ class Level:
         return sum(self.widths[: self.group.rank])
 
 
+class Local(NamedTuple):
+    """How a process runs its own part of a graph.
+
+    Attributes
+    ----------
+    make : callable
+        Makes what runs a graph, such as a `Leaf`, from a name and the graph.
+    max_workspace : int
+        Bytes of a product, up to which a process keeps its part for later rounds.
+    keeps : bool
+        Whether tensors may be kept from call to call.
+    """
+
+    make: MakeLeaf
+    max_workspace: int
+    keeps: bool
+
+
 Modes = tuple[tuple[int, ...], ...]  # for each result, for each level: the axis along which it is split, or WHOLE
 
 
-def program(name: str, graph: Graph, levels: Sequence[Level], settings: Settings, results: Modes = ()) -> Any:
-    """Return what runs a graph on the parts of its arguments that a process has: `Leaf` or `Split`.
+def program(name: str, graph: Graph, levels: Sequence[Level], local: Local, results: Modes = ()) -> Any:
+    """Return what runs a graph on the parts of its arguments that a process has: a leaf or a `Split`.
 
     Parameters
     ----------
@@ -63,7 +79,7 @@ def program(name: str, graph: Graph, levels: Sequence[Level], settings: Settings
         With all elements of all axes.
     levels : sequence of Level
         From the outermost to the innermost. All processes of a group have to give the same ones.
-    settings : Settings
+    local : Local
     results : tuple, optional
         How results are to be split that could be whole.
 
@@ -72,13 +88,13 @@ def program(name: str, graph: Graph, levels: Sequence[Level], settings: Settings
     SplitError
         It cannot be split so. This depends on what is the same in all processes alone.
     """
-    return Split(name, graph, levels, settings, results) if levels else Leaf(name, graph, settings)
+    return Split(name, graph, levels, local, results) if levels else local.make(name, graph)
 
 
 class Split:
     """A graph split along one axis; its rounds are programs for the other levels."""
 
-    def __init__(self, name: str, graph: Graph, levels: Sequence[Level], settings: Settings, results: Modes = ()):
+    def __init__(self, name: str, graph: Graph, levels: Sequence[Level], local: Local, results: Modes = ()):
         level, *inner = self._level, *_ = levels
         for number, axis in level.split.items():
             if graph.inputs[number].shape[axis] != level.length:
@@ -86,9 +102,9 @@ class Split:
                     f"argument {graph.inputs[number].name!r} has {graph.inputs[number].shape[axis]} of the "
                     f"{level.length} elements that are split: two dimensions of the mesh split one axis"
                 )
-        self._settings = settings
+        self._local = local
         asked = {k: modes[0] for k, modes in enumerate(results) if modes[0] != WHOLE}
-        most = settings.max_workspace * level.group.count
+        most = local.max_workspace * level.group.count
         self.shards = shards = Shards(graph, level.split, level.length, results=asked, most_kept=most, early=True)
         self._positions: dict[Any, Any] = {}  # by device
         base = len(graph.inputs)
@@ -105,8 +121,8 @@ class Split:
             what = f"{name}: round {number + 1}" if shards.rounds else name
             wanted: Modes = results and tuple(modes[1:] for modes in results) if number == len(shards.rounds) else ()
             if inner:
-                wanted = program(what, make(max(level.widths)), levels, settings, wanted).result_modes
-            made = program(what, make(level.width), levels, settings, wanted)
+                wanted = program(what, make(max(level.widths)), levels, local, wanted).result_modes
+            made = program(what, make(level.width), levels, local, wanted)
             for place, modes in zip(places, made.result_modes, strict=False):
                 for split, mode in zip(splits, modes, strict=True):
                     if mode != WHOLE:
@@ -138,7 +154,7 @@ class Split:
             values[-1] = self._first(operands[0].device)
         for run, r, places in self._rounds:
             found = run(values)
-            states = level.group.merge(r, found[: len(r.names)], self._settings)
+            states = level.group.merge(r, found[: len(r.names)], self._local.make)
             for place, value in zip(places, [*states, *found[len(r.names) :]], strict=True):
                 values[place] = value
         results: list[Any] = self._finish(values)
@@ -146,6 +162,9 @@ class Split:
 
     def _first(self, device: Any) -> Any:
         """Return the position of this process's first element."""
-        if device not in self._positions:
-            self._positions[device] = torch.full((1, 1), self._level.start, dtype=torch.int64, device=device)
-        return self._positions[device]
+        found = self._positions.get(device)
+        if found is None:
+            found = torch.full((1, 1), self._level.start, dtype=torch.int64, device=device)
+            if self._local.keeps:
+                self._positions[device] = found
+        return found
