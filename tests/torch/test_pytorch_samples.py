@@ -28,8 +28,14 @@ def samples(
 
     `reference` yields more of them: broadcasting, strides, special values.
     """
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+    from torch.testing._internal.opinfo import core
 
+    for module in (common_utils, core):
+        # Each iterator over samples would look through the sources of its callers for a unittest's method.
+        assert hasattr(module, "extract_test_fn")
+        vars(module)["extract_test_fn"] = lambda: None
     for op in op_db:
         short = op.name.removeprefix("nn.functional.")
         if op.op not in OVERLOADS or dtype not in op.dtypes or (names is not None and short not in names):
