@@ -26,7 +26,7 @@ KERNEL_BENCHMARK = sorted((EXAMPLES / "kernel_benchmark").glob("*.py"))
 def test_there_are_examples() -> None:
     assert {"quickstart.py", "head_logsumexp.py", "head_sum.py", "head_softmax.py"} <= set(SCRIPTS)
     assert {"torch_model.py", "torch_compile.py", "torch_cuda_graph.py", "jax_dlpack.py"} <= set(SCRIPTS)
-    assert {"language_model_loss.py", "softmax_regression.py"} <= set(SCRIPTS)
+    assert {"language_model_loss.py", "softmax_regression.py", "dask_rows.py"} <= set(SCRIPTS)
     assert {path.name for path in KERNEL_BENCHMARK} == {"head_logsumexp.py", "head_sum.py", "head_softmax.py"}
 
 
