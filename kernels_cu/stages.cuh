@@ -272,37 +272,40 @@ struct Arguments {
     }
 };
 
-// Stage S and the stages after it, each of which reads the row again, Items packs at a time: `source` gives this thread's pack
-// `number`, after it has waited for it and those behind it.
-template <class P, int S, int Items, int V, class Team, class Source>
-__device__ __forceinline__ void streamed_stage(
-    const P& p, const Team& team, const Source& source, i64 row, typename P::Row& r) {
+// Compute a share of a row in stage S, Items packs at a time, and accumulate its elements: `source` gives this thread's pack
+// `number`, after it has waited for it and those behind it. Single elements belong to the first share.
+template <class P, int S, int Items, int V, class Team, class Source, class Totals>
+__device__ __forceinline__ void stream_share(
+    const P& p, const Team& team, const Source& source, i64 row, const typename P::Row& r, Totals& totals,
+    typename Source::Index share, typename Source::Index shares) {
     typedef decltype(p.template tile<V>(At<S>())) Tile;
     typedef typename Source::Index Index;
     const Span<P, V, Index> span(p, row);
-    auto totals = p.totals(At<S>());
     auto single = p.template tile<1>(At<S>());
+    const bool has_single = share == 0 && span.has_single(team.rank());
     if constexpr (Span<P, V, Index>::has_singles) {
-        if (span.has_single(team.rank())) {
+        if (has_single) {
             p.template load<1>(At<S>(), row, span.single(team.rank()), single);
         }
     }
     const Index step = static_cast<Index>(team.size()) * V;
+    const Index length = shares == 1 ? span.packed : (span.packed + shares * V - 1) / (shares * V) * V;
+    const Index first = share * length, last = first + length < span.packed ? first + length : span.packed;
     Index number = 0;
-    for (Index start = static_cast<Index>(team.rank()) * V; start < span.packed; start += Items * step, number += Items) {
+    for (Index start = first + static_cast<Index>(team.rank()) * V; start < last; start += Items * step, number += Items) {
         Tile tiles[Items];
         typename P::Element e[Items * V];
         source.template wait<S>(number);
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            if (start + i * step < span.packed) {
+            if (start + i * step < last) {
                 source.template read<S, V>(p, row, span.column(start + i * step), number + i, tiles[i]);
             }
         }
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             const Index col = span.column(start + i * step);
-            if (start + i * step < span.packed) {
+            if (start + i * step < last) {
                 p.template load_columns<V>(At<S>(), col, tiles[i]);
                 compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
                 if constexpr (P::reduces(S)) {
@@ -317,7 +320,7 @@ __device__ __forceinline__ void streamed_stage(
             totals.settle();
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
-                if (start + i * step < span.packed) {
+                if (start + i * step < last) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
                         p.add(At<S>(), e[i * V + j], totals);
@@ -327,12 +330,20 @@ __device__ __forceinline__ void streamed_stage(
         }
     }
     if constexpr (Span<P, V, Index>::has_singles) {
-        if (span.has_single(team.rank())) {
+        if (has_single) {
             const Index col = span.single(team.rank());
             p.template load_columns<1>(At<S>(), col, single);
             accumulate_pack<P, S, 1>(p, single, row, col, r, totals);
         }
     }
+}
+
+// Stage S and the stages after it, each of which reads the row again from `source`.
+template <class P, int S, int Items, int V, class Team, class Source>
+__device__ __forceinline__ void streamed_stage(
+    const P& p, const Team& team, const Source& source, i64 row, typename P::Row& r) {
+    auto totals = p.totals(At<S>());
+    stream_share<P, S, Items, V>(p, team, source, row, r, totals, 0, 1);
     if constexpr (P::reduces(S)) {
         finish_stage<P, S>(p, team, row, totals, r);
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .. import dtypes
-from ..plan.schedule import column_splits, state_size
+from ..plan.schedule import column_splits, row_shares, state_size
 from .program import COLUMN, FULL, Program
 
 # Elements of a row that a thread may hold: more leave registers for too few threads to hide latency.
@@ -41,7 +42,7 @@ class Config:
     items : packs of `vec` elements that a thread has in flight
     vec : elements per memory access
     group : lanes per row (row_lanes), or columns per strip (column_stats)
-    shares : blocks that share the rows of a strip (column_stats)
+    shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)
     packs : packs that a thread holds in shared memory (row_shared)
@@ -61,8 +62,20 @@ class Config:
     packed: bool = False
     shifted: bool = False
 
+    @property
+    def merges(self) -> bool:
+        """Whether the kernel may leave totals that a second one merges."""
+        return self.template in ("column_stats", "row_shares")
+
+    @property
+    def merge_threads(self) -> int:
+        """Threads per block of the kernel that merges."""
+        return 32 if self.template == "row_shares" else self.threads
+
     def entry(self, merge: bool = False) -> tuple[str, str]:
         """Return the name of the kernel and the template instance that it calls; `merge` is for the merge of shares."""
+        if merge and self.template == "row_shares":
+            return "row_merge_kernel", "row_merge<Program>"
         if self.template == "column_stats":
             if merge:
                 return "column_merge_kernel", f"column_merge<Program, {self.threads}>"
@@ -138,13 +151,17 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
         return Config("elementwise", 256, 1, vec)
     packs = max(1, -(-cols // vec))
     packed = _is_packed(program)
+    most = _most_packed(program) if packed else _MAX_HELD
+    reduces = program.stages == 1 and not _writes_rows(program)
     if cols <= 1024:
         lanes = min(32, _power_of_two(-(-packs // 2)))
+        if reduces:  # lanes that hold much merge their accumulators with few others
+            lanes = min(lanes, max(64 // vec, _power_of_two(-(-packs * vec // most))))
         items = -(-packs // lanes)
-        if items * vec <= (_most_packed(program) if packed else _MAX_HELD):
+        if items * vec <= most:
             return Config("row_lanes", 128, items, vec, lanes, blocks=_blocks(128), packed=packed, shifted=shifted)
-    if program.stages == 1 and not _writes_rows(program):
-        return _stream(program, vec, shifted)
+    if reduces:
+        return _stream(program, packs, vec, shifted)
     if packed:
         in_registers = _packed(program, packs, vec, shifted, clusters)
         if in_registers is not None:
@@ -229,16 +246,32 @@ def _most_packed(program: Program) -> int:
     return min(_PACKED_BYTES // program.input_bytes, 32 if program.reads_columns else 64)
 
 
-def _stream(program: Program, vec: int, shifted: bool) -> Config:
+def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:
     """Choose the threads that read a row once and hold none of it.
 
-    They depend on the row's length alone, so that a row's bits do not depend on the number of rows.
+    They depend on the row's length alone, so that a row's bits do not depend on the number of rows, unless rows are so
+    few that blocks share each. As measured on an H200 with 1024 rows and with many.
     """
-    threads = min(1024, max(64, _power_of_two(program.domain[1]) // 128))
-    items = {4: 4, 8: 1}.get(vec, 8)  # as measured: wide ones of 16 bits take registers once they are widened
+    length = _power_of_two(program.domain[1])
+    items = {4: 4, 8: 1}.get(vec, 8)  # wide ones of 16 bits take registers once they are widened
+    if vec == 8 and packs <= 1024:
+        threads = _warps(packs / 8)
+    elif vec == 4:
+        rounds = max(2, -(-packs // (items * 256)))
+        threads = max(64, _warps(packs / (items * rounds)))
+    else:
+        threads = min(512, max(128 if length > 2048 else 64, length // 128))
     accumulators = program.accumulators(0)
     simple = len(accumulators) == 1 and accumulators[0].operand in program.loaded and program.input_bytes == 2
-    return Config("row_stream", threads, items, vec, blocks=(2048 if simple else 1024) // threads, shifted=shifted)
+    blocks = min(32, (2048 if simple else 1024) // threads)
+    shares = row_shares(program.domain)
+    template = "row_stream" if shares == 1 else "row_shares"
+    return Config(template, threads, items, vec, shares=shares, blocks=blocks, shifted=shifted)
+
+
+def _warps(threads: float) -> int:
+    """Round a number of threads up to whole warps."""
+    return 32 * math.ceil(threads / 32)
 
 
 def _blocks(threads: int, double: bool = False) -> int:

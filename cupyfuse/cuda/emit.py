@@ -27,16 +27,17 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     program : Program
     config : Config
     merge : bool
-        Emit the kernel that merges the shares of a column step.
+        Emit the kernel that merges the totals of shares.
     conditional : bool
         Emit a kernel that returns at once where the flag is 0.
     """
-    streamed = config.template in ("row_stream", "row_shared")
-    writer = Writer(program, streamed, conditional, config.packed, config.shifted, config.packs > 0)
+    streamed = config.template in ("row_stream", "row_shares", "row_shared")
+    writer = Writer(program, streamed, conditional, config.packed, config.shifted, config.packs > 0, config.merges)
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
+    threads, blocks = (config.merge_threads, 1) if merge else (config.threads, config.blocks)
     source = translation_unit(
-        config.template, struct, entry, f"{call}(p)", config.threads, config.blocks, conditional, config.cluster
+        config.template, struct, entry, f"{call}(p)", threads, blocks, conditional, config.cluster
     )
     shared = config.threads * config.packs * config.vec * program.input_bytes
     return Kernel(entry, source, tuple(program.parameters), config, shared=shared, cluster=config.cluster)
@@ -58,6 +59,8 @@ class Writer:
         Whether rows may begin between two packs.
     shared : bool
         Whether rows are held in shared memory as they were loaded.
+    merges : bool
+        Whether a second kernel merges the totals that blocks leave.
 
     Attributes
     ----------
@@ -75,8 +78,10 @@ class Writer:
         packed: bool = False,
         shifted: bool = False,
         shared: bool = False,
+        merges: bool = False,
     ):
         self.program = program
+        self.merges = merges
         self.streamed = streamed or packed
         self.packed = packed
         self.shifted = shifted
@@ -105,7 +110,7 @@ class Writer:
                 pointer += f" i64 {p.name}_cols;"
             declarations.append(pointer)
         declarations.append("i64 rows; i64 cols;")
-        if self.program.by_columns:
+        if self.merges:
             declarations.append("struct Totals0; Totals0* partial; i64 shares;")
         if self.conditional:
             declarations.append(CONDITION)

@@ -22,7 +22,7 @@ from ..ir.graph import Node
 from ..ir.numbers import Number
 from ..plan.schedule import Step, state_size
 
-_MAX_BLOCKS = (1 << 31) - 1
+_MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
 
 # Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments,
 # and slots of their own hold the arrays that library steps take and give.
@@ -237,13 +237,14 @@ class KernelLaunch:
 
     def spec(self) -> LaunchSpec:
         """Return the kernels, the workspace and the binding of the launch."""
-        return LaunchSpec(self.bind, self.kernels, self._partial_bytes() if self.program.by_columns else 0)
+        return LaunchSpec(self.bind, self.kernels, self._partial_bytes() if self.config.merges else 0)
 
     def _partial_bytes(self) -> int:
-        """Return the bytes of the totals that blocks sharing a column leave for the merge."""
+        """Return the bytes of the totals that blocks sharing a column or a row leave for the merge."""
         if self.config.shares == 1:
             return 1
-        return self.config.shares * self.cols * state_size(self.program.step)
+        count = self.cols if self.program.by_columns else self.rows
+        return self.config.shares * count * state_size(self.program.step)
 
     def bind(self, runtime: Runtime, partial: int) -> Launch:
         """Load the kernels; `partial` is the slot of the workspace."""
@@ -269,25 +270,23 @@ class KernelLaunch:
     def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> Launch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
         arguments = self.arguments
-        # The struct: arguments, rows, columns; of a column step the address of the totals, shares; any flag's address.
+        # The struct: arguments, rows, columns; where totals are merged their address, shares; any flag's address.
         template, form = [*arguments.members, self.rows, self.cols], arguments.format + "qq"
         pointers, numbers = arguments.pointers.copy(), arguments.numbers
-        if self.program.by_columns:
+        if config.merges:
             pointers.append((len(template), partial, 0))
             template += [0, config.shares]
             form += "Qq"
-            grids = [(-(-self.cols // config.group), config.shares), (-(-self.cols // config.threads), 1)]
-        else:
-            grids = [(_thread_blocks(config, self.rows, self.cols), 1)]
+        grids = _grids(config, self.rows, self.cols)
         if self.flag >= 0:
             pointers.append((len(template), self.flag, 0))
             template.append(0)
             form += "Q"
         numbers_slot = self.numbers_slot
         runs = [
-            launcher(runtime.function(kernel), (max(1, x), y, 1), (config.threads, 1, 1), form, kernel.shared)
-            for kernel, (x, y) in zip(kernels, grids, strict=False)  # the second kernel of a column step is the merge
-        ]
+            launcher(runtime.function(kernel), (max(1, x), y, 1), (threads, 1, 1), form, kernel.shared)
+            for kernel, (x, y), threads in zip(kernels, grids, (config.threads, config.merge_threads), strict=False)
+        ]  # the second kernel is the merge
 
         def launch(addresses: Addresses, stream: Any) -> None:
             members = template.copy()
@@ -299,6 +298,15 @@ class KernelLaunch:
                 run(members, stream)
 
         return launch
+
+
+def _grids(config: Config, rows: int, cols: int) -> list[tuple[int, int]]:
+    """Return the blocks along x and y of a template's kernel, and of the one that merges."""
+    if config.template == "column_stats":
+        return [(-(-cols // config.group), config.shares), (-(-cols // config.threads), 1)]
+    if config.template == "row_shares":
+        return [(config.shares, max(1, min(rows, _MOST_BLOCKS_Y))), (min(rows, _MAX_BLOCKS), 1)]
+    return [(_thread_blocks(config, rows, cols), 1)]
 
 
 def _thread_blocks(config: Config, rows: int, cols: int) -> int:

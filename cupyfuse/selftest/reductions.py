@@ -22,8 +22,8 @@ from .target import Failure, Target
 # Row lengths by the template that they select: lanes of a warp, a streaming block, a block that holds the row, longer
 # than one holds. The second length of each rules out vector loads.
 LANES, STREAMED, HELD, LONG = (96, 97), (5000, 5001), (4096, 4097), (40000, 40001)
-# Rows that several blocks share in column reductions, and numbers of columns.
-SHARED, COLUMNS = 4000, (40, 41)
+# Rows that several blocks share in column reductions, and numbers of columns; lengths of rows that blocks share.
+SHARED, COLUMNS, SHARED_ROWS = 4000, (40, 41), (20000, 20001)
 # Lengths to which rows of three cells are repeated, by axis; and for softmax.
 _REPEATED_LENGTHS = {0: (*LANES, SHARED), 1: (*LANES, *STREAMED)}
 _REPEATED_ROW_LENGTHS = (*LANES, *HELD, *LONG)
@@ -72,6 +72,9 @@ def check_specials(target: Target, form: Format) -> int:
     for axis, lengths in _REPEATED_LENGTHS.items():
         for length in lengths:
             compared += _check_reductions(target, form, ordinary, length, axis)
+    one_pass = tuple(name for name in REDUCTIONS if name != "logsumexp")  # which takes two of float64
+    for length in SHARED_ROWS:
+        compared += _check_reductions(target, form, ordinary, length, 1, one_pass)
     for length in (1, 3):
         rows = [row for row in specials.softmax_rows() if len(row.cells) == length]
         compared += _check_softmax(target, form, rows, length)
@@ -98,21 +101,30 @@ def _expected_when_repeated(expected: str, name: str) -> str:
     return expected if expected == "nan" or (name == "softmax" and expected == "0") else ANY_FINITE
 
 
-def _check_reductions(target: Target, form: Format, rows: Sequence[Row], length: int, axis: int) -> int:
-    """Compare all reductions of rows repeated to `length` elements; return the number compared."""
+def _check_reductions(
+    target: Target,
+    form: Format,
+    rows: Sequence[Row],
+    length: int,
+    axis: int,
+    names: tuple[str, ...] = tuple(REDUCTIONS),
+) -> int:
+    """Compare reductions of rows repeated to `length` elements; return the number compared."""
     given = _matrix(rows, length, form)
     what = f"reductions of {length} elements along axis {axis}"
-    results = target.run(all_reductions(axis), [given if axis == 1 else np.ascontiguousarray(given.T)], form, what)
+    results = target.run(
+        all_reductions(axis, names), [given if axis == 1 else np.ascontiguousarray(given.T)], form, what
+    )
     if results is None:
         return 0
-    for name, result in zip(REDUCTIONS, results, strict=True):
+    for name, result in zip(names, results, strict=True):
         for row, got in zip(rows, np.ravel(result), strict=True):
             expected = row.expected[name]
             if length != len(row.cells):
                 expected = _expected_when_repeated(expected, name)
             ulps = reduction_allowance(name, length).ulps
             _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(got), ulps)
-    return len(REDUCTIONS) * len(rows)
+    return len(names) * len(rows)
 
 
 def _check_empty(target: Target, form: Format) -> int:

@@ -134,10 +134,11 @@ class Target:
 
 
 def _template(kernel: Kernel) -> str:
-    """Name the template of a kernel for the report, with the part that it plays in a column step."""
-    if kernel.name.startswith("column_merge"):
-        return "column_stats, merge of shares"
-    return kernel.config.template + (", in shares" if kernel.config.shares > 1 else "")
+    """Name the template of a kernel for the report, with the part that it plays where blocks share rows."""
+    template = kernel.config.template
+    if kernel.name.endswith("merge_kernel"):
+        return f"{template}, merge of shares"
+    return template + (", in shares" if template == "column_stats" and kernel.config.shares > 1 else "")
 
 
 def _on_host(results: Any) -> Any:

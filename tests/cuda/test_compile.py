@@ -113,6 +113,15 @@ def test_all_reductions_together_compile(dtype, rows):
     assert all(compiles(k.source, ARCHITECTURES[0]) for k in kernels)
 
 
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
+def test_kernels_of_shared_rows_compile(architecture):
+    for dtype in DTYPES:
+        plan = cf.fuse(lambda x: cf.logsumexp(x, axis=1)).plan(cf.spec((2, 40000), dtype))
+        kernels = [k for step in plan.steps for k in kernels_of(step, plan.scheduled.storage)]
+        assert dtype == "float64" or [k.name for k in kernels] == ["row_shares_kernel", "row_merge_kernel"]
+        assert all(compiles(k.source, architecture) for k in kernels)
+
+
 def plain_kernels(width):
     """The kernels of a split product that is stored."""
     return split.product_kernels(split.plain_program((300, 400)), width, 2)

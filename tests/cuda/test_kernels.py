@@ -113,8 +113,8 @@ def test_the_cases_reach_every_template() -> None:
             if step.kind not in ("Gemm", "Split", "Copy"):
                 kernels = sources.kernels_of(step, plan.scheduled.storage, clusters=True)
                 reached |= {(k.name, "Pack<" in k.source and k.config.vec > 1) for k in kernels}
-    names = {"row_lanes", "row_block", "row_shared", "row_stream", "elementwise", "column_stats"}
-    assert {name for name, _ in reached} == {f"{n}_kernel" for n in names} | {"column_merge_kernel"}
+    names = {"row_lanes", "row_block", "row_shared", "row_shares", "row_stream", "elementwise", "column_stats"}
+    assert {name for name, _ in reached} == {f"{n}_kernel" for n in (*names, "column_merge", "row_merge")}
     assert {name for name, vectors in reached if vectors} >= {f"{n}_kernel" for n in names}
 
 

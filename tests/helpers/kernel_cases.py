@@ -212,6 +212,12 @@ CASES: list[Case] = [
     *(Case(reductions, (3, 700), dtype) for dtype in ("float16", "bfloat16", "float64")),
     Case(moments, (4, 600), offset=100_000.0),
     *(Case(extremes, (2, cols)) for cols in (3000, 3001)),
+    # Rows that blocks share.
+    *(Case(exponentials, (2, 16400), dtype) for dtype in ("float16", "float32", "float64")),
+    *(Case(extremes, (3, 20003), special=special) for special in (False, True)),
+    Case(collapsed, (2, 16500)),
+    Case(collapsed, (2, 16501), special=True),
+    Case(softmax, (1, 131075)),
     *(Case(column_reductions, shape) for shape in COLUMNS),
     *(Case(column_reductions, (40, 48), dtype) for dtype in ("float16", "bfloat16", "float64")),
     *(Case(column_moments, shape, offset=100_000.0) for shape in [(1500, 4), (40, 3)]),

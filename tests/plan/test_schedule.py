@@ -380,3 +380,35 @@ def test_values_of_16_bits_that_are_read_in_one_way_are_not_rounded(text: str) -
     function = cf.fuse(eval(f"lambda x, w: ({text})", {"np": np, "cf": cf}))
     plan = function.plan(cf.spec((64, 32), "float16"), cf.spec((32, 32), "float16"))
     assert not any("cast" in s.fused for s in plan.steps)
+
+
+@pytest.mark.parametrize(
+    ("shape", "launches"),
+    [
+        ((1, 1 << 17), [2, 1]),
+        ((4, 1 << 20), [2, 1]),
+        ((200, 1 << 20), [2, 1]),
+        ((1, 1 << 16), [1]),
+        ((4096, 1 << 17), [1]),
+    ],
+)
+def test_several_blocks_have_a_part_of_few_long_rows(shape: tuple[int, int], launches: list[int]) -> None:
+    """Their reductions are a step of their own: only there can blocks share a row."""
+    plan = cf.fuse(lambda x: cf.softmax(x, axis=1)).plan(cf.spec(shape))
+    assert [s.launches for s in plan.steps] == launches
+    (reduction,) = cf.fuse(lambda x: cf.gelu(cf.logsumexp(x, axis=1))).plan(cf.spec(shape)).steps
+    assert reduction.launches == (1 if shape[0] == 4096 else 2), "what follows for each row is in the merge"
+
+
+def test_few_long_rows_that_change_in_place(engine: Engine, rng: np.random.Generator) -> None:
+    x = normal(rng, (2, 1 << 17))
+
+    def doubled(x: Any) -> Any:
+        x *= 2
+        return cf.softmax(x, axis=1)
+
+    changed = engine.array(x)
+    expected = np.asarray(cf.fuse(lambda x: cf.softmax(2 * x, axis=1))(x.astype(np.float64)))
+    got = engine.host(cf.fuse(doubled)(changed))
+    np.testing.assert_array_equal(engine.host(changed), 2 * x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)

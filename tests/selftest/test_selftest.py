@@ -152,8 +152,9 @@ def test_every_template_is_among_the_kernels(page: tuple[Report, str, str]) -> N
     # Products of this size do not run from halves, nor with epilogues.
     others = ("split_", "fingerprint", "gemm")
     templates = {path.stem for path in (ROOT / "kernels_cu").glob("*.cu") if not path.stem.startswith(others)}
-    every = templates | {"column_stats, in shares", "column_stats, merge of shares"}
-    long = {"row_block", "row_shared", "row_stream"}  # rows of any length, if they are long, are accessed in vectors
+    every = templates | {"column_stats, in shares", "column_stats, merge of shares", "row_shares, merge of shares"}
+    # Rows of any length, if they are long, are accessed in vectors.
+    long = {"row_block", "row_shared", "row_shares", "row_shares, merge of shares", "row_stream"}
     for dtype in FLOATS:
         found = {v: {k.template for k in report.kernels if (k.dtype, k.vectors) == (dtype, v)} for v in (False, True)}
         assert found[True] | found[False] == every, dtype

@@ -31,7 +31,7 @@ from .memory import (
 from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
-from .steps import Step, column_launches, column_splits, stages_of
+from .steps import Step, column_launches, column_splits, row_shares, stages_of
 from .tiles import Tiles, last_stage, state_bytes, state_size, strip_transposes, tiles_for, tiles_of
 from .times import step_time
 from .workspace import assign_offsets, dead_after

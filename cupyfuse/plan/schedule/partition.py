@@ -11,7 +11,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
 from .memory import COPIES, base_of, is_exact, is_own_rounding, source_of_copies
-from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
+from .steps import Step, fuse_scalar_steps, fuse_splits, separate_stages, step_of
 
 # The kind of step of each operator that is a step of its own.
 _SINGLE_STEPS = {
@@ -101,7 +101,7 @@ class Scheduler:
         inputs = [i for i in g.eager_inputs(node) if i.op != "const"]
         reduced = [i for i in inputs if self.after_reduction[i]]
         self.row_domain[node] = node.inputs[0].shape if node.reduction else self._common_row_domain(node, reduced)
-        same_step = any(self.row_domain[i] == self.row_domain[node] for i in reduced)
+        same_step = any(self._joins(node, i) for i in reduced)
         self.after_reduction[node] = node.reduction or _is_guarded_sum(node) or same_step
         operands = [*inputs, *self.guard_only_reads(node, self.live_set)]
         self.layer[node], self.kept_layer[node] = self._row_layers(node, operands)
@@ -114,7 +114,7 @@ class Scheduler:
         """
         layer, kept_layer = 1, 0
         for i in operands:
-            same_program = not self.in_memory(i) and self.row_domain[i] == self.row_domain[node]
+            same_program = not self.in_memory(i) and self._joins(node, i)
             stored = self.in_memory(i) or self.after_reduction[i] or i in self.kept
             last_kept = self.layer[i] if i in self.kept else self.kept_layer.get(i, 0)  # at the operand or beneath it
             if same_program:
@@ -124,6 +124,12 @@ class Scheduler:
                 written = self.layer[i] + 1 if stored else self.layer[i]
                 layer = max(layer, written, last_kept + 1)  # what it is recomputed from is in memory by then
         return layer, kept_layer
+
+    def _joins(self, node: Node, operand: Node) -> bool:
+        """Whether a value can be computed in the row program of its operand; whole rows perhaps in a later stage."""
+        domain = self.row_domain[node]
+        later_stage = node.shape == domain and operand.shape != domain and self.after_reduction[operand]
+        return self.row_domain[operand] == domain and not (later_stage and separate_stages(domain))
 
     def _common_row_domain(self, node: Node, reduced: list[Node]) -> Shape:
         """Return the domain of the operands' reductions if a value can be computed in their step, else its shape."""
@@ -223,7 +229,9 @@ class Scheduler:
         if kind == "row":
             if self.in_memory(node) or (node in self.kept and self.layer[node] < layer):
                 return True
-            return self.after_reduction[node] and self.row_domain[node] != domain
+            if not self.after_reduction[node]:
+                return False
+            return self.row_domain[node] != domain or (self.layer[node] < layer and separate_stages(domain))
         if kind == "column":
             return self.column_group.get(node) != (layer, domain) and self._column_step_reads(node)
         return True

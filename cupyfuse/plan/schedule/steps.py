@@ -177,6 +177,37 @@ def column_splits(domain: Shape) -> int:
     return splits
 
 
+def row_shares(domain: Shape) -> int:
+    """Choose how many blocks share a row, of reductions along few long rows: a power of two."""
+    rows, cols = domain
+    shortest = 8192 if rows <= _FEW_ROWS else 1 << 17  # elements that are worth a block of their own, and the merge
+    shares = 1
+    while rows * shares < _BLOCKS_OF_ROWS and cols // (2 * shares) >= shortest:
+        shares *= 2
+    return shares
+
+
+# Rows that leave most of a GPU idle, and blocks that read rows at its full bandwidth.
+_FEW_ROWS, _BLOCKS_OF_ROWS = 32, 512
+
+
+def shares_rows(step: Step) -> bool:
+    """Whether several blocks share each row of a row program: reductions of one stage, with no full-size result."""
+    if row_shares(step.domain) == 1 or any(n.shape == step.domain for n in step.outputs):
+        return False
+    stages = stages_of(step)
+    return any(n.reduction and n.axis == 1 for n in step.nodes) and max(stages.values(), default=0) == 0
+
+
+def separate_stages(domain: Shape) -> bool:
+    """Whether rows are so few, or so long, that what follows a reduction is a step of its own.
+
+    Only the reduction can have several blocks for a row, and only work without reductions any number; a cluster has 8
+    blocks, which hold rows of half a million elements at most.
+    """
+    return row_shares(domain) > (8 if domain[1] <= 1 << 19 else 1)
+
+
 def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
     """Fill in the bytes of a step, which reads and writes each value once as it is stored, and its launches.
 
@@ -194,5 +225,9 @@ def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
         elements = math.prod(n for n, stride in last.dims if stride)
         reads = elements * dtypes.ITEMSIZE[storage[last]]
         return replace(step, reads=reads, writes=nbytes(step.outputs), launches=1)
-    launches = column_launches(step.domain) if step.kind == "ColumnStats" else step.launches
+    launches = step.launches
+    if step.kind == "ColumnStats":
+        launches = column_launches(step.domain)
+    elif step.kind in ("RowProgram", "MatVec") and shares_rows(step):
+        launches = 2
     return replace(step, reads=nbytes(step.inputs), writes=nbytes(step.outputs), launches=launches)
