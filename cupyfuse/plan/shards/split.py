@@ -105,21 +105,28 @@ class Shards:
             raise SplitError("an argument that is changed in place cannot be split: return the new value instead")
         self.graph = merge_passes(graph)
         self.length = length
-        self.modes: dict[Node, Mode] = {}
         self.sliced: dict[int, Mode] = {}
-        self.positions = False
         self._split = dict(split)
+        self._results, self._most_kept, self._early_too = results or {}, most_kept, early
+        self._analyse()
+        while divided := self._divided_arguments():
+            self._split.update(divided)
+            self._analyse()
+            self.sliced.update(divided)
+
+    def _analyse(self) -> None:
+        """Find which values are split, the rounds, and what shards read of arguments that are given whole."""
+        self.modes: dict[Node, Mode] = {}
+        self.positions = False
         self._depths: dict[Node, int] = {}  # the round in which a value is known
         self._crossing: dict[Node, StateRule] = {}  # reductions along the axis, by value
         for node in g.topological([*self.graph.inputs, *self.graph.outputs]):
             self._place(node)
-        self._depth = max((self._depths[n] for n in self.graph.outputs), default=0)
-        asked = results or {}
-        self.result_modes = tuple(self.modes.get(n, asked.get(k, WHOLE)) for k, n in enumerate(self.graph.outputs))
-        self._early = [early and n in self.modes and self._depths[n] < self._depth for n in self.graph.outputs]
-        self._most_kept = most_kept
+        outputs, asked = self.graph.outputs, self._results
+        self._depth = max((self._depths[n] for n in outputs), default=0)
+        self.result_modes = tuple(self.modes.get(n, asked.get(k, WHOLE)) for k, n in enumerate(outputs))
+        self._early = [self._early_too and n in self.modes and self._depths[n] < self._depth for n in outputs]
         self.rounds = tuple(map(self._round, range(self._depth)))
-        self._check()
 
     # Which values are split, and when they are known
     def _place(self, node: Node) -> None:
@@ -206,21 +213,31 @@ class Shards:
             raise SplitError(f"{across_rows(node)} cannot be computed for some elements of the split axis alone")
         return found
 
-    def _check(self) -> None:
-        """Check that shards can compute all parts; find the arguments they slice, and whether they need positions."""
-        taken: dict[Node, Mode] = {}
+    def _divided_arguments(self) -> dict[int, Mode]:
+        """Find what shards slice of arguments that are given whole, and whether they need positions.
+
+        Returns
+        -------
+        dict
+            The arguments that are also read as a whole, with the axis along which they are sliced. They are to be
+            split, and what needs all of them merges.
+        """
+        taken: dict[int, set[Mode]] = {}
         for number in range(len(self.rounds) + 1):
             for node, mode in g.topological(self._roots(number), self._parts_of):
                 if node.op == "positions" and mode == node.axis:
                     self.positions = True
-                if node.op != "input" or node in self.modes:
-                    continue
-                if taken.setdefault(node, mode) != mode:
-                    raise SplitError(
-                        f"argument {node.name!r} is read as a whole, and also along the split axis; pass it twice"
-                    )
-                if mode != WHOLE:
-                    self.sliced[node.argument] = mode
+                if node.op == "input" and node not in self.modes:
+                    taken.setdefault(node.argument, set()).add(mode)
+        self.sliced.update({k: mode for k, modes in taken.items() for mode in modes if mode != WHOLE})
+        found = {k: modes - {WHOLE} for k, modes in taken.items() if len(modes) > 1}
+        for number, modes in found.items():
+            if len(modes) > 1:
+                name = self.graph.inputs[number].name
+                raise SplitError(
+                    f"argument {name!r} is read along the split axis by rows and by columns; pass it twice"
+                )
+        return {k: mode for k, modes in found.items() for mode in modes}
 
     # The graphs
     @property
