@@ -210,6 +210,36 @@ def test_float32_and_its_meta(rng: np.random.Generator) -> None:
     check(cf.fuse(lambda x: x > 0), x)
 
 
+def scores(x: Any, w: Any, b: Any) -> Any:
+    return x @ w.T + b
+
+
+CHAINS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x, w, b: cf.softmax(scores(x, w, b), axis=1),
+    "down the columns": lambda x, w, b: (cf.softmax(scores(x, w, b), axis=0), scores(x, w, b).var(axis=0)),
+    "all of it": lambda x, w, b: cf.log_softmax(scores(x, w, b)),
+    "attention": lambda x, w, b: cf.softmax(scores(x, w, b), axis=1) @ w,
+    "transposed": lambda x, w, b: scores(x, w, b).T - x.mean(axis=1),
+    "batch norm": lambda x, w, b: cf.softmax(cf.batch_norm(scores(x, w, b), training=True), axis=1),
+    "positions": lambda x, w, b: scores(x, w, b) * np.arange(12) + np.arange(x.shape[0])[:, None],
+    "several": lambda x, w, b: (x * 2, scores(x, w, b).max(), cf.logsumexp(scores(x, w, b), axis=1)),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_random_chunks(name: str, rng: np.random.Generator) -> None:
+    """Any argument chunked along any axes, in chunks of any lengths, those of length 0 among them."""
+
+    def lengths(n: int) -> tuple[int, ...]:
+        cuts = sorted(rng.integers(0, n + 1, rng.integers(0, 3)))
+        return tuple(np.diff([0, *cuts, n]).tolist())
+
+    for _ in range(4):
+        arrays = [rng.normal(size=shape) for shape in ((5, 7), (12, 7), (12,))]
+        lazy = [chunked(a, tuple(map(lengths, a.shape))) if rng.random() < 0.8 else a for a in arrays[1:]]
+        check(cf.fuse(CHAINS[name]), chunked(arrays[0], tuple(map(lengths, arrays[0].shape))), *lazy)
+
+
 # Laziness -----------------------------------------------------------------------------------------------------------
 
 

@@ -100,12 +100,14 @@ def test_planning_touches_no_array_library_but_numpy(module: str) -> None:
         assert not {n.split(".")[0] for n in names} & {"cupy", "cupyx", "torch", "scipy"}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.split(".")[0] != "torch"])
-def test_torch_is_imported_behind_its_own_door_alone(module: str) -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_frontends_import_their_libraries_alone(module: str) -> None:
+    others = {"torch": {"torch"}, "dask": {"dask", "distributed"}}
+    others.pop(module.split(".")[0], None)
     for node in ast.walk(ast.parse(path_of(module).read_text(encoding="utf-8"))):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        assert "torch" not in {n.split(".")[0] for n in names}
+        assert {n.split(".")[0] for n in names}.isdisjoint(set().union(*others.values()))
 
 
 def run(code: str) -> str:
