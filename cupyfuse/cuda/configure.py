@@ -42,6 +42,7 @@ class Config:
     items : packs of `vec` elements that a thread has in flight
     vec : elements per memory access
     group : lanes per row (row_lanes), or columns per strip (column_stats)
+    rows : rows that a group of lanes loads before it computes them (row_lanes)
     shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)
@@ -61,6 +62,7 @@ class Config:
     packs: int = 0
     packed: bool = False
     shifted: bool = False
+    rows: int = 1
 
     @property
     def merges(self) -> bool:
@@ -83,7 +85,7 @@ class Config:
         elif self.template == "elementwise":
             parameters = [self.threads, self.vec]
         else:
-            lanes = [self.group] if self.template == "row_lanes" else []
+            lanes = [self.group, self.rows] if self.template == "row_lanes" else []
             held, shared = ([self.packs], [self.cluster]) if self.packs else ([], [])
             parameters = [self.threads, *lanes, *held, self.items, self.vec, *shared]
         return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
@@ -154,12 +156,15 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     most = _most_packed(program) if packed else _MAX_HELD
     reduces = program.stages == 1 and not _writes_rows(program)
     if cols <= 1024:
-        lanes = min(32, _power_of_two(-(-packs // 2)))
-        if reduces:  # lanes that hold much merge their accumulators with few others
-            lanes = min(lanes, max(64 // vec, _power_of_two(-(-packs * vec // most))))
+        lanes = _lanes(program, packs, vec, most, reduces)
         items = -(-packs // lanes)
         if items * vec <= most:
-            return Config("row_lanes", 128, items, vec, lanes, blocks=_blocks(128), packed=packed, shifted=shifted)
+            held = items * vec * program.input_bytes
+            at_once = 1 if not packed or held > 16 else 2 if held > 8 else 4  # to have enough in flight
+            blocks = _blocks(128)
+            return Config(
+                "row_lanes", 128, items, vec, lanes, blocks=blocks, packed=packed, shifted=shifted, rows=at_once
+            )
     if reduces:
         return _stream(program, packs, vec, shifted)
     if packed:
@@ -177,6 +182,18 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     if in_shared_memory is not None:
         return in_shared_memory
     return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec, shifted=shifted)
+
+
+def _lanes(program: Program, packs: int, vec: int, most: int, reduces: bool) -> int:
+    """Choose the lanes of a short row, as measured on an H200 from 2 to 1024 columns."""
+    if not reduces:
+        if packs == 2:
+            return 2
+        return min(32, _power_of_two(-(-packs // (2 if vec == widest_vec(program) else 4))))
+    # Lanes that hold much merge their accumulators with few others.
+    lanes = min(32, _power_of_two(-(-packs // 2)), max(64 // vec, _power_of_two(-(-packs * vec // most))))
+    each = {2: 32, 4: 14}.get(program.input_bytes)
+    return lanes if each is None else min(lanes, _power_of_two(-(-program.domain[1] // each)))
 
 
 def _is_packed(program: Program) -> bool:

@@ -291,9 +291,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a row too many for groups of lanes",
         "kernels_cu/row_lanes.cu",
-        "if (row < p.rows)",
-        "if (row <= p.rows)",
+        "if (first < p.rows)",
+        "if (first <= p.rows)",
+        kernels("affine_softmax-37x3-float64"),
+    ),
+    Mutant(
+        "a row too many for lanes that load several",
+        "kernels_cu/row_lanes.cu",
+        "if (row < p.rows) {\n                packed_row",
+        "if (row <= p.rows) {\n                packed_row",
         kernels("affine_softmax-37x3-float32"),
+    ),
+    Mutant(
+        "a share of a row left out",
+        "kernels_cu/row_shares.cu",
+        "share < p.shares",
+        "share + 1 < p.shares",
+        kernels("exponentials-2x16400-float32"),
     ),
     Mutant(
         "a row too many for blocks",
@@ -584,8 +598,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a grid one block short",
         "cupyfuse/engines/kernel_launch.py",
-        "blocks = -(-rows // (config.threads // config.group))",
-        "blocks = rows // (config.threads // config.group)",
+        "blocks = -(-rows // (config.threads // config.group * config.rows))",
+        "blocks = rows // (config.threads // config.group * config.rows)",
         kernels("affine_softmax-9x31-float32"),
     ),
     Mutant(

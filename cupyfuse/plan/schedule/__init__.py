@@ -55,6 +55,7 @@ __all__ = [
     "strip_transposes",
     "one_pass_variances",
     "base_of",
+    "row_shares",
     "row_stride",
     "round_values",
     "schedule",
