@@ -68,6 +68,7 @@ class Library:
         self._temporary = None if SHARED_BUILD in os.environ else tempfile.TemporaryDirectory(prefix="host_cuda_")
         folder = Path(self._temporary.name if self._temporary else os.environ[SHARED_BUILD])
         self._shim = folder / f"shim_{_digest(shim)}"
+        self._optimisation = "-O1" if address_sanitizer else "-O2"  # with AddressSanitizer the second takes seconds
         self._directory = folder / _digest([*shim, *self.of_kernels, *_texts(kernels)])
         self._launches: dict[str, Launch] = {}
         self._pending: dict[str, Kernel] = {}
@@ -107,7 +108,7 @@ class Library:
     def _load_shim(self) -> None:
         self._shim.mkdir(parents=True, exist_ok=True)
         with locked(self._shim / "lock"):
-            shim = self._built(self._shim / "shim.so", HERE / "shim.cpp", ["-O2", "-shared"])
+            shim = self._built(self._shim / "shim.so", HERE / "shim.cpp", [self._optimisation, "-shared"])
         ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
 
     def _prepare_common(self, units: int) -> None:
