@@ -2,6 +2,7 @@
 
     python -m benchmarks distributed                        # a process for each GPU; without any, two on the CPU
     torchrun --nproc-per-node 2 -m benchmarks distributed   # the same, in processes that are there
+    python -m benchmarks distributed --vocabulary           # one vocabulary split over all GPUs, see `vocabulary.py`
 
 Each case is a model under DistributedDataParallel or `fully_shard`; its rivals are the ways to fuse it, which are
 trained one after the other and then timed in turns. One that fails says why; where the processes end with it, those
@@ -26,7 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from . import environment, tables
+from . import environment, tables, vocabulary
 from . import options as types
 from .report import OUT_OF_TIME, Case, Report, Result, read_cases
 from .tables import case_tables, explain
@@ -281,6 +282,8 @@ def work(given: argparse.Namespace) -> int:
     """Run the cases in this process, together with the others; the first one writes them."""
     begun = time.time() if given.begun is None else given.begun
     worker = Worker()
+    if given.vocabulary:
+        return vocabulary.work(given, worker, RESULTS)
     shape = given.shape or (types.SHAPE if worker.gpu else SHAPE_ON_CPU)
     options = {"shape": "x".join(map(str, shape)), "steps": STEPS}
     report = Report("distributed", worker.broadcast(worker.environment()), options)
@@ -311,7 +314,8 @@ def spawn(given: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     count = given.processes or (torch.cuda.device_count() if torch.cuda.is_available() else 0) or 2
     begun, status = time.time(), 1
-    for turn in range(len(given.forms) * len(make_cases(given, types.SHAPE))):
+    turns = 1 if given.vocabulary else len(given.forms) * len(make_cases(given, types.SHAPE))
+    for turn in range(turns):
         command = [sys.executable, "-m", "benchmarks", *arguments, "--begun", str(begun)]
         command += ["--keep"] if turn or given.keep else []
         statuses = start(command, count, begun + given.budget + 60 - time.time())
@@ -348,6 +352,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, metavar="N", help="how many (default: one for each GPU)")
     types.add_several(parser, "--heads", NAMES)
     types.add_several(parser, "--dtypes", DTYPES)
+    parser.add_argument("--vocabulary", action="store_true", help="logsumexp and loss over a vocabulary that is split")
     parser.add_argument("--no-backend", dest="forms", action="store_const", const=FORMS[:-1], default=FORMS)
     types.add_shape(parser, None, "rows of a process, in_features, out_features")
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="(default: %(default).0f)")

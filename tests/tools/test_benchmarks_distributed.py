@@ -11,7 +11,7 @@ import pytest
 from support import ROOT
 
 from benchmarks import __main__ as command
-from benchmarks import distributed
+from benchmarks import distributed, vocabulary
 from benchmarks.distributed import ENDED, FORMS, INSIDE, PLAIN_ERROR
 from benchmarks.report import Case, Report, Result, read_cases
 from benchmarks.timing import summarize
@@ -25,7 +25,7 @@ CHOSEN = ["distributed", "--processes", "2", "--heads", "head_sum", "--dtypes", 
 DYING = """
 import os
 if os.environ.get("RANK") == "1":
-    from benchmarks import distributed
+    from benchmarks import distributed, vocabulary
     train = distributed.Trial.train
     def end(self, result):
         os._exit(3) if (result.rival, self._wrapper) == (distributed.INSIDE, "DDP") else train(self, result)
@@ -69,6 +69,22 @@ def test_processes_train_right_and_where_they_end_others_go_on(tmp_path: Path, m
     again = json.loads(path.read_text())["cases"]
     assert again[1] == written["cases"][1] and len(again[0]["results"]) == len(FORMS) - 1
     assert again[0]["results"][0]["times"] != written["cases"][0]["results"][0]["times"]
+
+
+def test_a_vocabulary_is_split(tmp_path: Path) -> None:
+    arguments = ["distributed", "--vocabulary", "--processes", "2", "--output", str(tmp_path)]
+    assert command.main(arguments) == 0
+    cases = read_cases(tmp_path / "vocabulary.json")
+    assert len(cases) == 16
+    for case in cases:
+        assert [result.rival for result in case.results] == [*vocabulary.RIVALS]
+        for result in case.results:
+            assert not result.failure and result.error < vocabulary.WRONG[case.dtype], (case, result)
+            assert case.value(result.rival, "wall_loop") > 0
+        if "backward" in case.group:
+            assert case.facts[f"{vocabulary.GRADIENTS}, {vocabulary.SPLIT}"] <= vocabulary.WRONG[case.dtype]
+    text = (tmp_path / "vocabulary.md").read_text()
+    assert "## logsumexp, forward and backward" in text and "| cupyfuse, split |" in text
 
 
 def test_processes_are_not_waited_for_where_one_fails() -> None:
