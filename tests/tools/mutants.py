@@ -270,15 +270,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a column too many in a stream",
         STAGES,
-        "if (start + i * step < span.packed) {\n                source",
-        "if (start + i * step <= span.packed) {\n                source",
+        "if (start + i * step < last) {\n                source",
+        "if (start + i * step <= last) {\n                source",
         kernels("reductions-1x70000-float32"),
     ),
     Mutant(
         "a stream that reads its packs twice",
         STAGES,
-        "start < span.packed; start += Items * step",
-        "start < span.packed; start += step",
+        "start < last; start += Items * step",
+        "start < last; start += step",
         kernels("reductions-1x70000-float32"),
     ),
     Mutant(
@@ -605,8 +605,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "partial totals in too little memory",
         "cupyfuse/engines/kernel_launch.py",
-        "return self.config.shares * self.cols * state_size(self.program.step)",
-        "return self.config.shares * self.cols * 4",
+        "return self.config.shares * count * state_size(self.program.step)",
+        "return self.config.shares * count * 4",
         kernels("column_reductions-600x5-float32"),
     ),
     Mutant(
