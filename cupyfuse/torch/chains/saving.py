@@ -89,12 +89,16 @@ def choose_saved(
     products = saved_values(outputs, list(roots.values()))
     nbytes = sum(n.nbytes for n in products if n not in outputs)
     most = settings.max_workspace
-    if nbytes // max(shards, 1) <= most or traced.chain.updates:
-        return SavedValues(products)
     if shards:
-        # Gradients that the forward pass makes need the states of all shards first, and so the products twice as well.
+        # Statistics of rows, too: computed again, all shards would have to exchange them again.
+        statistics = saved_values(outputs, list(roots.values()), products=False)
+        if nbytes // shards <= most or traced.chain.updates:
+            return SavedValues(list(dict.fromkeys([*products, *statistics])))
+        # Gradients that the forward pass makes need the statistics of all shards first, and so the products twice, too.
         note = f"{quantity(nbytes, 'B')} of products of {shards} shards are recomputed by the backward pass"
-        return SavedValues(saved_values(outputs, list(roots.values()), products=False), note=note)
+        return SavedValues(statistics, note=note)
+    if nbytes <= most or traced.chain.updates:
+        return SavedValues(products)
     ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
     times: dict[str, float] = {}
     memory: dict[str, int] = {}

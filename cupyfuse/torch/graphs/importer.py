@@ -162,6 +162,8 @@ class ImportedGraph:
         """
         if target is tag_activation_checkpoint:
             return "a checkpointed region, whose operations count by themselves"
+        if operation.name in PLACING and not keeps_placement(operation, self.captured.tensors):
+            return "it places data on a mesh"
         nesting = _transform_nesting(operation)
         self._transforms += nesting
         if self._transforms or nesting:
