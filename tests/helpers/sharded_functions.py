@@ -9,7 +9,7 @@ import torch
 import torch._dynamo
 from sharded_case import FEATURES, ROWS, Here, case, require_same_everywhere, whole
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 
 import cupyfuse.torch as ct
@@ -151,6 +151,23 @@ def _special(here: Here) -> None:
         sharded = distribute_tensor(y, here.mesh, [Shard(1)])
         for ours, plain in ((ct.logsumexp, torch.logsumexp), (ct.softmax, torch.softmax)):
             torch.testing.assert_close(whole(ours(sharded, 1)), plain(y, 1), equal_nan=True)
+    assert not here.left
+
+
+@case("addends", 2)
+def _addends(here: Here) -> None:
+    """Features of which each process has an addend, as behind a `RowwiseParallel` layer, are summed first."""
+    x, w, b = (t.double() for t in operands(10, torch.float32))
+    exact = [t.clone().requires_grad_() for t in (x, w, b)]
+    F.linear(*exact).logsumexp(-1).sum().backward()
+    own = (x * (0.25 + 0.5 * here.rank)).requires_grad_()  # a quarter and three quarters
+    addends = DTensor.from_local(own, here.mesh, [Partial()], run_check=False)
+    placed = [distribute_tensor(t, here.mesh, [Shard(0)]).requires_grad_() for t in (w, b)]
+    y = ct.linear_logsumexp(addends, *placed)
+    y.full_tensor().sum().backward()
+    torch.testing.assert_close(whole(y), F.linear(x, w, b).logsumexp(-1))
+    for t, wanted in zip((own, *placed), exact, strict=True):
+        torch.testing.assert_close(whole(t.grad), wanted.grad)
     assert not here.left
 
 
