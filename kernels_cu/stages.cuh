@@ -242,33 +242,22 @@ __device__ __forceinline__ void packed_stage(
     }
 }
 
-// One row, in registers as it was loaded.
-template <class P, int Items, int V, class Team>
-__device__ __forceinline__ void packed_row(const P& p, const Team& team, i64 row, Loaded<P, 0, Items, V>& loaded) {
-    typename P::Row r;
-    p.begin(row, r);
-    packed_stage<P, 0, Items, V>(p, team, row, Span<P, V, int>(p, row), r, loaded);
-    if (team.rank() == 0) {
-        p.commit(row, r);
-    }
-}
-
 // One row in registers.
 template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
+    typename P::Row r;
+    p.begin(row, r);
     const Span<P, V, int> span(p, row);
     if constexpr (P::packed) {
         Loaded<P, 0, Items, V> loaded;
         loaded.load(p, team, row, span);
-        packed_row<P, Items, V>(p, team, row, loaded);
+        packed_stage<P, 0, Items, V>(p, team, row, span, r, loaded);
     } else {
-        typename P::Row r;
-        p.begin(row, r);
         Elements<P, Items, V> e;
         resident_stage<P, 0, Items, V>(p, team, row, span, r, e);
-        if (team.rank() == 0) {
-            p.commit(row, r);
-        }
+    }
+    if (team.rank() == 0) {
+        p.commit(row, r);
     }
 }
 

@@ -42,7 +42,6 @@ class Config:
     items : packs of `vec` elements that a thread has in flight
     vec : elements per memory access
     group : lanes per row (row_lanes), or columns per strip (column_stats)
-    rows : rows that a group of lanes loads before it computes them (row_lanes)
     shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)
@@ -62,7 +61,6 @@ class Config:
     packs: int = 0
     packed: bool = False
     shifted: bool = False
-    rows: int = 1
 
     @property
     def merges(self) -> bool:
@@ -85,7 +83,7 @@ class Config:
         elif self.template == "elementwise":
             parameters = [self.threads, self.vec]
         else:
-            lanes = [self.group, self.rows] if self.template == "row_lanes" else []
+            lanes = [self.group] if self.template == "row_lanes" else []
             held, shared = ([self.packs], [self.cluster]) if self.packs else ([], [])
             parameters = [self.threads, *lanes, *held, self.items, self.vec, *shared]
         return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
@@ -159,12 +157,7 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
         lanes = _lanes(program, packs, vec, most, reduces)
         items = -(-packs // lanes)
         if items * vec <= most:
-            held = items * vec * program.input_bytes
-            at_once = 1 if not packed or held > 16 else 2 if held > 8 else 4  # to have enough in flight
-            blocks = _blocks(128)
-            return Config(
-                "row_lanes", 128, items, vec, lanes, blocks=blocks, packed=packed, shifted=shifted, rows=at_once
-            )
+            return Config("row_lanes", 128, items, vec, lanes, blocks=_blocks(128), packed=packed, shifted=shifted)
     if reduces:
         return _stream(program, packs, vec, shifted)
     if packed:

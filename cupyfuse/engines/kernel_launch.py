@@ -312,7 +312,7 @@ def _grids(config: Config, rows: int, cols: int) -> list[tuple[int, int]]:
 def _thread_blocks(config: Config, rows: int, cols: int) -> int:
     """Return the number of thread blocks that a row template is launched with."""
     if config.template == "row_lanes":
-        blocks = -(-rows // (config.threads // config.group * config.rows))
+        blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":
         blocks = -(-rows * (cols // config.vec) // config.threads)
     else:

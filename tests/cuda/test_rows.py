@@ -45,11 +45,10 @@ CONFIGURATIONS = [
 
 
 PACKED = [replace(c, packed=True) for c in CONFIGURATIONS if c.template in ("row_lanes", "row_block")]
-PACKED.append(Config("row_lanes", 64, 3, 4, 32, packed=True, rows=2))
 
 
 def name_of(config: Config) -> str:
-    return f"{config.template}-{config.threads}x{config.vec}-{config.cluster}{'-packed' * config.packed}-{config.rows}"
+    return f"{config.template}-{config.threads}x{config.vec}-{config.cluster}{'-packed' * config.packed}"
 
 
 def force(monkeypatch: pytest.MonkeyPatch, config: Config, cols: int) -> None:

@@ -250,7 +250,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TEAMS,
         "<< (threadIdx.x % 32 / G * G)",
         "<< 0",
-        kernels("affine_softmax-37x3-float32"),
+        kernels("affine_softmax-70x5-float32"),
     ),
     # Bounds
     Mutant(
@@ -291,16 +291,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a row too many for groups of lanes",
         "kernels_cu/row_lanes.cu",
-        "if (first < p.rows)",
-        "if (first <= p.rows)",
+        "if (row < p.rows)",
+        "if (row <= p.rows)",
         kernels("affine_softmax-37x3-float64"),
-    ),
-    Mutant(
-        "a row too many for lanes that load several",
-        "kernels_cu/row_lanes.cu",
-        "if (row < p.rows) {\n                packed_row",
-        "if (row <= p.rows) {\n                packed_row",
-        kernels("affine_softmax-37x3-float32"),
     ),
     Mutant(
         "a share of a row left out",
@@ -598,7 +591,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a grid one block short",
         "cupyfuse/engines/kernel_launch.py",
-        "blocks = -(-rows // (config.threads // config.group * config.rows))",
+        "blocks = -(-rows // (config.threads // config.group))",
         "blocks = rows // (config.threads // config.group * config.rows)",
         kernels("affine_softmax-9x31-float32"),
     ),
