@@ -15,9 +15,9 @@ def fused(select: str) -> tuple[str, ...]:
 
 # Clusters of two, more tiles than blocks, more of k than stages, rows and columns left over.
 PAIRS = fused("more_tiles and two and 256by2")
-REDUCED = fused("test_tails and 37 and several and not bfloat16")
-WRITTEN = fused("test_tails and 37 and two and not bfloat16")
-WIDE = fused("test_tails and 263 and several and not bfloat16")
+REDUCED = fused("test_tails and 37 and several")
+WRITTEN = fused("test_tails and 37 and two")
+WIDE = fused("test_tails and 263 and several")
 ALTERNATING = fused("more_tiles and two and 128by2alternating")
 
 GEMM_MUTANTS: tuple[Mutant, ...] = (
