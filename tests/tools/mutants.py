@@ -592,8 +592,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a grid one block short",
         "cupyfuse/engines/kernel_launch.py",
         "blocks = -(-rows // (config.threads // config.group))",
-        "blocks = rows // (config.threads // config.group * config.rows)",
-        kernels("affine_softmax-9x31-float32"),
+        "blocks = rows // (config.threads // config.group)",
+        kernels("affine_softmax-70x5-float32"),
     ),
     Mutant(
         "partial totals in too little memory",
