@@ -36,7 +36,8 @@ class State:
     rules : tuple of str
         How the arrays merge, see `plan/shards/states.py`.
     arrays : dict of str to array
-        Matrices in at least float32, one value for each row: for example "max" and "expsum", the sum of exp(x - max).
+        Matrices in the dtype that reductions accumulate in (float32 for 16-bit floats), one value for each row or
+        column that is reduced: for example "max" and "expsum", the sum of exp(x - max).
         Sums of products over the split axis are whole matrices.
     """
 
@@ -87,13 +88,15 @@ class Partial:
 
     def __init__(self, function: PlannedFunction, split: Mapping[str, int], length: int):
         self._function = function
-        self._axes = {name: operator.index(axis) for name, axis in dict(split).items()}
+        if not isinstance(split, Mapping):
+            raise TypeError(f"split: expected a dict of axes by parameter, such as {{'weight': 0}}, got {split!r}")
+        self._axes = {name: _as_index(axis, f"split[{name!r}]") for name, axis in split.items()}
         if not self._axes:
             raise ValueError("split: expected the axis along which a parameter is split, by name, got none")
         for name in self._axes:
             if name not in function.names:
                 raise TypeError(f"split: {function!r} has no parameter {name!r}; it has {', '.join(function.names)}")
-        self.length = operator.index(length)
+        self.length = _as_index(length, "length")
         if self.length < 2:
             raise ValueError(f"length: expected at least 2 elements along the split axis, got {length}")
         self._splits = Cache()
@@ -125,7 +128,7 @@ class Partial:
         for value, name in zip(values, function.names, strict=True):
             function.add_argument(signature, value, name, name in defaulted)
         function.environment.add_to(signature)
-        start, width = operator.index(start), self._width(dict(zip(function.names, values, strict=True)))
+        start, width = _as_index(start, "start"), self._width(dict(zip(function.names, values, strict=True)))
         if not 0 <= start <= self.length - width:
             raise ValueError(
                 f"start: {width} elements from {start} are not within the {self.length} elements of the split axis"
@@ -179,8 +182,13 @@ class Partial:
         states = list(states)
         if not states:
             raise ValueError("states: expected at least one, got none")
-        if len({(s.round, s.rules, tuple(a.shape for a in s.arrays.values())) for s in states}) > 1:
+        for state in states:
+            if not isinstance(state, State):
+                raise TypeError(f"states: expected the states of shards (`shard.state`), got {type(state).__name__}")
+        if len({(s.round, s.rules) for s in states}) > 1:
             raise ValueError("states: they belong to different merges, or to different functions")
+        for state in states[1:]:
+            _check_alike(state, states[0], "states", "the first one")
         first = states[0]
         length = sum(s.length for s in states)
         if length > self.length:
@@ -227,6 +235,9 @@ class Partial:
 
     def _take(self, total: State, shard: Shard) -> None:
         """Check a merged state, and let a shard take it."""
+        for value, name, kind in ((total, "total", State), (shard, "shard", Shard)):
+            if not isinstance(value, kind):
+                raise TypeError(f"{name}: expected a {kind.__name__}, got {type(value).__name__}")
         if total.round != shard.state.round or tuple(total.arrays) != tuple(shard.state.arrays):
             raise ValueError("total: it is of another merge than the shard's state, or of another function")
         if total.length != self.length:
@@ -234,6 +245,7 @@ class Partial:
                 f"total: it merges {total.length} of the {self.length} elements of the split axis; combine the states "
                 "of all shards"
             )
+        _check_alike(total, shard.state, "total", "the shard's own state")
         del shard._merged[shard._split.parts_before(total.round) :]
         shard._merged += total.arrays.values()
 
@@ -291,6 +303,26 @@ class _Split:
         return execute(operands, [None] * len(execute.plan.outputs), numbers)
 
 
+def _as_index(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {value!r}") from None
+
+
+def _check_alike(state: State, other: State, name: str, whose: str) -> None:
+    """Check that two states have arrays of equal shapes and dtypes, in the same memory."""
+    for part, array in state.arrays.items():
+        expected = other.arrays[part]
+        if array.shape != expected.shape or array.dtype != expected.dtype:
+            raise ValueError(
+                f"{name}: {part!r} is {array.dtype} of shape {array.shape}, and that of {whose} {expected.dtype} of "
+                f"shape {expected.shape}; merge states of the same rows in the same dtype"
+            )
+        if arrays.is_cupy(array) != arrays.is_cupy(expected):
+            raise ValueError(f"{name}: {part!r} is in other memory than that of {whose}; copy it there")
+
+
 def _run_round(shard: Shard, number: int) -> None:
     """Compute a shard's state of a round, and what it keeps."""
     split = shard._split
@@ -323,8 +355,9 @@ def partial(
     """Run a function on shards of one axis, such as the vocabulary of a head, and merge what they leave.
 
     Each shard computes its part of the products, and the state of each reduction along the split axis: for logsumexp
-    the maximum and the sum of exponentials of each row. States are small, and merge exactly as one pass would; no
-    shard needs the others' parts of a product. The states can be merged by any means that exchanges arrays, on several
+    the maximum and the sum of exponentials of each row. Most states are a few numbers for each row, and merge to what
+    one pass would give, up to rounding; a product that sums over the split axis leaves a whole matrix. No shard needs
+    the others' parts of a product. The states can be merged by any means that exchanges arrays, on several
     GPUs, processes or machines.
 
     Parameters

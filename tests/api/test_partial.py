@@ -182,6 +182,31 @@ def test_special_values_are_those_of_one_call(name: str, widths: tuple[int, ...]
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("group", [2, 100])
+def test_moments_of_shards_without_elements(group: int) -> None:
+    """They have no weight, also where they merge among themselves, or where the square of a mean overflows."""
+    for x in (np.arange(8.0).reshape(2, 4), np.full((1, 4), 2e19, np.float32)):
+        parts = cf.partial(lambda x: x.var(axis=1), {"x": 1}, 4)
+        for widths in [(0, 0, 4), (4, 0, 0), (0, 2, 2), (2, 0, 2)]:
+            ends = np.cumsum(widths)
+            shards = [parts.local(x[:, e - n : e].copy()) for e, n in zip(ends, widths, strict=True)]
+            first = parts.combine([s.state for s in shards[:group]])
+            total = parts.combine([first, *(s.state for s in shards[group:])])
+            np.testing.assert_allclose(parts.finish(total, shards[0]), x.astype(np.float64).var(axis=1))
+
+
+def test_moments_far_from_zero(rng: np.random.Generator) -> None:
+    """Means of shards lose no digits: their rounding, squared, would be larger than the variance."""
+    x = (1e4 + 0.01 * rng.standard_normal((40, 64))).astype(np.float32)
+    expected = x.astype(np.float64).var(axis=1)
+    parts = cf.partial(lambda x: x.var(axis=1), {"x": 1}, 64)
+    for width in (32, 16, 1):
+        shards = [parts.local(x[:, at : at + width].copy()) for at in range(0, 64, width)]
+        got = parts.finish(parts.combine([s.state for s in shards]), shards[0])
+        own = np.abs(np.asarray(cf.fuse(lambda x: x.var(axis=1))(x)) - expected).max()
+        assert np.abs(got - expected).max() <= 2 * own + 64 * unit("float32") * expected.max()
+
+
 def test_numbers_are_read_anew(rng: np.random.Generator) -> None:
     parts = cf.partial(lambda x, t: cf.logsumexp(x / t, axis=1), {"x": 1}, 6)
     x = normal(rng, (3, 6), "float64")
@@ -252,6 +277,19 @@ def test_arguments_are_checked(rng: np.random.Generator) -> None:
     other = cf.partial(CHAINS["normalised"][0], {"w": 0, "b": 0}, COLUMNS).local(x, w[:3], b[:3])
     with pytest.raises(ValueError, match="belong to different merges"):
         parts.combine([shard.state, other.state])
+    with pytest.raises(TypeError, match="states: expected the states of shards"):
+        parts.combine([shard])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="split: expected a dict"):
+        cf.partial(head, ["w"], COLUMNS)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"length: expected an integer, got 12\.0"):
+        cf.partial(head, {"w": 0}, 12.0)  # type: ignore[arg-type]
+    summed = cf.partial(lambda x: x.sum(axis=1), {"x": 1}, 6)
+    for other in (summed.local(x[:1, :3].copy()), summed.local(x[:, :3].astype(np.float64))):
+        with pytest.raises(ValueError, match="merge states of the same rows in the same dtype"):
+            summed.combine([summed.local(x[:, :3].copy()).state, other.state])
+    one = parts.local(x[:1], w, b)
+    with pytest.raises(ValueError, match=r"total: 'max' is float32 of shape \(1, 1\)"):
+        parts.finish(one.state, parts.local(x, w, b))
     whole = parts.local(x, w, b)
     with pytest.raises(ValueError, match="more than the 12"):
         parts.combine([whole.state, shard.state])

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn import functional as F
 
 import cupyfuse.torch as ct
+from cupyfuse.torch.sharded.exchange import Group
 
 LABELS = torch.tensor([1, 0, -100, 1, 0, 1, 0])
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.25, 1.5, 1.0, 3.0, 0.5, 1.0, 2.0])
@@ -182,6 +183,16 @@ def _exchanged(here: Here) -> None:
     assert here.gathered == [8 * ROWS] * 2, here.gathered
     ct.linear_cross_entropy(placed[0], placed[1], distribute_tensor(LABELS, here.mesh, [Replicate()]), placed[2])
     assert here.gathered == [8 * ROWS] * 2 + [12 * ROWS], here.gathered
+
+
+@case("states of several dtypes", 2, 3)
+def _several_dtypes(here: Here) -> None:
+    """Each begins where its dtype can in the bytes of every process, also of an odd number of rows."""
+    parts = [torch.arange(7.0)[:, None] + here.rank, torch.arange(7)[:, None] * here.rank, torch.ones(7, 1) > 0]
+    for rank, state in enumerate(Group(here.mesh, 0)._gather(parts)):
+        expected = [torch.arange(7.0)[:, None] + rank, torch.arange(7)[:, None] * rank, torch.ones(7, 1) > 0]
+        for got, want in zip(state, expected, strict=True):
+            torch.testing.assert_close(got, want)
 
 
 @case("second derivatives", 2)

@@ -53,7 +53,7 @@ class Round:
 class Shards:
     """A graph split along one axis.
 
-    Every graph that this class returns takes the arguments of the function, then `inputs_after` further ones.
+    Every graph that this class returns takes the arguments of the function, then the inputs in `inputs_after`.
 
     Parameters
     ----------
@@ -156,9 +156,16 @@ class Shards:
             a, b = node.inputs
             if self.modes.get(a, COLUMNS) == COLUMNS and self.modes.get(b, ROWS) == ROWS:
                 return rule
+        what = f"{across_rows(node).removesuffix(' across rows')} of {node.shape[0]} x {node.shape[1]}"
+        if node.op == "library":
+            raise SplitError(
+                f"{what} runs on whole arrays, as one call of the array library: it needs all elements of the split "
+                "axis. Compute it outside; of integers and complex numbers, many operations are such, and convert to "
+                "floats first"
+            )
         raise SplitError(
-            f"{across_rows(node).removesuffix(' across rows')} of {node.shape[0]} x {node.shape[1]} needs all elements "
-            "of the split axis, and results of shards do not merge; gather its operand first, and compute it outside"
+            f"{what} needs all elements of the split axis, and results of shards do not merge; gather its operand "
+            "first, and compute it outside"
         )
 
     def _round(self, number: int) -> Round:

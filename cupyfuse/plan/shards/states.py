@@ -124,6 +124,11 @@ def _merge_counted(states: Sequence[Parts]) -> Parts:
 
 
 def _merge_distances(states: Sequence[Parts]) -> Parts:
+    """Merge sums of x - m, with m the maximum of a shard: moving m to that of all adds count (m - top).
+
+    A shard without elements adds 0; one whose maximum is that of all keeps its sum; any other of -inf alone makes it
+    -inf.
+    """
     tops, counts, sums = zip(*states, strict=True)
     top = _fold("maximum", tops)
     terms = []
@@ -136,6 +141,7 @@ def _merge_distances(states: Sequence[Parts]) -> Parts:
 
 
 def _merge_expdistances(states: Sequence[Parts]) -> Parts:
+    """Merge sums of exp(x - m) and of (x - m) exp(x - m), with m a shard's maximum, about the maximum of all."""
     tops, sums, products = zip(*states, strict=True)
     top, total = _merge_expsums(list(zip(tops, sums, strict=True)))
     terms = []
@@ -144,26 +150,45 @@ def _merge_expdistances(states: Sequence[Parts]) -> Parts:
         moved = g.pointwise("add", product, g.pointwise("multiply", down, part))
         moved = g.pointwise("multiply", g.pointwise("exp", down), moved)
         moved = _select(_is("equal", own, top), product, moved)
-        terms.append(_select(_is("equal", part, 0.0), g.const(0.0), moved))  # no elements: the sum has one else
+        terms.append(_select(_is("equal", part, 0.0), g.const(0.0), moved))  # no elements: any other sum is at least 1
     return top, total, _fold("add", terms)
 
 
 # Moments -----------------------------------------------------------------------------------------------------------
 
 
+def _local_moments(x: Node, axis: int) -> Parts:
+    x = g.cast(x, dtypes.compute_dtype(x.dtype))
+    mean = g.reduce("mean", x, axis)
+    rest = g.reduce("mean", g.pointwise("subtract", x, mean), axis)
+    return _count(x, axis), mean, rest, g.reduce("moment2", x, axis)
+
+
 def _merge_moments(states: Sequence[Parts]) -> Parts:
-    """Merge means and biased variances (Chan, Golub and LeVeque, 1983), weighted by the shards' shares."""
-    counts, means, variances = zip(*states, strict=True)
+    """Merge means and biased variances (Chan, Golub and LeVeque, 1983), weighted by numbers of elements.
+
+    A mean is kept in two parts, as its rounding would be squared: means are subtracted from the first one that has
+    elements, to which they are close. Shards without elements have no weight, whatever their parts.
+    """
+    counts, means, rests, variances = zip(*states, strict=True)
+    zero = g.const(0.0)
+    empty = [_is("equal", n, 0.0) for n in counts]
     total = _fold("add", counts)
-    shares = [g.pointwise("divide", n, total) for n in counts]
-    # Relative to the first mean, as the means of shards are close to each other.
-    shifts = [g.pointwise("subtract", mean, means[0]) for mean in means]
+    base = means[-1]
+    for none, mean in zip(reversed(empty[:-1]), reversed(means[:-1]), strict=True):
+        base = _select(none, base, mean)
+    shares = [_select(none, zero, g.pointwise("divide", n, total)) for none, n in zip(empty, counts, strict=True)]
+    shifts = []
+    for none, mean, rest in zip(empty, means, rests, strict=True):
+        shift = g.pointwise("add", g.pointwise("subtract", mean, base), rest)
+        shifts.append(_select(none, zero, shift))
     shift = _fold("add", [g.pointwise("multiply", s, d) for s, d in zip(shares, shifts, strict=True)])
     terms = []
-    for share, own, variance in zip(shares, shifts, variances, strict=True):
+    for none, share, own, variance in zip(empty, shares, shifts, variances, strict=True):
         distance = g.pointwise("square", g.pointwise("subtract", own, shift))
-        terms.append(g.pointwise("multiply", share, g.pointwise("add", variance, distance)))
-    return total, g.pointwise("add", means[0], shift), _fold("add", terms)
+        terms.append(_select(none, zero, g.pointwise("multiply", share, g.pointwise("add", variance, distance))))
+    mean = g.pointwise("add", base, shift)
+    return total, mean, g.pointwise("add", g.pointwise("subtract", base, mean), shift), _fold("add", terms)
 
 
 def _count(x: Node, axis: int) -> Node:
@@ -206,9 +231,9 @@ _ROWS = (
     ),
     StateRule(
         "moment2",
-        ("count", "mean", "moment2"),
-        lambda x, axis: (_count(x, axis), g.reduce("mean", x, axis), g.reduce("moment2", x, axis)),
-        lambda dtype: (0.0, 0.0, 0.0),
+        ("count", "mean", "rest of mean", "moment2"),
+        _local_moments,
+        lambda dtype: (0.0, 0.0, 0.0, 0.0),
         _merge_moments,
     ),
     StateRule(  # a product whose operands are both split; `local` takes the product of a shard
@@ -231,7 +256,8 @@ def merge(rules: Sequence[str], parts: Sequence[tuple[g.Shape, str]], count: int
     rules : sequence of str
         Names of the rules of one state.
     parts : sequence of (shape, dtype)
-        Of all parts of one state. The graph takes those of the first shard, then those of the next.
+        Of the arrays of one state. The graph's inputs are those of the first shard, then those of the second, and so
+        on.
     count : int
     """
     inputs = [

@@ -36,8 +36,8 @@ class Group:
     def merge(self, round: Round, states: Sequence[Any], make: MakeLeaf) -> list[Any]:
         """Return the merged parts of a round's states: the same bits in all processes.
 
-        Contractions, and large sums, are reduced. All others are gathered at once, and merged in the order of the
-        processes.
+        Contractions, and large sums, are all-reduced. All others are sent in one all-gather, and merged in the order of
+        the processes.
         """
         if self.count == 1:
             return list(states)
@@ -72,6 +72,9 @@ class Group:
         flat = [parts[k].reshape(-1) for k in order]
         if len({p.dtype for p in flat}) > 1:
             flat = [p.view(torch.uint8) for p in flat]
+            widest = parts[order[0]].element_size()
+            padding = -sum(p.numel() for p in flat) % widest  # so that the next process's begin alike
+            flat += [flat[0].new_zeros(padding)] if padding else []
         packed = torch.cat(flat) if len(flat) > 1 else flat[0]
         collectives = torch.ops._c10d_functional
         gathered = collectives.wait_tensor(collectives.all_gather_into_tensor(packed, self.count, self._name))
@@ -79,7 +82,7 @@ class Group:
         states = []
         for own in gathered.view(self.count, -1):
             found: dict[int, Any] = {}
-            for k, (first, last) in zip(order, ends, strict=True):
+            for k, (first, last) in zip(order, ends, strict=False):  # the padding may follow
                 part = own[first:last]
                 found[k] = (part if part.dtype == parts[k].dtype else part.view(parts[k].dtype)).view(parts[k].shape)
             states.append([found[k] for k in range(len(parts))])

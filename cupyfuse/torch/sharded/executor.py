@@ -175,14 +175,14 @@ class ShardedBackward(Backward):
 
 
 def _without_partial(tensor: Any) -> Any:
-    """Sum a DTensor whose values are addends."""
+    """Redistribute the `Partial` placements of a DTensor to `Replicate`; other tensors as they are."""
     if not isinstance(tensor, DTensor) or all(isinstance(p, (Shard, Replicate)) for p in tensor.placements):
         return tensor
     return tensor.redistribute(placements=[p if isinstance(p, Shard) else Replicate() for p in tensor.placements])
 
 
 def _refuse_contractions(run: Any) -> None:
-    """Refuse to sum whole products: PyTorch leaves them as addends, for what follows to sum and split at once."""
+    """Refuse products that sum over the split dimension: DTensor leaves them `Partial`, to be summed later."""
     if not isinstance(run, Split):
         return
     for part, r, _ in run._rounds:

@@ -1,7 +1,7 @@
 """The operator that runs one process's part of a graph in compiled code: `cupyfuse::shard`.
 
-It takes the graph as text, so that a compiled graph which holds it can be stored and run by another process. What it is
-between, the exchange of states, is PyTorch's own collective operators, which compilers know.
+It takes the graph as text, so that a compiled graph which holds it can be stored and run by another process. Between
+its calls, states are exchanged by PyTorch's own collective operators, which compilers know.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class OperatorLeaf(Leaf):
 
 @lru_cache(maxsize=1024)
 def _leaf(text: str, name: str, options: str, precision: str, index: int) -> Leaf:
-    """Return the graph of a text for a precision and a device, whose settings depend on these."""
+    """Return what runs a graph given as text, from a cache; settings depend on the `precision` of products."""
     place = torch.empty(0, device=torch.device("cuda", index) if index >= 0 else "cpu")
     return Leaf(name, from_text(text), parse_options(options).settings_on(device_of(place)))
 
