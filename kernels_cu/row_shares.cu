@@ -2,13 +2,14 @@
 //
 // P: as in row_block.cu with one stage that stores no full results; it also has
 //   partial, shares                          totals of each row's shares (rows x shares); their number
-// Launch of row_shares: Threads threads, (shares, any number) of blocks, of which those along y stride over the rows.
+// Launch of row_shares: Threads threads, (shares, any number of) blocks; those along y stride over the rows. V > 1 as in
+//   row_stream.cu.
 // Launch of row_merge: 32 threads, any number of blocks (grid-stride loop over rows).
-//   V > 1 as in row_stream.cu.
 #pragma once
 
 #include "stages.cuh"
 
+// Leave the totals of share blockIdx.x of each row in `partial`.
 template <class P, int Threads, int Items, int V>
 __device__ __forceinline__ void row_shares(const P& p) {
     SHARED_BYTES(scratch, 2 * 32 * P::slot);

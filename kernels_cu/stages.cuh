@@ -272,8 +272,8 @@ struct Arguments {
     }
 };
 
-// Compute a share of a row in stage S, Items packs at a time, and accumulate its elements: `source` gives this thread's pack
-// `number`, after it has waited for it and those behind it. Single elements belong to the first share.
+// Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements: `source`
+// gives this thread's pack `number`, after it has waited for it and those behind it. Single elements belong to the first share.
 template <class P, int S, int Items, int V, class Team, class Source, class Totals>
 __device__ __forceinline__ void stream_share(
     const P& p, const Team& team, const Source& source, i64 row, const typename P::Row& r, Totals& totals,
@@ -289,6 +289,7 @@ __device__ __forceinline__ void stream_share(
         }
     }
     const Index step = static_cast<Index>(team.size()) * V;
+    // Whole packs; the last shares have fewer, or none.
     const Index length = shares == 1 ? span.packed : (span.packed + shares * V - 1) / (shares * V) * V;
     const Index first = share * length, last = first + length < span.packed ? first + length : span.packed;
     Index number = 0;

@@ -55,11 +55,14 @@ _merges = Cache()
 
 
 def merge_states(rules: Sequence[str], states: Sequence[Sequence[Any]]) -> list[Any]:
-    """Merge the parts of several shards' states, in the order given, by the rules of these names."""
+    """Merge the states of several shards, each a list of arrays, in the order given.
+
+    `rules` names the rule of each reduction in a state, whose arrays follow each other.
+    """
     given = [array for parts in states for array in parts]
     parts = tuple((array.shape, dtypes.name_of(array.dtype)) for array in states[0])
-    places = {a.data.device_id if arrays.is_cupy(a) else "CPU" for a in given}
-    key = tuple(rules), parts, len(states), *places, *map(arrays.layout, given)
+    devices = {a.data.device_id if arrays.is_cupy(a) else "CPU" for a in given}
+    key = tuple(rules), parts, len(states), *devices, *map(arrays.layout, given)
 
     def load() -> Any:
         graph = merge(rules, parts, len(states))

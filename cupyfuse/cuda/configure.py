@@ -185,8 +185,8 @@ def _lanes(program: Program, packs: int, vec: int, most: int, reduces: bool) -> 
         return min(32, _power_of_two(-(-packs // (2 if vec == widest_vec(program) else 4))))
     # Lanes that hold much merge their accumulators with few others.
     lanes = min(32, _power_of_two(-(-packs // 2)), max(64 // vec, _power_of_two(-(-packs * vec // most))))
-    each = {2: 32, 4: 14}.get(program.input_bytes)
-    return lanes if each is None else min(lanes, _power_of_two(-(-program.domain[1] // each)))
+    elements = {2: 32, 4: 14}.get(program.input_bytes)  # of a lane, as measured; other sizes are not limited
+    return lanes if elements is None else min(lanes, _power_of_two(-(-program.domain[1] // elements)))
 
 
 def _is_packed(program: Program) -> bool:
@@ -259,8 +259,8 @@ def _most_packed(program: Program) -> int:
 def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:
     """Choose the threads that read a row once and hold none of it.
 
-    They depend on the row's length alone, so that a row's bits do not depend on the number of rows, unless rows are so
-    few that blocks share each. As measured on an H200 with 1024 rows and with many.
+    They do not depend on the number of rows, so that neither do a row's bits, unless rows are so few that blocks share
+    each. As measured on an H200 with 1024 rows and with more.
     """
     length = _power_of_two(program.domain[1])
     items = {4: 4, 8: 1}.get(vec, 8)  # wide ones of 16 bits take registers once they are widened

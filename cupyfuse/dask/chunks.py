@@ -22,7 +22,7 @@ def _chunked(array: Any) -> list[int]:
 
 
 def _node_axis(array: Any, axis: int, name: str) -> tuple[int, int]:
-    """Return the axis of an argument's node that an axis of the array is on, and the elements of it per element."""
+    """Return the axis of the node that an axis of the array lies on, and how many of its elements each of these has."""
     if axis == array.ndim - 1:
         return 1, 1
     along, rest = slowest_axis(array.shape, range(array.ndim - 1))
@@ -35,7 +35,7 @@ def _node_axis(array: Any, axis: int, name: str) -> tuple[int, int]:
 
 
 def align(graph: Graph, given: Arrays, what: str) -> tuple[Arrays, list[Dimension], list[dict[int, int]]]:
-    """Find the dimensions along which arguments are chunked, and give all arguments the same chunks along each.
+    """Group the chunked axes that have to be split together, a `Dimension` each, and rechunk each group alike.
 
     Parameters
     ----------
@@ -59,6 +59,8 @@ def align(graph: Graph, given: Arrays, what: str) -> tuple[Arrays, list[Dimensio
     ------
     TypeError
         An operation needs all elements of an axis that is chunked.
+    ValueError
+        An argument is chunked along an axis that its node folds with others.
     """
     names = [node.name for node in graph.inputs]
     places = aligned_axes(graph)
@@ -73,9 +75,9 @@ def align(graph: Graph, given: Arrays, what: str) -> tuple[Arrays, list[Dimensio
         try:
             if len({m.argument for m in members}) < len(members):
                 raise SplitError("both axes of an argument go together")
-            widths = _common([[n * m.rest for n in given[m.argument].chunks[m.axis]] for m in members])
+            widths = _common([[n * m.inner for n in given[m.argument].chunks[m.axis]] for m in members])
             for m in members:
-                given[m.argument] = _with_chunks(given[m.argument], m.axis, widths, m.rest)
+                given[m.argument] = _with_chunks(given[m.argument], m.axis, widths, m.inner)
             rounds, split = _split(graph, members, [p for p, n in places.items() if n == group], sum(widths))
         except SplitError as error:
             described = " and of ".join(f"argument {names[m.argument]!r} along axis {m.axis}" for m in members)
@@ -89,12 +91,23 @@ def align(graph: Graph, given: Arrays, what: str) -> tuple[Arrays, list[Dimensio
 
 
 class _Member(NamedTuple):
-    """An axis of a Dask array that is chunked: on which axis of its node, with how many elements of that each."""
+    """A chunked axis of a Dask array.
+
+    Attributes
+    ----------
+    argument : int
+    axis : int
+        Of the array.
+    on_node : int
+        The axis of the argument's node that it lies on (0: rows, 1: columns).
+    inner : int
+        Elements of the node's axis for each element of the array's.
+    """
 
     argument: int
     axis: int
     on_node: int
-    rest: int
+    inner: int
 
 
 def _split(

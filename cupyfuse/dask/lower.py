@@ -267,7 +267,10 @@ class Lowering:
         return Pieces(lambda _: key, {}, shape, self._origin)
 
     def _merge(self, reductions: Sequence[Any], states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
-        """Add the tasks that merge the states of all blocks, as a tree, and return the merged parts."""
+        """Merge the states of all blocks rule by rule, and return the merged parts.
+
+        `states` has, for each block, the parts of all reductions one after the other.
+        """
         merged: list[Pieces] = []
         first = 0
         for _, rule in reductions:
@@ -277,6 +280,7 @@ class Lowering:
         return merged
 
     def _merge_one(self, rule: str, states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
+        """Add a tree of tasks, of Dask's `split_every` states each, that merges the blocks' states of one reduction."""
         if len(states) == 1:
             return list(states[0])
         every = max(2, int(config.get("split_every", None) or 4))
@@ -289,7 +293,7 @@ class Lowering:
             level = [self.add("state", state_of, *(TaskRef(p.key(at)) for p in state)) for state in states]
             while len(level) > 1:
                 groups = [level[k : k + every] for k in range(0, len(level), every)]
-                level = [self.add("merge", merge, rule, *map(TaskRef, keys)) for keys in groups]
+                level = [self.add("merge", merge, rule, *map(TaskRef, group)) for group in groups]
             keys[at] = [self.add("item", operator.getitem, TaskRef(level[0]), k) for k in range(len(states[0]))]
         return [self._merged_part(part, keys, k) for k, part in enumerate(states[0])]
 

@@ -138,9 +138,10 @@ def _checked(array: Any, node: g.Node) -> Any:
 
 
 def merge(rule: str, *states: Any) -> list[Any]:
-    """Merge the parts of states; each is a list of arrays."""
+    """Merge states of one rule, each a list of the state's arrays."""
     return merge_states([rule], states)
 
 
 def state_of(*parts: Any) -> list[Any]:
+    """Collect the parts of a block's state, which several tasks compute, into one value."""
     return list(parts)

@@ -83,8 +83,8 @@ def recognize_expsum(node: Node) -> Node:
 def recognize_variance(node: Node) -> Node:
     """sum((x - mean(x))^2) / n = moment2(x), in one pass.
 
-    Exact but for rounding: Welford's updates, relative to the first element of each part, are as accurate as two
-    passes. Rows with infinities or NaN give NaN either way. Saves a pass over the row.
+    Same up to rounding: the reduction keeps a mean and updates it (Welford), about the first element that each thread
+    sees, and is as accurate as two passes. An infinity or NaN gives NaN either way. Saves a pass.
     """
     squares = _mean_operand(node)
     if squares is None or squares.op != "square" or squares.inputs[0].op != "subtract":

@@ -72,7 +72,7 @@ def check_specials(target: Target, form: Format) -> int:
     for axis, lengths in _REPEATED_LENGTHS.items():
         for length in lengths:
             compared += _check_reductions(target, form, ordinary, length, axis)
-    one_pass = tuple(name for name in REDUCTIONS if name != "logsumexp")  # which takes two of float64
+    one_pass = tuple(name for name in REDUCTIONS if name != "logsumexp")  # logsumexp of float64 takes two passes
     for length in SHARED_ROWS:
         compared += _check_reductions(target, form, ordinary, length, 1, one_pass)
     for length in (1, 3):

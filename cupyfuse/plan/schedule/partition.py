@@ -109,8 +109,8 @@ class Scheduler:
     def _row_layers(self, node: Node, operands: list[Node]) -> tuple[int, int]:
         """Return the layer of a value in a row program, and the last layer of the kept values computed along with it.
 
-        The row program of the value computes an operand of its own domain, reads one that an earlier step has written,
-        and recomputes any other from what is in memory.
+        The row program of the value computes an operand that it joins (see `_joins`), reads one that an earlier step
+        has written, and recomputes any other from what is in memory.
         """
         layer, kept_layer = 1, 0
         for i in operands:
@@ -126,7 +126,10 @@ class Scheduler:
         return layer, kept_layer
 
     def _joins(self, node: Node, operand: Node) -> bool:
-        """Whether a value can be computed in the row program of its operand; whole rows perhaps in a later stage."""
+        """Whether a value can be computed in the row program of its operand: of one domain, and in its step.
+
+        Full rows that read a reduction may have to be a step of their own, see `separate_stages`.
+        """
         domain = self.row_domain[node]
         later_stage = node.shape == domain and operand.shape != domain and self.after_reduction[operand]
         return self.row_domain[operand] == domain and not (later_stage and separate_stages(domain))

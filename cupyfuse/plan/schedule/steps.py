@@ -178,7 +178,7 @@ def column_splits(domain: Shape) -> int:
 
 
 def row_shares(domain: Shape) -> int:
-    """Choose how many blocks share a row, of reductions along few long rows: a power of two."""
+    """Choose how many blocks share a row in reductions along few, long rows: a power of two."""
     rows, cols = domain
     shortest = 8192 if rows <= _FEW_ROWS else 1 << 17  # elements that are worth a block of their own, and the merge
     shares = 1
@@ -202,8 +202,8 @@ def shares_rows(step: Step) -> bool:
 def separate_stages(domain: Shape) -> bool:
     """Whether rows are so few, or so long, that what follows a reduction is a step of its own.
 
-    Only the reduction can have several blocks for a row, and only work without reductions any number; a cluster has 8
-    blocks, which hold rows of half a million elements at most.
+    Of a row, only a reduction can be shared by many blocks, and work without reductions by any number; a cluster of 8
+    blocks holds about 460,000 float32 elements.
     """
     return row_shares(domain) > (8 if domain[1] <= 1 << 19 else 1)
 
