@@ -358,7 +358,8 @@ def partial(
     the maximum and the sum of exponentials of each row. Most states are a few numbers for each row, and merge to what
     one pass would give, up to rounding; a product that sums over the split axis leaves a whole matrix. No shard needs
     the others' parts of a product. The states can be merged by any means that exchanges arrays, on several
-    GPUs, processes or machines.
+    GPUs, processes or machines. It has nothing to do with `functools.partial`, nor with the placement `Partial` of
+    DTensors.
 
     Parameters
     ----------

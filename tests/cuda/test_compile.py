@@ -90,6 +90,7 @@ def compiles(text, architecture):
     return cubin(text, architecture)[:4] == b"\x7fELF"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_heads_compile(dtype, architecture):

@@ -71,6 +71,7 @@ def local_bytes(binary: bytes) -> int:
     return max(int.from_bytes(size, "little") for size in found)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("cut", tiles._TILES, ids=lambda cut: f"{cut[0]}by{cut[1]}{'alternating' * cut[2]}")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_cut_compiles_without_spills(dtype: str, cut: tuple[int, int, bool]) -> None:

@@ -169,6 +169,7 @@ def tail_case(
 SHAPES = [(1, 2, 8), (3, 5, 16), (37, 41, 72), (131, 7, 64), (9, 263, 40)]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tails(engine: Engine, shape: Any, tail: str, rng: np.random.Generator) -> None:
@@ -183,6 +184,7 @@ def test_one_column(engine: Engine, shape: Any, tail: str, rng: np.random.Genera
     tail_case(engine, rng, "float16", shape, tail)
 
 
+@pytest.mark.rotates
 @CUTS
 @pytest.mark.parametrize("tail", ["two results", "several reductions"])
 def test_more_tiles_than_blocks_and_more_of_k_than_stages(
@@ -206,6 +208,7 @@ def test_wide_rows(engine: Engine, monkeypatch: pytest.MonkeyPatch, rng: np.rand
 TURNED = ["left", "right", "both"]
 
 
+@pytest.mark.rotates
 @CUTS
 @pytest.mark.parametrize("turned", TURNED)
 def test_turned_operands(
@@ -378,6 +381,7 @@ def test_numbers_of_the_call(engine: Engine, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(one_plan[0] * np.float16(2), one_plan[1])
 
 
+@pytest.mark.rotates
 @CUTS
 @pytest.mark.parametrize(("m", "columns"), [(133, 7), (133, 300), (133, 523), (9, 4300)])
 def test_sums_about_the_maximum(

@@ -76,6 +76,7 @@ def bits(engine: Engine, results: Any) -> list[Any]:
     return [np.ascontiguousarray(r).view(np.uint8) for r in (found if isinstance(found, tuple) else (found,))]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", ["finite", "marked", "small", "both"])
 @pytest.mark.parametrize("name", TAILS)
 def test_an_epilogue_gives_the_bits_of_a_row_program(

@@ -44,6 +44,7 @@ def fused_is_the_chain(engine: Engine, chain: Chain, layouts: Sequence[str]) -> 
     chain.check(engine.host(results), engine.host(arguments))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_fused_chain_is_the_chain(engine: Engine, part: int) -> None:
     @searched(part, EXAMPLES // PARTS, chain=chains(FLOATS), layouts=SOME_LAYOUTS)
@@ -53,6 +54,7 @@ def test_a_fused_chain_is_the_chain(engine: Engine, part: int) -> None:
     check()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(FEWER_PARTS))
 def test_emitted_kernels_are_the_chain(part: int) -> None:
     """The kernels of random chains, run on the CPU; those of all chains are compiled together."""
@@ -83,6 +85,7 @@ def compared(engine: Engine, chain: Chain) -> None:
     chain.check(engine.host(cf.fuse(chain.function)(*arguments)), engine.host(arguments))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(FEWER_PARTS))
 def test_mixed_dtypes_promote_as_numpy_does(engine: Engine, part: int) -> None:
     @searched(part, SHARE // FEWER_PARTS, chain=chains(FLOATS, mixed=True))

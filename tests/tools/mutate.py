@@ -126,6 +126,7 @@ def _pytest_in(root: str, tests: list[str], log: str) -> None:
     os.environ["PYTHONPATH"] = root
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         del os.environ[name]
+    os.environ["CUPYFUSE_ALL_TESTS"] = "1"  # a mutant's cases may be those of another day
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each takes time to load, and no test of a mutant uses one
     sys.dont_write_bytecode = False
     sys.path[:] = [root, *(path for path in sys.path if not _is_ours(path))]

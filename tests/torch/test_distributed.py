@@ -56,6 +56,7 @@ def run_all_cases(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", distributed_cases.CASES)
 def test_trains_as_pytorch_alone_does(name: str, outcome: dict[str, list[str]]) -> None:
     errors = outcome.get(name, [])

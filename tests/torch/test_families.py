@@ -146,6 +146,7 @@ def judge(found: Found, eager: Found, exact: Found, dtype: torch.dtype = torch.f
 # The same module, fused ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "training"),
     [*((name, True) for name in FAMILIES), *((name, False) for name in EVALUATED)],
@@ -160,6 +161,7 @@ def test_fused_models_learn_the_same(name: str, training: bool, device: str) -> 
     assert str(ct.explain(fused))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fused_models_infer_the_same(name: str, device: str) -> None:
     model, inputs = made(FAMILIES[name], device)
@@ -199,6 +201,7 @@ def test_dropout_draws_what_pytorch_draws(device: str) -> None:
 # Compiled -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_models_learn_and_infer_the_same(name: str, device: str) -> None:
     model, inputs = made(FAMILIES[name], device)

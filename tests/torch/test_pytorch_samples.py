@@ -62,6 +62,7 @@ def reason_to_leave(target: Any, arguments: Any, options: Any) -> str:
     return "" if same else "another dtype"
 
 
+@pytest.mark.rotates
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("dtype", "reference"),

@@ -888,6 +888,7 @@ def _compared(drawn: list[tuple[str, int, int]], shape: tuple[int, ...], through
     near(list(fused.buffers()), list(plain.buffers()))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(4))
 def test_random_chains(part: int) -> None:
     @searched(part, EXAMPLES // 80, drawn=STEPS, shape=st.sampled_from(SHAPES))

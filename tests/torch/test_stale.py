@@ -284,6 +284,7 @@ def same_losses(head: Any, kind: Any, form: dict[str, bool], device: str, steps:
     torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=2e-3, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("kind", "form"), list(optimizers()))
 def test_losses_are_those_of_eager_training(kind: Any, form: dict[str, bool], device: str) -> None:
     same_losses(models.HeadSum, kind, form, device, 50)
