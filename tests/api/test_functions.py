@@ -48,6 +48,7 @@ ACTIVATIONS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("name", "theirs", "options"), ACTIVATIONS)
 def test_activations(
     engine: Engine, name: str, theirs: Callable[..., Any], options: dict[str, Any], rng: np.random.Generator
@@ -132,6 +133,7 @@ def test_linear_checks_shapes(x: Any, weight: Any, bias: Any, words: str) -> Non
 # NumPy's ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "max", "min", "var", "std"])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
 def test_statistics(engine: Engine, name: str, shape: tuple[int, ...], axis: Any, rng: np.random.Generator) -> None:

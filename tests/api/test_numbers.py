@@ -38,6 +38,7 @@ FUNCTIONS: list[Callable[[Any, float], Any]] = [
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
 def test_one_plan_serves_all_values(engine: Engine, number: int, dtype: str, rng: np.random.Generator) -> None:

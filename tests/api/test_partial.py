@@ -160,6 +160,7 @@ def test_states_merge_in_groups(group: int, rng: np.random.Generator) -> None:
             assert np.abs(got - want).max() <= 200 * unit("float32") * max(1, np.abs(want).max())
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("widths", [(2, 2), (1, 3), (4,), (0, 4), (1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("name", ["logsumexp", "softmax", "log_softmax", "max", "min", "sum", "mean", "distances"])

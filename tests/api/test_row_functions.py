@@ -41,6 +41,7 @@ def test_logsumexp(engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str
         assert_close(engine.host(sign), np.ones_like(expected), 0)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)

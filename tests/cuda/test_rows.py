@@ -82,6 +82,7 @@ def check_in_orders(case: Case) -> None:
             assert_equal(again, before)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("config", CONFIGURATIONS + PACKED, ids=name_of)
 @pytest.mark.parametrize("shape", [(5, 256), (5, 251)], ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax])

@@ -201,6 +201,7 @@ CHAINS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("chain", [pytest.param(c, id=name) for name, c in CHAINS.items()])
 def test_small_chains(engine: Engine, chain: Callable[..., Any], dtype: str) -> None:

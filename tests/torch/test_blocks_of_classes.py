@@ -100,6 +100,7 @@ def pairs_of_parameters() -> Iterator[tuple[torch.dtype, dict[str, Any], str, bo
             yield dtype, options, reduction, (k // 2 + n + number) % 2 == 0
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("dtype", "options", "reduction", "biased"), list(pairs_of_parameters()), ids=str)
 def test_no_further_from_float64_than_other_ways(
     dtype: torch.dtype,

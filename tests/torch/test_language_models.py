@@ -82,6 +82,7 @@ def no_capturing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.utils.import_utils, "is_cuda_stream_capturing", lambda: False)
 
 
+@pytest.mark.rotates
 @pytest.mark.usefixtures("fresh_dynamo", "no_capturing")
 @pytest.mark.parametrize("reads_logits", [False, True])
 @pytest.mark.parametrize("make", [gpt2, llama])

@@ -158,6 +158,7 @@ def cotangents(shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Iterato
             yield mixed.reshape(shape)
 
 
+@pytest.mark.rotates
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rules_along_dimensions(dtype: torch.dtype) -> None:

@@ -45,6 +45,7 @@ def found(way: Callable[[Run], Losses], run: Run) -> list[float]:
 ELSEWHERE = ("transformed", "checkpointed", "checkpointed_reentrant")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_float64(way: Callable[[Run], Losses], form: str) -> None:

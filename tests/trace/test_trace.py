@@ -117,6 +117,7 @@ BROADCASTS = (
 TEXTS = "; ".join((ARITHMETIC, NUMPY_FUNCTIONS, METHODS, BROADCASTS)).split("; ")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("text", [*TEXTS, *REDUCTIONS])
 def test_means_what_numpy_means(engine: Engine, text: str, arguments: list[Any]) -> None:
     with np.errstate(all="ignore"):

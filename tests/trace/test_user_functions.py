@@ -77,6 +77,7 @@ def run(name: str, dtype: str, engine: Engine) -> Iterator[tuple[Any, dict[str, 
             yield engine.host(result), {n: engine.host(a) for n, a in rest.items()}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("engine", [NUMPY, HOST], ids=["numpy", "host"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", USERS)
