@@ -10,7 +10,7 @@
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
 //     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride, which is n
-// Reductions leave their totals in p.partial; gemm_merge finishes the rows. Results are staged in shared memory, so that
+// Reductions leave their totals in p.partial; merge_shares finishes the rows. Results are staged in shared memory, so that
 // warps write whole lines.
 //
 // A block computes tiles of 128 x Columns with two consumer warpgroups: 64 rows of a tile each, or, if Alternating, tiles in
@@ -242,25 +242,5 @@ __device__ __forceinline__ void gemm(const P& p) {
     }
     if (Shape::cluster > 1) {
         cluster_sync();  // others still arrive at barriers of this block
-    }
-}
-
-// Finish the rows from the totals of their tiles, a warp for each row, in an order that depends on the columns alone.
-// Launch: Threads threads, any number of blocks.
-template <class P, int Threads>
-__device__ __forceinline__ void gemm_merge(const P& p) {
-    const Lanes<32> team;
-    const i64 step = static_cast<i64>(gridDim.x) * (Threads / 32);
-    for (i64 row = static_cast<i64>(blockIdx.x) * (Threads / 32) + threadIdx.x / 32; row < p.rows; row += step) {
-        typename P::Row r;
-        p.begin(row, r);
-        auto totals = p.totals(At<0>());
-        for (i64 share = team.rank(); share < p.shares; share += team.size()) {
-            totals.merge(p.partial[row * p.shares + share]);
-        }
-        finish_stage<P, 0>(p, team, row, totals, r);
-        if (team.rank() == 0) {
-            p.commit(row, r);
-        }
     }
 }

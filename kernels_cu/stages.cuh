@@ -352,3 +352,24 @@ __device__ __forceinline__ void streamed_stage(
         streamed_stage<P, S + 1, Items, V>(p, team, source, row, r);
     }
 }
+
+// Merge the totals that several blocks left of each row, a warp for a row, in an order that depends on their number alone, and
+// compute what follows the reductions of a program of one stage.
+// Launch: Threads threads, any number of blocks.
+template <class P, int Threads>
+__device__ __forceinline__ void merge_shares(const P& p) {
+    const Lanes<32> team;
+    const i64 step = static_cast<i64>(gridDim.x) * (Threads / 32);
+    for (i64 row = static_cast<i64>(blockIdx.x) * (Threads / 32) + threadIdx.x / 32; row < p.rows; row += step) {
+        typename P::Row r;
+        p.begin(row, r);
+        auto totals = p.totals(At<0>());
+        for (i64 share = team.rank(); share < p.shares; share += team.size()) {
+            totals.merge(p.partial[row * p.shares + share]);
+        }
+        finish_stage<P, 0>(p, team, row, totals, r);
+        if (team.rank() == 0) {
+            p.commit(row, r);
+        }
+    }
+}

@@ -75,7 +75,7 @@ class Config:
     def entry(self, merge: bool = False) -> tuple[str, str]:
         """Return the name of the kernel and the template instance that it calls; `merge` is for the merge of shares."""
         if merge and self.template == "row_shares":
-            return "row_merge_kernel", "row_merge<Program>"
+            return "row_merge_kernel", f"merge_shares<Program, {self.merge_threads}>"
         if self.template == "column_stats":
             if merge:
                 return "column_merge_kernel", f"column_merge<Program, {self.threads}>"

@@ -123,7 +123,7 @@ def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     )
     kernels = [Kernel("gemm_kernel", source, tuple(program.parameters), config, ARCHITECTURE, shape.shared, cluster)]
     if program.accumulators(0):
-        call = f"gemm_merge<Program, {MERGE_THREADS}>(p)"
+        call = f"merge_shares<Program, {MERGE_THREADS}>(p)"
         source = translation_unit("gemm", struct, "gemm_merge_kernel", call, MERGE_THREADS, by_address=True)
         config = Config("gemm", MERGE_THREADS, 1, 1)
         kernels.append(Kernel("gemm_merge_kernel", source, tuple(program.parameters), config, ARCHITECTURE))

@@ -114,7 +114,13 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         fused("guards"),
     ),
     Mutant("totals of one lane", EPILOGUE, "                Lanes<4>().reduce(totals[h]);\n", "", REDUCED),
-    Mutant("totals of the first tiles", KERNEL, "share += team.size()", "share += p.shares", fused("wide_rows")),
+    Mutant(
+        "totals of the first tiles",
+        "kernels_cu/stages.cuh",
+        "share += team.size()",
+        "share += p.shares",
+        fused("wide_rows"),
+    ),
     Mutant(
         "a product that is not rounded with its result",
         "cupyfuse/cuda/program.py",

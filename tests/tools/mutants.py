@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a share of a row left out",
-        "kernels_cu/row_shares.cu",
+        STAGES,
         "share < p.shares",
         "share + 1 < p.shares",
         kernels("exponentials-2x16400-float32"),
