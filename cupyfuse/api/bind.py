@@ -12,6 +12,7 @@ from ..plan.plan import Plan
 from . import lazy
 from .cache import PlanCache
 from .call import contains_tracer, run
+from .inline_cache import InlineCache
 from .planned_function import PlannedFunction
 from .registry import register_own
 from .signature import Signature, TracedArgument
@@ -34,6 +35,7 @@ class Bound:
         self._fixed = dict(fixed)
         self._free = tuple(name for name in fused.names if name not in fixed)
         self._immutable: dict[str, Signature] = {}  # bound arguments that cannot change
+        self._inline_cache = InlineCache(fused.environment, fused.names, self._immutable)
         # Of the others, as of the last call: (how often their arrays were replaced, the caller's arrays, their imports,
         # exporters).
         self._mutable: dict[str, tuple[int, list[Any], list[Any], list[Any]]] = {}
@@ -73,9 +75,12 @@ class Bound:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
         values: Sequence[Any] = args
         constants: Container[str] = self._fixed
+        settings = self._fused.product_settings
         if kwargs or len(args) != len(self._free):
             found, constants = self._values(args, kwargs)
             values = [v for name, v in zip(self._fused.names, found, strict=True) if name not in self._fixed]
+        elif (known := self._inline_cache.find(values, (), settings)) is not None:
+            return run(*known, out)
         signature = self._fused.environment.new_signature()
         try:
             self._add_all(signature, values, constants)
@@ -86,13 +91,15 @@ class Bound:
             if any(map(lazy.contains_lazy, (*values, *self._fixed.values()))):
                 return lazy.call(self._fused, self._values(args, kwargs)[0], out)
             raise
-        key = signature.cache_key(*self._fused.product_settings)
+        key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             all_values, _ = self._values(args, kwargs)
             fixed = self._bound_positions(all_values)
             runnable = self._fused.compile(self._runnables, key, all_values, signature, constants, fixed, self._prepack)
-        return run(runnable, signature, out)
+        elif constants is self._fixed and self._immutable.keys() == self._fixed.keys():
+            self._inline_cache.add(runnable, signature, values, (), settings)
+        return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out)
 
     def _add_all(self, signature: Signature, values: Sequence[Any], constants: Container[str]) -> None:
         """Add the bound arguments and the others, in the order of the function's parameters."""

@@ -39,6 +39,10 @@ class PlanCache:
             self._mark_used(key)
         return found  # type: ignore[return-value]
 
+    def reads_numbers(self, key: Hashable) -> bool:
+        """Whether the function reads the values of some float arguments in calls with a key."""
+        return type(self._found.get(key)) is tuple
+
     def _mark_used(self, key: Hashable) -> None:
         if len(self._found) > LIMIT // 2:  # until then the order does not matter
             with contextlib.suppress(KeyError):  # another thread has just evicted it

@@ -17,11 +17,10 @@ from ..trace import Tracer
 from . import arrays
 from .as_written import AsWritten
 from .results import Results
-from .signature import Signature
 from .structures import structure_of
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Runnable:
     """A plan loaded by an engine, with the arrays and the result structure that a call needs.
 
@@ -36,6 +35,8 @@ class Runnable:
         Constants and prepacked values, which follow the arguments.
     as_written : AsWritten or None
         The function itself, where it is called instead of the plan.
+    recognizer : Recognizer, False or None
+        Recognises further calls; False if they have to be walked, None if that is not known yet.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class Runnable:
     execute: Callable[[Sequence[Any], Sequence[Any], Sequence[float]], list[Any]]
     kept: list[Any]
     as_written: AsWritten | None = None
+    recognizer: Any = None
 
     @functools.cached_property
     def no_outs(self) -> list[None]:
@@ -113,29 +115,37 @@ def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
     return devices.find(default) if default else None
 
 
-def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any] = ()) -> Any:
+def run(
+    runnable: Runnable,
+    leaves: list[Any],
+    numbers: Sequence[float],
+    export: Callable[[Any], Any] | None,
+    out: Any,
+    values: Sequence[Any] = (),
+) -> Any:
     """Run a plan, and return the results in the function's structure and the caller's array library.
 
     Parameters
     ----------
     runnable : Runnable
-    signature : Signature
-        Of the call.
+    leaves : list of array
+    numbers : sequence of float
+        The float arguments.
+    export : callable or None
+        Exports results to the library of the first array.
     out : array, sequence of arrays, or None
         Receives the results.
     values : sequence
         The value of each parameter, for a function that runs as written.
     """
-    leaves = signature.leaves
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves)
     if runnable.as_written is not None and out is None:
         return runnable.as_written(values)
     if out is not None:
-        _run_into(runnable, signature, out)
+        _run_into(runnable, leaves, numbers, out)
         return out
-    results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, signature.numbers)
-    export = signature.exporters[0]  # the results are of the library of the first array
+    results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, numbers)
     if export is not None:
         results = [export(r) for r in results]
     elif type(leaves[0]) is np.ndarray:
@@ -160,15 +170,15 @@ def _check_effects(plan: Plan, leaves: list[Any]) -> None:
                 )
 
 
-def _run_into(runnable: Runnable, signature: Signature, out: Any) -> None:
+def _run_into(runnable: Runnable, leaves: list[Any], numbers: Sequence[float], out: Any) -> None:
     """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
-    targets = _import_targets(runnable.plan, signature.leaves[0], out)
-    operands = [*signature.leaves, *runnable.kept]
+    targets = _import_targets(runnable.plan, leaves[0], out)
+    operands = [*leaves, *runnable.kept]
     direct = [
         None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
         for i, target in enumerate(targets)
     ]
-    results = runnable.execute(operands, direct, signature.numbers)
+    results = runnable.execute(operands, direct, numbers)
     for target, passed, result in zip(targets, direct, results, strict=True):
         if passed is None:
             target[...] = result

@@ -28,7 +28,7 @@ class _HashedKey:
         return self is other or (type(other) is _HashedKey and self._parts == other._parts)
 
 
-class _Snapshot(NamedTuple):
+class Snapshot(NamedTuple):
     """Immutable values read around functions and in classes, with all that shows whether they are current.
 
     Attributes
@@ -72,7 +72,7 @@ class _Snapshot(NamedTuple):
     captured: bool
 
     @classmethod
-    def of(cls, own: Signature, package: str) -> _Snapshot:
+    def of(cls, own: Signature, package: str) -> Snapshot:
         """Take the snapshot of a stable signature."""
         variables = [probe for probe in own.probes if isinstance(probe[0], dict)]
         cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
@@ -138,9 +138,9 @@ class Environment:
     def __init__(self, function: Any, static: frozenset[str], package: str):
         self.function, self.static, self.package = function, static, package
         self.is_own = isinstance(function, types.FunctionType) and is_own(function.__code__.co_filename)
-        self._snapshot: _Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         # By the classes of arguments: the snapshot around the function at that time, and one that covers the classes.
-        self._class_snapshots: dict[tuple[type, ...], tuple[_Snapshot, _Snapshot | None]] = {}
+        self._class_snapshots: dict[tuple[type, ...], tuple[Snapshot, Snapshot | None]] = {}
         self._mutable = False  # whether variables hold mutable values, so that each call reads all of them
 
     def new_signature(self, specs: bool = False) -> Signature:
@@ -152,7 +152,8 @@ class Environment:
         if self.is_own:
             signature.add_members()
             return
-        snapshot = self._current_snapshot(signature)
+        # Functions among the arguments may read the same variables.
+        snapshot = None if signature.has_functions else self.current_snapshot()
         if snapshot is None:
             self._add_variables(signature)
             signature.add_members()
@@ -161,14 +162,19 @@ class Environment:
         signature.captured = signature.captured or snapshot.captured
         for leaf, name in zip(snapshot.leaves, snapshot.names, strict=True):
             signature.add(leaf, name)
-        if signature.classes:
-            self._add_classes(signature, snapshot)
-        else:
+        if not signature.classes:
             signature.stable = signature.stable and not snapshot.classes
+        elif (of_classes := self.snapshot_of_classes(signature.classes, snapshot)) is not None:
+            signature.key.append(of_classes.key)
+            signature.stable = False
+        else:
+            signature.attributes |= snapshot.attributes
+            signature.classes = {**snapshot.classes, **signature.classes}
+            signature.add_members()
 
-    def _current_snapshot(self, signature: Signature) -> _Snapshot | None:
-        """Return the snapshot of the variables; None where a call has to read all of them."""
-        if self._mutable or signature.has_functions:  # functions among the arguments may read the same variables
+    def current_snapshot(self) -> Snapshot | None:
+        """Return the snapshot of the variables; None where each call has to read all of them."""
+        if self._mutable or self.is_own:
             return None
         if self._snapshot is None or not self._snapshot.is_current():
             own = self.new_signature()
@@ -177,28 +183,25 @@ class Environment:
             self._mutable = self._snapshot is None
         return self._snapshot
 
-    def _take_snapshot(self, own: Signature) -> _Snapshot | None:
+    def _take_snapshot(self, own: Signature) -> Snapshot | None:
         """Return the snapshot of a signature and of the members of its classes; None if some are mutable."""
-        return _Snapshot.of(own, self.package) if own.add_members() and not own.originals else None
+        return Snapshot.of(own, self.package) if own.add_members() and not own.originals else None
 
-    def _add_classes(self, signature: Signature, around: _Snapshot) -> None:
-        """Add what the code reads of the classes of arguments, together with those met around the function."""
-        classes = tuple(signature.classes)
-        before, snapshot = self._class_snapshots.get(classes, (None, None))
+    def snapshot_of_classes(self, classes: dict[Any, str], around: Snapshot) -> Snapshot | None:
+        """Return what the code reads of the classes of arguments, together with those met around the function.
+
+        None if some of it is mutable. `classes` maps them to names, `around` is the current snapshot of the variables.
+        """
+        key = tuple(classes)
+        before, snapshot = self._class_snapshots.get(key, (None, None))
         if before is not around or (snapshot is not None and not snapshot.is_current()):
             if len(self._class_snapshots) >= _MOST_CLASSES:
                 self._class_snapshots = {}
             own = self.new_signature()
-            own.attributes, own.classes = set(around.attributes), {**around.classes, **signature.classes}
+            own.attributes, own.classes = set(around.attributes), {**around.classes, **classes}
             snapshot = self._take_snapshot(own)
-            self._class_snapshots[classes] = around, snapshot
-        if snapshot is None:
-            signature.attributes |= around.attributes
-            signature.classes = {**around.classes, **signature.classes}
-            signature.add_members()
-        else:
-            signature.key.append(snapshot.key)
-            signature.stable = False
+            self._class_snapshots[key] = around, snapshot
+        return snapshot
 
     def _add_variables(self, signature: Signature) -> None:
         if isinstance(self.function, types.FunctionType):

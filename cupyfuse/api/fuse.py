@@ -49,6 +49,10 @@ class Fused(PlannedFunction):
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
         values, defaulted = self.parameters.bind(args, kwargs)
+        settings = (*self.product_settings, plans_are_forced())
+        known = self._inline_cache.find(values, defaulted, settings)
+        if known is not None:
+            return run(*known, out, values)
         signature = self.environment.new_signature()
         try:
             if defaulted or self.environment.static:
@@ -64,11 +68,13 @@ class Fused(PlannedFunction):
             if any(map(lazy.contains_lazy, values)):
                 return lazy.call(self, values, out)
             raise
-        key = signature.cache_key(*self.product_settings, plans_are_forced())
+        key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature, defaulted)
-        return run(runnable, signature, out, values)
+        else:
+            self._inline_cache.add(runnable, signature, values, defaulted, settings)
+        return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.

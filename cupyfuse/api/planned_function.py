@@ -32,6 +32,7 @@ from .cache import PlanCache
 from .call import Runnable, deferred, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
+from .inline_cache import InlineCache
 from .parameters import Parameters
 from .signature import Signature
 from .tracing import Tracing, trace_function
@@ -89,6 +90,7 @@ class PlannedFunction:
         self._keep_halves = bool(keep_halves)
         self._strict = bool(strict)
         self._runnables = PlanCache()
+        self._inline_cache = InlineCache(self.environment, self.names)
         self._lock = threading.RLock()
         _instances.add(self)
 
@@ -238,4 +240,6 @@ class PlannedFunction:
             execute = deferred(engine, plan) if as_written else engine(plan, [*signature.leaves, *kept])
             runnable = Runnable(plan, tracing.results, execute, kept, as_written)
             cache.add(key, signature.numbers, tracing.read, runnable)
+            if cache.reads_numbers(key):
+                runnable.recognizer = False
             return runnable

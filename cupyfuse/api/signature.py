@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import types
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from .constants import Identity, constant_key, enums_in
 from .members import MISSING, find_members, user_bases
 from .refusals import check_no_side_effects, describe_refusal
 from .registry import registration
-from .structures import Structure, is_dataclass, is_namedtuple, structure_of
+from .structures import is_dataclass, is_namedtuple, is_record, structure_of
 from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
 from .wrappers import held_by
 
@@ -114,19 +114,40 @@ class Signature:
         elif cls is tuple or cls is list:
             self.stable = self.stable and cls is tuple
             self.key.append((cls, len(value)))
-            self._enter(value, name)
-            for i, item in enumerate(value):
-                self.add(item, f"{name}[{i}]")
-            self._active.discard(id(value))
+            self._add_children(value, name, [f"[{i}]" for i in range(len(value))], value)
+        elif is_record(cls):
+            self._add_container(value, name)
         else:
             self._add_uncommon(value, name)
 
-    def _enter(self, value: Any, name: str) -> None:
-        """Note that the children of a container are being added, which must not contain it."""
+    def _add_container(self, value: Any, name: str) -> None:
+        """Add a container of one of the types that `structure_of` knows."""
+        cls = type(value)
+        try:
+            structure = structure_of(value)
+        except TypeError as error:
+            raise TypeError(f"{self._subject} {name!r}: {error}") from error
+        if structure is None:
+            raise TypeError(f"{self._subject} {name!r}: {describe_refusal(value)}")
+        self.stable = self.stable and not structure.mutable
+        self.key.append(structure.key)
+        if issubclass(cls, (dict, set)):
+            for key in value:
+                if type(key) is not str:
+                    self._add_enums_in(key, name)
+        elif is_namedtuple(cls) or is_dataclass(cls) or registration(cls):
+            self.classes.setdefault(cls, name)
+        self._add_children(value, name, structure.labels, structure.children)
+
+    def _add_children(self, value: Any, name: str, labels: Iterable[str], children: Iterable[Any]) -> None:
+        """Add the children of a container called `name`, which must not contain it; labels are their suffixes to it."""
         if id(value) in self._active or len(self._active) > _DEEPEST:
             found = f"a {type(value).__name__} that contains itself, or is nested more than {_DEEPEST} levels deep"
             raise TypeError(f"{self._subject} {name!r}: {found}")
         self._active.add(id(value))
+        for label, child in zip(labels, children):  # noqa: B905 (strict takes longer)
+            self.add(child, name + label)
+        self._active.discard(id(value))
 
     def _add_uncommon(self, value: Any, name: str) -> None:
         """Add a value of none of the types that `add` tests first."""
@@ -139,8 +160,7 @@ class Signature:
             self.captured = True
         if (key := constant_key(value)) is not None:
             self.key.append(key)
-            for enum in enums_in(value):
-                self.classes.setdefault(enum, name)
+            self._add_enums_in(value, name)
         elif cls is types.FunctionType:
             self.add_function(value, name)
         elif cls is CachedFunction and not self._compared_only:
@@ -158,26 +178,13 @@ class Signature:
             self._add_spec(value, name)
         elif arrays.is_array(value):
             self._add_imported(value, name)
-        elif (structure := self._structure(value, name)) is not None:
-            self.stable = self.stable and not structure.mutable
-            self.key.append(structure.key)
-            if is_namedtuple(cls) or is_dataclass(cls) or registration(cls):
-                self.classes.setdefault(cls, name)
-            elif isinstance(value, (dict, set)):
-                for enum in enums_in(value):
-                    self.classes.setdefault(enum, name)
-            self._enter(value, name)
-            for label, child in zip(structure.labels, structure.children, strict=True):
-                self.add(child, name + label)
-            self._active.discard(id(value))
         else:
-            raise TypeError(f"{self._subject} {name!r}: {describe_refusal(value)}")
+            self._add_container(value, name)
 
-    def _structure(self, value: Any, name: str) -> Structure | None:
-        try:
-            return structure_of(value)
-        except TypeError as error:
-            raise TypeError(f"{self._subject} {name!r}: {error}") from error
+    def _add_enums_in(self, value: Any, name: str) -> None:
+        """Add the classes of enums in a constant to those met."""
+        for enum in enums_in(value):
+            self.classes.setdefault(enum, name)
 
     def _add_spec(self, value: arrays.Spec, name: str) -> None:
         if not self._specs:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import enum
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import arrays
 from .constants import nested_key
 from .registry import Registration, registration
 
@@ -23,7 +26,7 @@ class Structure(NamedTuple):
     ----------
     key : hashable
         Type and all else that tells it apart from another with the same children.
-    labels : list of str
+    labels : sequence of str
         Of each child the suffix to the container's name, such as "[0]" or ".weight".
     children : list
     rebuild : callable
@@ -33,7 +36,7 @@ class Structure(NamedTuple):
     """
 
     key: Hashable
-    labels: list[str]
+    labels: Sequence[str]
     children: list[Any]
     rebuild: Callable[[list[Any]], Any]
     mutable: bool = True
@@ -64,17 +67,18 @@ def structure_of(value: Any) -> Structure | None:
         labels = [f"[{i}]" for i in range(len(value))]
         return Structure((cls, len(value), value.maxlen), labels, list(value), lambda c: cls(c, value.maxlen))
     if cls in _NAMESPACES:
-        names = list(vars(value))
-        labels = [f".{k}" for k in names]
+        names = tuple(vars(value))
         children = list(vars(value).values())
-        return Structure((cls, tuple(names)), labels, children, lambda c: cls(**dict(zip(names, c, strict=True))))
+        rebuild = functools.partial(_namespace, cls, names)
+        return Structure((cls, names), _labels_of(".{}", names), children, rebuild)
     if is_namedtuple(cls):
-        return Structure((cls,), [f".{k}" for k in value._fields], list(value), lambda c: tuple.__new__(cls, c), False)
+        fields = _labels_of(".{}", value._fields)
+        return Structure((cls,), fields, list(value), lambda c: tuple.__new__(cls, c), False)
     if is_dataclass(cls):
         attributes = dict(_attributes(value))
-        names = list(attributes)
-        labels = [f".{k}" for k in names]
-        return Structure((cls, tuple(names)), labels, list(attributes.values()), lambda c: _dataclass(cls, names, c))
+        names = tuple(attributes)
+        rebuild = functools.partial(_dataclass, cls, names)
+        return Structure((cls, names), _labels_of(".{}", names), list(attributes.values()), rebuild)
     if cls is functools.partial:
         return _structure_of_partial(value)
     if cls is types.MethodType:
@@ -83,12 +87,15 @@ def structure_of(value: Any) -> Structure | None:
     return None
 
 
+_STRINGS = {str}
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 
 
 def _keys_of(values: Iterable[Any], where: str) -> tuple[Hashable, ...]:
     """Return the keys of constants, in their order, or raise if one is no constant."""
+    if set(map(type, values)) == _STRINGS:
+        return tuple(values)
     key = tuple(map(nested_key, values))
     if None in key:
         unknown = next(v for v in values if nested_key(v) is None)
@@ -96,12 +103,18 @@ def _keys_of(values: Iterable[Any], where: str) -> tuple[Hashable, ...]:
     return key
 
 
+@functools.lru_cache(maxsize=4096)
+def _labels_of(form: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels of children by their names; kept, since each call of a fused function needs them."""
+    return tuple(form.format(name) for name in names)
+
+
 def _structure_of_dict(value: Any) -> Structure:
     """Flatten a dict, or one of the standard library's kinds of it."""
     cls: Any = type(value)
     key = _keys_of(value, "a dict with a key")
-    names = list(value)
-    labels = [f"[{k!r}]" for k in names]
+    names = tuple(value)
+    labels = _labels_of("[{!r}]", names) if key == names else [f"[{k!r}]" for k in names]
     if cls is collections.defaultdict:
         factory = value.default_factory
         if factory is not None and not (isinstance(factory, type) and factory.__module__ == "builtins"):
@@ -143,6 +156,20 @@ def _structure_of_partial(value: functools.partial[Any]) -> Structure:
     )
 
 
+def is_record(cls: type) -> bool:
+    """Whether objects of a type are containers and nothing else: a dict, a namedtuple or a dataclass."""
+    if cls is dict:
+        return True
+    found = _records.get(cls)
+    if found is None:
+        other = issubclass(cls, (enum.Enum, arrays.Spec)) or hasattr(cls, "__dlpack__")
+        found = _records[cls] = not other and (is_namedtuple(cls) or is_dataclass(cls))
+    return found
+
+
+_records: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
 def is_namedtuple(cls: type) -> bool:
     """Whether a type is a namedtuple without further attributes."""
     return cls.__bases__ == (tuple,) and hasattr(cls, "_fields") and not cls.__dictoffset__
@@ -160,13 +187,28 @@ _VALUE_TYPES = (int, float, complex, str, bytes, tuple, list, dict, set, frozens
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, in its `__dict__` and in slots."""
     yield from getattr(value, "__dict__", {}).items()
-    for base in type(value).__mro__[:-1]:
-        for name, slot in vars(base).items():
-            if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
-                yield name, slot.__get__(value)
+    for name, slot in slots_of(type(value)):
+        if hasattr(value, name):
+            yield name, slot.__get__(value)
 
 
-def _dataclass(cls: type, names: list[str], children: list[Any]) -> Any:
+def slots_of(cls: type) -> list[tuple[str, Any]]:
+    """Return the slots of a class and of its bases, by name."""
+    found = _slots.get(cls)
+    if found is None:
+        members = [(n, m) for base in cls.__mro__[:-1] for n, m in vars(base).items()]
+        found = _slots[cls] = [(n, m) for n, m in members if isinstance(m, types.MemberDescriptorType)]
+    return found
+
+
+_slots: weakref.WeakKeyDictionary[type, list[tuple[str, Any]]] = weakref.WeakKeyDictionary()
+
+
+def _namespace(cls: type, names: tuple[str, ...], children: list[Any]) -> Any:
+    return cls(**dict(zip(names, children, strict=True)))
+
+
+def _dataclass(cls: type, names: tuple[str, ...], children: list[Any]) -> Any:
     """Build a dataclass from its attributes, without its `__init__`, which may compute others."""
     made: Any = object.__new__(cls)
     for name, child in zip(names, children, strict=True):

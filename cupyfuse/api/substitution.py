@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,7 @@ class Substitution:
         return None
 
 
-def _without_cached_properties(value: Any, labels: list[str], children: list[Any]) -> dict[str, Any]:
+def _without_cached_properties(value: Any, labels: Sequence[str], children: list[Any]) -> dict[str, Any]:
     """Return the children of an object by label, without the results of cached properties."""
     cls = type(value)
     return {

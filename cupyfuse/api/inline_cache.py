@@ -1,0 +1,289 @@
+"""Inline cache of a function: recognise calls like earlier ones by code generated for their arguments.
+
+`Signature` walks arguments of any structure, and the key of all that it finds names a plan. For arrays, numbers,
+strings and the containers that calls are given most, the same comparisons are generated here as one straight function.
+A call that no such function recognises is walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import arrays
+from .call import Runnable
+from .environment import Environment, Snapshot
+from .registry import registration
+from .signature import Signature
+from .structures import is_namedtuple, is_record, slots_of
+
+_MOST = 4  # calls that one function recognises
+_MOST_VALUES = 500  # compared by one generated function
+
+
+class Recognizer(NamedTuple):
+    """What tells calls whose key names one plan. It holds no array of the calls.
+
+    Attributes
+    ----------
+    match : callable
+        Takes the values of the parameters that are not bound, and the arrays around the function. Returns all arrays
+        and the float arguments of such a call, else None.
+    export : callable or None
+        Exports results to the library of the first array.
+    defaulted : collection of str
+        The parameters that take their default values.
+    settings : hashable
+        What the key consists of beside its signature.
+    around, of_classes : hashable or None
+        Keys of the variables around the function, and of what it reads of the arguments' classes.
+    classes : dict
+        These classes, with their names.
+    """
+
+    match: Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]
+    export: Callable[[Any], Any] | None
+    defaulted: Collection[str]
+    settings: Hashable
+    around: Hashable
+    of_classes: Hashable
+    classes: dict[Any, str]
+
+
+class RecognizedCall(NamedTuple):
+    """A call whose plan is known: its runnable, arrays and float arguments, and the exporter of its results."""
+
+    runnable: Runnable
+    leaves: list[Any]
+    numbers: list[float]
+    export: Callable[[Any], Any] | None
+
+
+class InlineCache:
+    """The calls that a function recognises.
+
+    Parameters
+    ----------
+    environment : Environment
+        The variables around the function.
+    names : sequence of str
+        Of the function's parameters.
+    bound : mapping, optional
+        The signatures of bound parameters, by name, whose values are the same in every call.
+    """
+
+    def __init__(
+        self, environment: Environment, names: Sequence[str], bound: Mapping[str, Signature] = MappingProxyType({})
+    ):
+        self._environment, self._names, self._bound = environment, names, bound
+        self._runnables: list[Runnable] = []  # whose calls are recognised, the newest first
+
+    def find(self, values: Sequence[Any], defaulted: Collection[str], settings: Hashable) -> RecognizedCall | None:
+        """Return the call with these values of the parameters that are not bound, or None. Parameters as of `add`."""
+        if not self._runnables:
+            return None
+        around = self._environment.current_snapshot()
+        key = None if around is None else around.key
+        for runnable in self._runnables:
+            known: Recognizer = runnable.recognizer
+            if known.settings != settings or known.defaulted != defaulted or known.around != key:
+                continue
+            found = known.match(values if around is None else (*values, *around.leaves))
+            if found is not None and (not known.classes or self._key_of(known.classes, around) == known.of_classes):
+                leaves, numbers = found
+                return RecognizedCall(runnable, leaves, numbers, known.export)
+        return None
+
+    def _key_of(self, classes: dict[Any, str], around: Snapshot | None) -> Hashable:
+        """Return the key of what the function now reads of classes among the arguments; None if it is mutable."""
+        found = None if around is None else self._environment.snapshot_of_classes(classes, around)
+        return None if found is None else found.key
+
+    def add(
+        self,
+        runnable: Runnable,
+        signature: Signature,
+        values: Sequence[Any],
+        defaulted: Collection[str],
+        settings: Hashable,
+    ) -> None:
+        """Recognise further calls like one that ran.
+
+        Parameters
+        ----------
+        runnable : Runnable
+            Of the call.
+        signature : Signature
+            Of the call.
+        values : sequence
+            The values of the parameters that are not bound.
+        defaulted : collection of str
+            The parameters that take their default values.
+        settings : hashable
+            What the key of the call consists of beside its signature.
+        """
+        if runnable.recognizer is None:
+            runnable.recognizer = self._make(signature, values, defaulted, settings) or False
+        if runnable.recognizer:
+            self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]
+
+    def _make(
+        self, signature: Signature, values: Sequence[Any], defaulted: Collection[str], settings: Hashable
+    ) -> Recognizer | None:
+        """Return what recognises calls like one that ran; None if they have to be walked. Parameters as of `add`."""
+        environment, classes = self._environment, dict(signature.classes)
+        around = environment.current_snapshot()
+        of_classes = self._key_of(classes, around) if classes else None
+        if (
+            signature.has_functions
+            or signature.duplicates()
+            or environment.static
+            or (around is None and not environment.is_own)
+            or (of_classes is None and classes)
+        ):
+            return None
+        writer = _Writer()
+        given = iter(values)
+        try:
+            for name in self._names:
+                if name in self._bound:
+                    writer.leaves += [writer.constant(leaf) for leaf in self._bound[name].leaves]
+                else:
+                    writer.add(next(given), writer.parameter(), name in defaulted)
+            for leaf in () if around is None else around.leaves:
+                writer.add(leaf, writer.parameter(), False)
+        except _Unrecognizable:
+            return None
+        key = None if around is None else around.key
+        return Recognizer(writer.function(), signature.exporters[0], defaulted, settings, key, of_classes, classes)
+
+
+class _Unrecognizable(Exception):
+    """A value is of a type whose comparison is not generated."""
+
+
+class _Writer:
+    """Writes a function that compares values with those of a call, and collects the arrays and floats in them.
+
+    What it compares is what `Signature.add` adds to the key.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._constants: dict[str, Any] = {"ndarray": np.ndarray}
+        self._parameters: list[str] = []
+        self._count = 0
+        self.leaves: list[str] = []
+        self._numbers: list[str] = []
+
+    def constant(self, value: Any) -> str:
+        """Return a name for a value that the function refers to."""
+        name = f"c{len(self._constants)}"
+        self._constants[name] = value
+        return name
+
+    def parameter(self) -> str:
+        """Return the name of the next value that the function takes."""
+        self._parameters.append(self._variable())
+        return self._parameters[-1]
+
+    def _variable(self) -> str:
+        self._count += 1
+        if self._count > _MOST_VALUES:
+            raise _Unrecognizable
+        return f"v{self._count}"
+
+    def _refuse_if(self, *conditions: str) -> None:
+        self._lines.append(f"if {' or '.join(conditions)}: return None")
+
+    def add(self, value: Any, name: str, by_value: bool) -> None:
+        """Compare the variable called `name` with a value; `by_value` if floats belong to the key."""
+        cls = type(value)
+        if cls is np.ndarray:
+            self._add_array(value, name, "ndarray")
+        elif cls is arrays.CUPY_ARRAY:
+            device = self.constant(value.data.device_id)
+            self._add_array(value, name, self.constant(cls), f"{name}.data.device_id != {device}")
+        elif value is None or value is True or value is False:
+            self._refuse_if(f"{name} is not {value}")
+        elif cls is int or cls is str:
+            self._refuse_if(self._differs(value, name))
+        elif cls is float and by_value:
+            self._refuse_if(f"{name} is not {self.constant(value)}")
+        elif cls is float:
+            self._refuse_if(f"type({name}) is not float")
+            self._numbers.append(name)
+        elif cls is list or cls is tuple:
+            self._refuse_if(f"type({name}) is not {cls.__name__}", f"len({name}) != {len(value)}")
+            self._unpack(value, name, by_value)
+        elif is_record(cls) and registration(cls) is None:
+            self._refuse_if(f"type({name}) is not {self.constant(cls)}")
+            self._add_record(value, name, by_value)
+        else:
+            raise _Unrecognizable
+
+    def _differs(self, value: int | str, name: str) -> str:
+        """Return the condition that a variable holds another number or string."""
+        constant = self.constant(value)
+        return f"({name} is not {constant} and (type({name}) is not {type(value).__name__} or {name} != {constant}))"
+
+    def _add_array(self, value: Any, name: str, cls: str, *further: str) -> None:
+        shape, strides, dtype = map(self.constant, (value.shape, value.strides, value.dtype))
+        self._refuse_if(
+            *(f"type({name}) is not {cls}", *further, f"{name}.shape != {shape}"),
+            *(f"{name}.dtype != {dtype}", f"{name}.strides != {strides}"),
+        )
+        self.leaves.append(name)
+
+    def _unpack(self, values: Collection[Any], source: str, by_value: bool) -> None:
+        """Compare the items of an iterable, whose number was compared."""
+        names = [self._variable() for _ in values]
+        if names:
+            self._lines.append(f"({', '.join(names)},) = {source}")
+        for value, name in zip(values, names, strict=True):
+            self.add(value, name, by_value)
+
+    def _add_record(self, value: Any, name: str, by_value: bool) -> None:
+        """Compare a dict, a namedtuple or a dataclass, whose type was compared."""
+        cls = type(value)
+        if cls is dict:
+            self._add_dict(value, name, by_value)
+        elif is_namedtuple(cls):
+            self._unpack(list(value), name, by_value)
+        else:
+            attributes = getattr(value, "__dict__", {})
+            slots = slots_of(cls)
+            if attributes.keys() & dict(slots) or not all(hasattr(value, label) for label, _ in slots):
+                raise _Unrecognizable
+            if hasattr(value, "__dict__"):
+                self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
+                self._add_dict(attributes, variable, by_value)
+            for _, slot in slots:
+                self._lines.append(f"{(variable := self._variable())} = {self.constant(slot.__get__)}({name})")
+                self.add(slot.__get__(value), variable, by_value)
+
+    def _add_dict(self, value: dict[Any, Any], name: str, by_value: bool) -> None:
+        if not all(type(key) is str for key in value):
+            raise _Unrecognizable
+        self._refuse_if(f"len({name}) != {len(value)}")
+        keys = [self._variable() for _ in value]
+        if keys:
+            self._lines.append(f"({', '.join(keys)},) = {name}")
+            self._refuse_if(*(self._differs(key, variable) for key, variable in zip(value, keys, strict=True)))
+        self._unpack(value.values(), f"{name}.values()", by_value)
+
+    def function(self) -> Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]:
+        """Return the function."""
+        body = [f"({', '.join(self._parameters)},) = values"] if self._parameters else []
+        body += [*self._lines, f"leaves = [{', '.join(self.leaves)}]"]
+        if len(self.leaves) > 1:  # an array that is given twice makes another call
+            body.append(f"if len(set(map(id, leaves))) != {len(self.leaves)}: return None")
+        body.append(f"return leaves, [{', '.join(self._numbers)}]")
+        lines = ["def match(values):", "    try:", *(f"        {line}" for line in body)]
+        lines += ["    except AttributeError:  # a slot without a value", "        return None"]
+        exec(compile("\n".join(lines), "<a call that is recognised>", "exec"), self._constants)
+        match: Any = self._constants.pop("match")  # without it no cycle keeps bound arrays
+        return match

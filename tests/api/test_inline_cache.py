@@ -1,0 +1,335 @@
+"""Calls that are recognised without a walk through their arguments: exactly those whose keys are equal."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import cupyfuse as cf
+
+
+class Text(str):
+    """A string that functions can tell from others."""
+
+
+class Kind(enum.Enum):
+    FIRST = 1
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+class Twin(NamedTuple):
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class Layer:
+    a: Any
+    b: Any = 2.0
+
+
+@dataclasses.dataclass
+class Other:
+    a: Any
+    b: Any = 2.0
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    a: Any
+    b: Any = 2.0
+
+
+class Half(Layer):
+    __slots__ = ("c",)
+
+
+def half(*, with_slot: bool) -> Half:
+    made = Half(array(2))
+    if with_slot:
+        made.c = array(2)
+    return made
+
+
+def array(*shape: int, dtype: Any = np.float64, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(1, 9, shape or (2,)).astype(dtype)
+
+
+SHARED = array(2)
+VALUES: dict[str, Callable[[], Any]] = {
+    "array": array,
+    "longer": lambda: array(3),
+    "matrix": lambda: array(2, 1),
+    "float32": lambda: array(2, dtype=np.float32),
+    "integers": lambda: array(2, dtype=np.int64),
+    "strided": lambda: array(4)[::2],
+    "reversed": lambda: array(2)[::-1],
+    "the same array": lambda: SHARED,
+    "one": lambda: 1,
+    "true": lambda: True,
+    "float": lambda: 1.0,
+    "another float": lambda: -0.0,
+    "nan": lambda: float("nan"),
+    "numpy float": lambda: np.float64(1.0),
+    "none": lambda: None,
+    "text": lambda: "a",
+    "another text": lambda: "b",
+    "its own text": lambda: Text("a"),
+    "member": lambda: Kind.FIRST,
+    "type": lambda: np.dtype("f4"),
+    "list": lambda: [array(), 1],
+    "tuple": lambda: (array(), 1),
+    "shorter tuple": lambda: (array(),),
+    "list of two": lambda: [array(), array(seed=1)],
+    "list of one twice": lambda: [SHARED, SHARED],
+    "pair": lambda: Pair(array(), 1),
+    "twin": lambda: Twin(array(), 1),
+    "dict": lambda: {"a": array(), "b": 1},
+    "dict of keys made anew": lambda: {"".join(["", "a"]): array(), chr(98): 1},
+    "dict in another order": lambda: {"b": 1, "a": array()},
+    "dict of fewer": lambda: {"a": array()},
+    "dict of other keys": lambda: {"a": array(), "c": 1},
+    "dict of its own text": lambda: {Text("a"): array(), "b": 1},
+    "dict of numbers": lambda: {0: array(), 1: 1},
+    "dict of truths": lambda: {False: array(), True: 1},
+    "ordered dict": lambda: collections.OrderedDict(a=array(), b=1),
+    "empty dict": dict,
+    "empty list": list,
+    "empty tuple": tuple,
+    "nested": lambda: {"a": [Layer(array(), (1.5, None)), {"b": array(seed=1)}], "b": Pair(1, 2)},
+    "nested otherwise": lambda: {"a": [Layer(array(), (1.5, None)), {"c": array(seed=1)}], "b": Pair(1, 2)},
+    "layer": lambda: Layer(array()),
+    "layer without a float": lambda: Layer(array(), 2),
+    "other": lambda: Other(array()),
+    "slotted": lambda: Slotted(array()),
+    "slotted with a number": lambda: Slotted(array(), 2),
+    "half without its slot": lambda: half(with_slot=False),
+    "half with its slot": lambda: half(with_slot=True),
+    "function": lambda: len,
+}
+
+
+def first(x: Any, value: Any) -> Any:
+    return x + 1
+
+
+def key_of(fused: Any, *values: Any) -> Any:
+    return fused.signature_of(values).cache_key(*fused.product_settings)
+
+
+def recognised(fused: Any, *values: Any) -> bool:
+    """Whether a call is recognised."""
+    settings = (*fused.product_settings, True)  # tests force plans
+    return fused._inline_cache.find(values, frozenset(), settings) is not None
+
+
+REFUSED = {"its own text", "dict of its own text"}
+WALKED = {"numpy float", "member", "type", "ordered dict", "function", "half without its slot", "list of one twice"} | {
+    "dict of numbers",
+    "dict of truths",
+}
+
+
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - REFUSED))
+def test_calls_are_recognised_if_their_keys_are_equal(name: str) -> None:
+    x = array(2, seed=5)
+    fused = cf.fuse(first)
+    for _ in range(3):
+        fused(x, VALUES[name]())
+    key = key_of(fused, x, VALUES[name]())
+    assert recognised(fused, x, VALUES[name]()) == (name not in WALKED)
+    for other, make in VALUES.items():
+        value = make()
+        if recognised(fused, x, value):
+            assert key_of(fused, x, value) == key, other
+        # An array given twice has another key.
+        assert not recognised(fused, SHARED, value) or key_of(fused, SHARED, value) == key, other
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("dict", "nested", "layer", "slotted", "pair")))[::17])
+def test_the_last_calls_are_recognised(order: tuple[str, ...]) -> None:
+    fused = cf.fuse(first)
+    for name in order:
+        for _ in range(2):
+            fused(array(), VALUES[name]())
+    assert [recognised(fused, array(), VALUES[name]()) for name in order] == [False, True, True, True, True]
+    fused(array(), VALUES[order[0]]())
+    assert [recognised(fused, array(), VALUES[name]()) for name in order] == [True, False, True, True, True]
+
+
+def test_values_that_differ_give_their_own_results() -> None:
+    """Floats are arguments of one plan, unless the function reads them."""
+
+    @cf.fuse
+    def scaled(x: Any, options: dict[str, Any], shift: float = 1.0) -> Any:
+        return x * options["scale"] + (shift if options["scale"] > 0 else 0.0)
+
+    x = array()
+    for scale in (2.0, 3.0, -1.0, 2.0, -2.0, 3.0):
+        for shift in (0.5, 1.0):
+            np.testing.assert_array_equal(
+                scaled(x, {"scale": scale}, shift), x * scale + (shift if scale > 0 else 0.0), strict=True
+            )
+        np.testing.assert_array_equal(scaled(x, {"scale": scale}), x * scale + (scale > 0), strict=True)
+
+
+FACTOR = 2.0
+ROW = array(seed=3)
+
+
+def scaled_by_variables(x: Any, layer: Layer) -> Any:
+    return x * FACTOR + ROW * layer.a
+
+
+def test_variables_around_a_function_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, x, layer = cf.fuse(scaled_by_variables), array(), Layer(array(seed=2))
+
+    def check() -> None:
+        for _ in range(3):
+            np.testing.assert_array_equal(fused(x, layer), scaled_by_variables(x, layer), strict=True)
+
+    check()
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    check()
+    monkeypatch.setitem(globals(), "ROW", array(seed=4))
+    assert recognised(fused, x, layer)  # an array of the same shape has the same plan
+    check()
+    ROW[:] = 7
+    check()
+    monkeypatch.setitem(globals(), "ROW", array(1))
+    check()
+    monkeypatch.setitem(globals(), "ROW", x)
+    check()
+
+
+def test_members_of_classes_are_read_anew() -> None:
+    class Scaled:
+        factor = 2.0
+
+    @dataclasses.dataclass
+    class Weighted(Scaled):
+        w: Any
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.w * self.factor
+
+    @cf.fuse
+    def call(x: Any, layer: Any) -> Any:
+        return layer(x)
+
+    x, layer = array(), Weighted(array(seed=1))
+
+    def check() -> None:
+        for _ in range(3):
+            np.testing.assert_array_equal(call(x, layer), layer(x), strict=True)
+
+    check()
+    assert recognised(call, x, layer)
+    Scaled.factor = 5.0
+    check()
+    Weighted.__call__ = lambda self, x: x - self.w  # type: ignore[method-assign]
+    check()
+    layer.factor = 7.0  # type: ignore[misc]
+    check()
+
+
+def test_default_values_are_read_anew() -> None:
+    def plain(x: Any, w: Any = SHARED, scale: float = 2.0, name: str = "a") -> Any:
+        return x * w * scale
+
+    fused, x = cf.fuse(plain), array(seed=8)
+
+    def check(*args: Any) -> None:
+        for _ in range(3):
+            np.testing.assert_array_equal(fused(x, *args), plain(x, *args), strict=True)
+
+    check()
+    check(x)
+    check(x, 3.0)
+    plain.__defaults__ = (array(seed=9), -3.0, "a")
+    check()
+    plain.__defaults__ = (array(2, 1), 4, "a")
+    check()
+    check(x)
+
+
+def test_arrays_reshaped_in_place_are_seen() -> None:
+    fused = cf.fuse(lambda p: p["x"] @ p["x"])
+    p = {"x": array(4)}
+    for _ in range(3):
+        assert fused(p) == p["x"] @ p["x"]
+    p["x"].shape = (2, 2)
+    np.testing.assert_array_equal(fused(p), p["x"] @ p["x"], strict=True)
+
+
+def test_bound_functions_recognise_the_rest() -> None:
+    def plain(x: Any, a: Any, options: dict[str, Any], scale: float) -> Any:
+        return (x @ a[0] + a[1]) * scale if options["add"] else x @ a[0] * scale
+
+    head, a = cf.fuse(plain), (array(2, 3), array(3, seed=1))
+    bound = head.bind(a=a)
+    for x in (array(4, 2), array(5, 2), array(4, 2, dtype=np.float32)):
+        for add in (True, False):
+            for scale in (2.0, 3.0):
+                for _ in range(3):
+                    expected = plain(x, a, {"add": add}, scale)
+                    np.testing.assert_array_equal(bound(x, {"add": add}, scale), expected, strict=True)
+    settings = head.product_settings
+    assert bound._inline_cache.find((x, {"add": False}, 5.0), (), settings) is not None
+    mutable = head.bind(a=list(a))  # whose items are read in every call
+    for _ in range(3):
+        np.testing.assert_array_equal(mutable(x, {"add": False}, 2.0), plain(x, a, {"add": False}, 2.0), strict=True)
+    assert mutable._inline_cache.find((x, {"add": False}, 5.0), (), settings) is None
+
+
+def test_settings_belong_to_a_call() -> None:
+    fused = cf.fuse(lambda x, w: x @ w)
+    x = array(2, 2, dtype=np.float32)
+    for _ in range(3):
+        fused(x, x + 1)
+    with cf.precision("ieee"):
+        fused(x, x + 1)
+    assert [plan.settings.precision for plan in fused.plans] == ["highest", "ieee"]
+
+
+def test_nothing_keeps_arrays_alive() -> None:
+    """Neither arguments and variables, nor bound arrays once the bound function is gone."""
+
+    def make() -> tuple[Any, list[Any]]:
+        row, w = array(), array(2, 2)
+
+        def plain(x: Any, w: Any) -> Any:
+            return x @ w + row
+
+        fused = cf.fuse(plain)
+        bound = fused.bind(w=w)
+        for _ in range(3):
+            bound(array())
+            fused(array(), w)
+        assert recognised(fused, array(), w)
+        arrays = [weakref.ref(row)]
+        row = array(seed=1)
+        fused(array(), w)
+        bound(array())
+        return fused, [*arrays, weakref.ref(w)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        fused, references = make()
+        assert [r() is None for r in references] == [True, True], fused
+    finally:
+        gc.enable()
