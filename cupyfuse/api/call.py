@@ -35,6 +35,8 @@ class Runnable:
         Constants and prepacked values, which follow the arguments.
     as_written : AsWritten or None
         The function itself, where it is called instead of the plan.
+    calls : int
+        How many were walked by `Signature`.
     recognizer : Recognizer, False or None
         Recognises further calls; False if they have to be walked, None if that is not known yet.
     """
@@ -44,6 +46,7 @@ class Runnable:
     execute: Callable[[Sequence[Any], Sequence[Any], Sequence[float]], list[Any]]
     kept: list[Any]
     as_written: AsWritten | None = None
+    calls: int = 0
     recognizer: Any = None
 
     @functools.cached_property

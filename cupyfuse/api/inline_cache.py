@@ -21,6 +21,7 @@ from .signature import Signature
 from .structures import is_namedtuple, is_record, slots_of
 
 _MOST = 4  # calls that one function recognises
+_WALKED = 8  # calls with one key, before code is generated: it takes as long as a hundred of them
 _MOST_VALUES = 500  # compared by one generated function
 
 
@@ -110,7 +111,7 @@ class InlineCache:
         defaulted: Collection[str],
         settings: Hashable,
     ) -> None:
-        """Recognise further calls like one that ran.
+        """Recognise further calls like one that is walked, once there were enough of them.
 
         Parameters
         ----------
@@ -125,7 +126,8 @@ class InlineCache:
         settings : hashable
             What the key of the call consists of beside its signature.
         """
-        if runnable.recognizer is None:
+        runnable.calls += 1
+        if runnable.recognizer is None and runnable.calls >= _WALKED:
             runnable.recognizer = self._make(signature, values, defaulted, settings) or False
         if runnable.recognizer:
             self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]

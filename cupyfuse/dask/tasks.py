@@ -18,8 +18,8 @@ from .. import dtypes
 from ..api import arrays
 from ..api.shard_graphs import Cache, load_graph, merge_states
 from ..devices import Device
-from ..ir import graph as g
-from ..ir.graph import Graph
+from ..ir.flat import flatten, unflatten
+from ..ir.graph import Graph, Node
 from ..settings import Settings
 
 _executables = Cache()
@@ -55,14 +55,7 @@ class Program:
 
     def __init__(self, name: str, graph: Graph, axes: Sequence[Any], options: Options):
         self.name, self.graph, self.axes, self.options = name, graph, tuple(axes), options
-        # A list, not nodes within nodes: chains can be longer than the stack is deep.
-        numbers: dict[g.Node, int] = {}
-        lines = []
-        for node in g.topological([*graph.inputs, *graph.outputs]):
-            lines.append((g.with_inputs(node, ()), tuple(numbers[i] for i in node.inputs)))
-            numbers[node] = len(numbers)
-        places = [numbers[n] for n in graph.inputs], [numbers[n] for n in graph.outputs]
-        self._packed = pickle.dumps((name, lines, *places, self.axes, options))
+        self._packed = pickle.dumps((name, flatten(graph), self.axes, options))
         self.token = hashlib.sha256(self._packed).hexdigest()[:32]
 
     def __reduce__(self) -> Any:
@@ -73,11 +66,8 @@ class Program:
 
 
 def _unpack(packed: bytes) -> Program:
-    name, lines, inputs, outputs, axes, options = pickle.loads(packed)
-    nodes: list[g.Node] = []
-    for node, numbers in lines:
-        nodes.append(g.with_inputs(node, [nodes[k] for k in numbers]))
-    return Program(name, Graph([nodes[k] for k in inputs], [nodes[k] for k in outputs]), axes, options)
+    name, graph, axes, options = pickle.loads(packed)
+    return Program(name, unflatten(*graph), axes, options)
 
 
 @dataclass(frozen=True)
@@ -125,7 +115,7 @@ def run(program: Program, cuts: Sequence[Cut | None], *operands: Any) -> Any:
     return results[0] if len(results) == 1 else list(results)
 
 
-def _checked(array: Any, node: g.Node) -> Any:
+def _checked(array: Any, node: Node) -> Any:
     """Check a chunk against what its collection said of it."""
     shape = (math.prod(array.shape[:-1]), array.shape[-1]) if array.ndim else (1, 1)
     if shape != node.shape or dtypes.name_of(array.dtype) != node.dtype:

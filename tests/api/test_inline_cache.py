@@ -16,6 +16,8 @@ import pytest
 
 import cupyfuse as cf
 
+ENOUGH = 10  # calls, after which one more is recognised
+
 
 class Text(str):
     """A string that functions can tell from others."""
@@ -147,7 +149,7 @@ WALKED = {"numpy float", "member", "type", "ordered dict", "function", "half wit
 def test_calls_are_recognised_if_their_keys_are_equal(name: str) -> None:
     x = array(2, seed=5)
     fused = cf.fuse(first)
-    for _ in range(3):
+    for _ in range(ENOUGH):
         fused(x, VALUES[name]())
     key = key_of(fused, x, VALUES[name]())
     assert recognised(fused, x, VALUES[name]()) == (name not in WALKED)
@@ -163,7 +165,7 @@ def test_calls_are_recognised_if_their_keys_are_equal(name: str) -> None:
 def test_the_last_calls_are_recognised(order: tuple[str, ...]) -> None:
     fused = cf.fuse(first)
     for name in order:
-        for _ in range(2):
+        for _ in range(ENOUGH):
             fused(array(), VALUES[name]())
     assert [recognised(fused, array(), VALUES[name]()) for name in order] == [False, True, True, True, True]
     fused(array(), VALUES[order[0]]())
@@ -177,8 +179,13 @@ def test_values_that_differ_give_their_own_results() -> None:
     def scaled(x: Any, options: dict[str, Any], shift: float = 1.0) -> Any:
         return x * options["scale"] + (shift if options["scale"] > 0 else 0.0)
 
+    unread = cf.fuse(lambda x, options: x * options["scale"] + options["shift"])
     x = array()
-    for scale in (2.0, 3.0, -1.0, 2.0, -2.0, 3.0):
+    for scale in np.linspace(-2.0, 2.0, 2 * ENOUGH).tolist():
+        np.testing.assert_array_equal(unread(x, {"scale": scale, "shift": 1}), x * scale + 1, strict=True)
+    assert recognised(unread, x, {"scale": 7.0, "shift": 1})
+    assert not recognised(unread, x, {"scale": 7, "shift": 1})
+    for scale in (2.0, 3.0, -1.0, 2.0, -2.0, 3.0) * ENOUGH:
         for shift in (0.5, 1.0):
             np.testing.assert_array_equal(
                 scaled(x, {"scale": scale}, shift), x * scale + (shift if scale > 0 else 0.0), strict=True
@@ -198,7 +205,7 @@ def test_variables_around_a_function_are_read_anew(monkeypatch: pytest.MonkeyPat
     fused, x, layer = cf.fuse(scaled_by_variables), array(), Layer(array(seed=2))
 
     def check() -> None:
-        for _ in range(3):
+        for _ in range(ENOUGH):
             np.testing.assert_array_equal(fused(x, layer), scaled_by_variables(x, layer), strict=True)
 
     check()
@@ -233,7 +240,7 @@ def test_members_of_classes_are_read_anew() -> None:
     x, layer = array(), Weighted(array(seed=1))
 
     def check() -> None:
-        for _ in range(3):
+        for _ in range(ENOUGH):
             np.testing.assert_array_equal(call(x, layer), layer(x), strict=True)
 
     check()
@@ -253,7 +260,7 @@ def test_default_values_are_read_anew() -> None:
     fused, x = cf.fuse(plain), array(seed=8)
 
     def check(*args: Any) -> None:
-        for _ in range(3):
+        for _ in range(ENOUGH):
             np.testing.assert_array_equal(fused(x, *args), plain(x, *args), strict=True)
 
     check()
@@ -269,7 +276,7 @@ def test_default_values_are_read_anew() -> None:
 def test_arrays_reshaped_in_place_are_seen() -> None:
     fused = cf.fuse(lambda p: p["x"] @ p["x"])
     p = {"x": array(4)}
-    for _ in range(3):
+    for _ in range(ENOUGH):
         assert fused(p) == p["x"] @ p["x"]
     p["x"].shape = (2, 2)
     np.testing.assert_array_equal(fused(p), p["x"] @ p["x"], strict=True)
@@ -284,13 +291,13 @@ def test_bound_functions_recognise_the_rest() -> None:
     for x in (array(4, 2), array(5, 2), array(4, 2, dtype=np.float32)):
         for add in (True, False):
             for scale in (2.0, 3.0):
-                for _ in range(3):
+                for _ in range(ENOUGH):
                     expected = plain(x, a, {"add": add}, scale)
                     np.testing.assert_array_equal(bound(x, {"add": add}, scale), expected, strict=True)
     settings = head.product_settings
     assert bound._inline_cache.find((x, {"add": False}, 5.0), (), settings) is not None
     mutable = head.bind(a=list(a))  # whose items are read in every call
-    for _ in range(3):
+    for _ in range(ENOUGH):
         np.testing.assert_array_equal(mutable(x, {"add": False}, 2.0), plain(x, a, {"add": False}, 2.0), strict=True)
     assert mutable._inline_cache.find((x, {"add": False}, 5.0), (), settings) is None
 
@@ -298,7 +305,7 @@ def test_bound_functions_recognise_the_rest() -> None:
 def test_settings_belong_to_a_call() -> None:
     fused = cf.fuse(lambda x, w: x @ w)
     x = array(2, 2, dtype=np.float32)
-    for _ in range(3):
+    for _ in range(ENOUGH):
         fused(x, x + 1)
     with cf.precision("ieee"):
         fused(x, x + 1)
@@ -316,7 +323,7 @@ def test_nothing_keeps_arrays_alive() -> None:
 
         fused = cf.fuse(plain)
         bound = fused.bind(w=w)
-        for _ in range(3):
+        for _ in range(ENOUGH):
             bound(array())
             fused(array(), w)
         assert recognised(fused, array(), w)

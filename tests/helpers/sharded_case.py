@@ -22,6 +22,7 @@ class Here:
     ----------
     left : names of chains that ran by PyTorch's own operations in this case, and why
     gathered : bytes that this process gave to each exchange of states
+    ends : whether this process dies after the case
     """
 
     rank: int
@@ -29,6 +30,7 @@ class Here:
     mesh: Any
     left: list[str] = field(default_factory=list)
     gathered: list[int] = field(default_factory=list)
+    ends: bool = False
 
 
 CASES: dict[str, tuple[tuple[int, ...], Callable[[Here], None]]] = {}

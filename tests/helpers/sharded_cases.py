@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,10 +22,12 @@ import sharded_models  # noqa: F401
 import torch
 import torch._dynamo
 import torch.distributed as dist
-from sharded_case import CASES, Here
+from sharded_case import CASES, Here, case
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch_quick import be_quick
 
+import cupyfuse.torch as ct
 from cupyfuse.torch.chains import runner
 from cupyfuse.torch.cost import decision
 from cupyfuse.torch.graphs import partition
@@ -51,6 +55,26 @@ def _watch(here: Here) -> None:
     Group._gather = watched  # type: ignore[method-assign]
 
 
+@case("a process dies", 2, 3)  # the last case, since no other can follow
+def a_process_dies(here: Here) -> None:
+    """The others get the error of PyTorch's collective operation, at once: nothing of ours waits or hides it."""
+    x = distribute_tensor(torch.randn(4, 8), here.mesh, [Replicate()])
+    w = distribute_tensor(torch.randn(10, 8), here.mesh, [Shard(0)]).requires_grad_()
+    ct.linear_logsumexp(x, w).sum().backward()
+    if here.rank == here.count - 1:
+        here.ends = True
+        return
+    start = time.monotonic()
+    try:
+        for _ in range(3):
+            ct.linear_logsumexp(x, w)
+    except RuntimeError as error:
+        assert "onnection" in str(error) or "peer" in str(error), error
+    else:
+        raise AssertionError("a state of a process that is dead was merged")
+    assert time.monotonic() - start < LIMIT.total_seconds() / 2
+
+
 def work(folder: Path, rank: int, count: int, chosen: Sequence[str]) -> None:
     """Run the cases as one process of several, and write each error, empty where there is none."""
     place = f"file://{folder / f'store{count}'}"
@@ -70,6 +94,8 @@ def work(folder: Path, rank: int, count: int, chosen: Sequence[str]) -> None:
             except Exception:
                 error = "".join([*here.left, traceback.format_exc()])
             file.write(json.dumps([name, error]) + "\n")
+            if here.ends:
+                os.kill(os.getpid(), signal.SIGKILL)
     dist.destroy_process_group()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import TraceError
-from ...ir import graph as g
+from ...ir.flat import flatten, unflatten
 from ...ir.graph import Graph, Node
 from ..chains.chain import Chain
 from ..chains.custom_op import options_text, parse_options
@@ -37,14 +37,12 @@ _OPTIONAL = {f.name: f.default for f in _FIELDS if f.name not in ("op", "shape",
 
 def to_text(graph: Graph) -> str:
     """Write a graph as text, which `from_text` reads."""
-    order = list(g.topological([*graph.inputs, *graph.outputs]))
-    number = {node: k for k, node in enumerate(order)}
+    nodes, inputs, outputs = flatten(graph)
     found = []
-    for node in order:
+    for node, operands in nodes:
         values = {f.name: getattr(node, f.name) for f in _FIELDS}
-        kept = {k: v for k, v in values.items() if k not in _OPTIONAL or not _same(v, _OPTIONAL[k])}
-        found.append([kept, [number[i] for i in node.inputs]])
-    return json.dumps([found, *([number[n] for n in nodes] for nodes in (graph.inputs, graph.outputs))])
+        found.append([{k: v for k, v in values.items() if not _same(v, _OPTIONAL.get(k))}, operands])
+    return json.dumps([found, inputs, outputs])
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -55,13 +53,13 @@ def _same(value: Any, default: Any) -> bool:
 def from_text(text: str) -> Graph:
     """Read a graph that `to_text` wrote."""
     listed, inputs, outputs = json.loads(text)
-    nodes: list[Node] = []
+    nodes = []
     for values, operands in listed:
         for name in ("shape", "dims"):
             if name in values:
                 values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in values[name])
-        nodes.append(Node(inputs=tuple(nodes[k] for k in operands), **values))
-    return Graph([nodes[k] for k in inputs], [nodes[k] for k in outputs])
+        nodes.append((Node(inputs=(), **values), operands))
+    return unflatten(nodes, inputs, outputs)
 
 
 class OperatorLeaf(Leaf):
