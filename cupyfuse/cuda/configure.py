@@ -151,13 +151,14 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
         return Config("elementwise", 256, 1, vec)
     packs = max(1, -(-cols // vec))
     packed = _is_packed(program)
-    most = _most_packed(program) if packed else _MAX_HELD
+    most = _most_packed(program) if packed else _most_held(program)
     reduces = program.stages == 1 and not _writes_rows(program)
     if cols <= 1024:
         lanes = _lanes(program, packs, vec, most, reduces)
         items = -(-packs // lanes)
         if items * vec <= most:
-            return Config("row_lanes", 128, items, vec, lanes, blocks=_blocks(128), packed=packed, shifted=shifted)
+            blocks = _blocks(128, _is_double(program))
+            return Config("row_lanes", 128, items, vec, lanes, blocks=blocks, packed=packed, shifted=shifted)
     if reduces:
         return _stream(program, packs, vec, shifted)
     if packed:
@@ -166,10 +167,9 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
             return in_registers
     else:
         double = _is_double(program)
-        most = 512 if double else 1024
-        for threads, held in [(128, 16), (256, 16), (512, 16), (most, _MAX_HELD)]:
+        for threads, held in [(128, 16), (256, 16), (512, 16), (512 if double else 1024, _MAX_HELD)]:
             items = -(-packs // threads)
-            if items * vec <= held:
+            if items * vec <= min(held, most):
                 return Config("row_block", threads, items, vec, blocks=_blocks(threads, double), shifted=shifted)
     in_shared_memory = _shared(program, packs, vec, shifted) if clusters else None
     if in_shared_memory is not None:
@@ -256,6 +256,13 @@ def _most_packed(program: Program) -> int:
     return min(_PACKED_BYTES // program.input_bytes, 32 if program.reads_columns else 64)
 
 
+def _most_held(program: Program) -> int:
+    """Return how many elements between stages a thread may hold, and have registers left to compute with."""
+    if not _is_double(program):
+        return _MAX_HELD
+    return min(_MAX_HELD, 256 // program.input_bytes, 16 if program.reads_columns else _MAX_HELD)
+
+
 def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:
     """Choose the threads that read a row once and hold none of it.
 
@@ -273,7 +280,8 @@ def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:
         threads = min(512, max(128 if length > 2048 else 64, length // 128))
     accumulators = program.accumulators(0)
     simple = len(accumulators) == 1 and accumulators[0].operand in program.loaded and program.input_bytes == 2
-    blocks = min(32, (2048 if simple else 1024) // threads)
+    resident_threads = 2048 if simple else _DOUBLE_THREADS if _is_double(program) else _THREADS
+    blocks = min(32, resident_threads // threads)
     shares = row_shares(program.domain)
     template = "row_stream" if shares == 1 else "row_shares"
     return Config(template, threads, items, vec, shares=shares, blocks=blocks, shifted=shifted)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support import HOST
+from support import HOST, docs_script
 
 import cupyfuse as cf
 from cupyfuse import heads
@@ -462,3 +462,16 @@ def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(own_ca
     with pytest.warns(RuntimeWarning, match="CUPY_CACHE_DIR"):
         own_cache.loaded(cupy)
     assert len(cupy.compiled) == 1
+
+
+def test_what_a_kernel_takes_is_read_from_its_binary():
+    """Registers, stack and shared memory: of a kernel with little of each, and of one with a large local array."""
+    resources_of = docs_script("registers").resources_of
+    head = 'extern "C" __global__ void kernel(float* p) {'
+    shared = "__shared__ float row[256]; row[threadIdx.x] = p[threadIdx.x]; __syncthreads(); p[0] = row[5]; }"
+    local = "float held[100]; for (int i = 0; i < 100; ++i) held[int(p[i])] = p[i + 100]; p[0] = held[int(p[1])]; }"
+    for architecture in ("sm_80", "sm_90", "sm_120"):
+        first = resources_of(cubin(head + shared, architecture))
+        second = resources_of(cubin(head + local, architecture))
+        assert first.shared in (1024, 2048) and first.stack == 0 and 4 <= first.registers <= 32  # 1 KiB is the system's
+        assert second.shared in (0, 1024) and second.stack >= 400 and second.registers <= 255

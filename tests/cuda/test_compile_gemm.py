@@ -6,12 +6,12 @@ Where a guard fails, a function is called, which may save a few registers there.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from support import docs_script
 
 import cupyfuse as cf
 from cupyfuse import heads, settings
@@ -61,14 +61,12 @@ def products(dtype: str, vec: int = 2) -> Iterator[tuple[Program, GemmShape]]:
             yield program, shape_of(step, program, 132, vec)
 
 
-def local_bytes(binary: bytes) -> int:
-    """The stack frames of a binary's kernels, in which spilled registers are: attribute FRAME_SIZE of its ELF notes.
+registers = docs_script("registers")
 
-    Machine code can look like one; but the symbols of notes have small numbers.
-    """
-    found = re.findall(rb"\x04\x11\x08\x00.{2}\x00\x00(.{4})", binary, re.DOTALL)
-    assert found
-    return max(int.from_bytes(size, "little") for size in found)
+
+def local_bytes(binary: bytes) -> int:
+    """The stack frames of a binary's kernels, in which spilled registers are."""
+    return int(registers.resources_of(binary).stack)
 
 
 @pytest.mark.rotates

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -36,6 +38,15 @@ SPECIALS = (INF, -INF, NAN, 0.0, -0.0)
 
 
 @functools.cache
+def docs_script(name: str) -> ModuleType:
+    """Import a script that writes a page of the documentation."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def missing_gpu() -> str:
     """Why there is no GPU to test on; an empty string where there is one."""
     try:

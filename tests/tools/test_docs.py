@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import configparser
-import importlib.util
 import itertools
 import os
 import re
@@ -12,11 +11,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from support import docs_script
 
 from cupyfuse.cli import commands
 from cupyfuse.ir.operators import elementary
@@ -55,21 +54,25 @@ def spans(page: str) -> list[str]:
 # Generated parts ----------------------------------------------------------------------------------------------------
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_of_supported_functions_is_current() -> None:
-    assert read("docs/supported.md") == script("supported").page(), "run python docs/scripts/supported.py"
+    assert read("docs/supported.md") == docs_script("supported").page(), "run python docs/scripts/supported.py"
+
+
+def test_the_page_of_registers_has_todays_kernels() -> None:
+    """Their templates and threads; what they take differs between versions of NVRTC."""
+    registers = docs_script("registers")
+    page = read("docs/registers.md")
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    found = [re.findall(r"(`\w+` \d+) ×", cells) for _, cells in rows]
+    expected: dict[tuple[str, int], list[str]] = {}
+    for entry in registers.entries():
+        expected.setdefault((entry.program, entry.length), []).append(registers.head_of(entry.kernel))
+    assert found == list(expected.values()), "run python docs/scripts/registers.py"
 
 
 def test_the_readme_is_current() -> None:
     """Its results are those of the reports, its plan is the one that is printed."""
-    readme = script("readme")
+    readme = docs_script("readme")
     assert read("README.md") == readme.readme(), "run python docs/scripts/readme.py"
     assert read("docs/speedups.svg") == readme.chart(), "run python docs/scripts/readme.py"
     assert read("docs/plan.svg") == readme.picture(), "run python docs/scripts/readme.py"
@@ -77,7 +80,7 @@ def test_the_readme_is_current() -> None:
 
 def test_float32_results_are_as_accurate_as_pytorch() -> None:
     """The README says so of every float32 row."""
-    readme = script("readme")
+    readme = docs_script("readme")
     for case in readme.CASES:
         rows = readme.tables(case.report)[case.section, case.case]
         ours, eager = (float(rows[case.rivals[i]]["error"]) for i in (2, 0))

@@ -18,6 +18,7 @@ _TURN = datetime.date.today().toordinal() % 4
 TRIED = [m for k, m in enumerate(ON_THE_CPU) if "CUPYFUSE_ALL_TESTS" in os.environ or k % 4 == _TURN]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("tests", ONE_BY_FILE.values(), ids=ONE_BY_FILE)
 def test_nothing_fails_without_a_mutant(tests: tuple[str, ...]) -> None:
     """In the same copy and process: it is the mutants that fail there."""

@@ -1,0 +1,201 @@
+"""Write docs/registers.md: what the kernels of common row programs take of a multiprocessor. Needs NVRTC, no GPU.
+
+python docs/scripts/registers.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cupyfuse as cf
+from cupyfuse.cuda.compile import cubin
+from cupyfuse.cuda.kernel import Kernel
+from cupyfuse.cuda.sources import kernels_of
+
+PAGE = Path(__file__).resolve().parent.parent / "registers.md"
+ARCHITECTURE = "sm_90"
+ELEMENTS = 1 << 28
+LENGTHS = (17, 100, 256, 1000, 1024, 4096, 8191, 16384, 32768, 50257, 65536, 128256, 262144, 1 << 20)
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
+    centred = x - x.mean(axis=1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5) * gamma + beta
+
+
+def rms_norm(x: Any, gamma: Any) -> Any:
+    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * gamma
+
+
+def softmax_backward(dy: Any, y: Any) -> Any:
+    return (dy - (dy * y).sum(axis=1, keepdims=True)) * y
+
+
+def head_tail(x: Any) -> Any:
+    return cf.gelu(cf.gelu(cf.leaky_relu(cf.leaky_relu(cf.logsumexp(x, axis=1)))))
+
+
+# Functions of matrices and of vectors as long as a row.
+PROGRAMS: dict[str, tuple[Callable[..., Any], int, int]] = {
+    "softmax": (lambda x: cf.softmax(x, axis=1), 1, 0),
+    "log_softmax": (lambda x: cf.log_softmax(x, axis=1), 1, 0),
+    "softmax, backward": (softmax_backward, 2, 0),
+    "affine and softmax": (lambda x, gamma, beta: cf.softmax(x * gamma + beta, axis=1), 1, 2),
+    "layer norm": (layer_norm, 1, 2),
+    "RMS norm": (rms_norm, 1, 1),
+    "logsumexp and four activations": (head_tail, 1, 0),
+    "sum": (lambda x: x.sum(axis=1), 1, 0),
+    "GELU": (lambda x: cf.gelu(x), 1, 0),
+    "column sums": (lambda x: x.sum(axis=0), 1, 0),
+}
+
+
+class Entry(NamedTuple):
+    """A kernel of a program, for rows of some length."""
+
+    program: str
+    dtype: str
+    length: int
+    kernel: Kernel
+
+
+def entries() -> Iterator[Entry]:
+    """Yield the kernels of every program, length and dtype."""
+    for name, (function, matrices, vectors) in PROGRAMS.items():
+        for length in LENGTHS:
+            for dtype in DTYPES:
+                shape = max(1, ELEMENTS // length), length
+                given = [cf.spec(shape, dtype)] * matrices + [cf.spec(length, dtype)] * vectors
+                plan = cf.fuse(function).plan(*given)
+                for step in plan.steps:
+                    for kernel in kernels_of(step, plan.scheduled.storage, clusters=True):
+                        yield Entry(name, dtype, length, kernel)
+
+
+class Resources(NamedTuple):
+    """What a kernel takes of a multiprocessor.
+
+    Attributes
+    ----------
+    registers : int
+        Of a thread.
+    stack : int
+        Bytes of a thread's local memory: registers that are spilled, and arrays that variables index.
+    shared : int
+        Bytes of a block's static shared memory; from sm_90 on with the 1024 that the system takes.
+    """
+
+    registers: int
+    stack: int
+    shared: int
+
+
+def resources_of(binary: bytes) -> Resources:
+    """Read what the kernels of an ELF binary take, from its notes; of several kernels the most."""
+    sections = dict(_sections(binary))
+    offset, size = sections[".nv.info"]
+    notes = list(_notes(binary[offset : offset + size]))
+    shared = [size for name, (_, size) in sections.items() if re.match(r"\.nv\.shared\.(?!reserved)", name)]
+    registers, stacks = ([value for kind, value in notes if kind == wanted] for wanted in (_REGISTERS, _FRAME_SIZE))
+    return Resources(max(registers), max(stacks), max(shared, default=0))
+
+
+_FRAME_SIZE, _REGISTERS = 0x11, 0x2F  # attributes of functions
+_SIZED = 4  # the form of notes that are followed by a size and so many bytes
+
+
+def _sections(binary: bytes) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the name, offset and size of each section of an ELF file of 64 bits."""
+    (table,) = struct.unpack_from("<Q", binary, 0x28)
+    entry, count, names_at = struct.unpack_from("<HHH", binary, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", binary, table + k * entry) for k in range(count)]
+    names = headers[names_at][4]
+    for name, _, _, _, offset, size in headers:
+        start = names + name
+        yield binary[start : binary.index(0, start)].decode(), (offset, size)
+
+
+def _notes(section: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the attribute and the number of each note about a function."""
+    at = 0
+    while at < len(section):
+        form, kind, size = struct.unpack_from("<BBH", section, at)
+        at += 4
+        if form == _SIZED:
+            if size == 8:  # the function's symbol and a number
+                yield kind, struct.unpack_from("<I", section, at + 4)[0]
+            at += size
+
+
+def measure(entry: Entry) -> Resources:
+    arch = f"sm_{entry.kernel.arch}" if entry.kernel.arch else ARCHITECTURE
+    return resources_of(cubin(entry.kernel.source, arch))
+
+
+def threads_of(kernel: Kernel) -> int:
+    """Return the threads of a kernel's blocks."""
+    return kernel.config.merge_threads if "merge" in kernel.name else kernel.config.threads
+
+
+def blocks_of(entry: Entry, taken: Resources) -> int:
+    """Return how many blocks of a kernel fit into a multiprocessor of ARCHITECTURE (CUDA C++ Programming Guide)."""
+    warps = -(-threads_of(entry.kernel) // 32)
+    registers = -(-taken.registers // 8) * 8 * 32 * warps
+    shared = max(taken.shared, 1024) + entry.kernel.shared
+    return min(65536 // registers, 233472 // shared, 2048 // (32 * warps), 32)
+
+
+def head_of(kernel: Kernel) -> str:
+    """Return the beginning of a kernel's cell: its template and threads."""
+    return f"`{kernel.name.removesuffix('_kernel')}` {threads_of(kernel)}"
+
+
+def describe(entry: Entry, taken: Resources) -> str:
+    """Return what a kernel takes, as a cell of a table shows it."""
+    shared = (taken.shared + entry.kernel.shared) / 1024
+    parts = [f"{head_of(entry.kernel)} × {blocks_of(entry, taken)}", f"{taken.registers} registers"]
+    parts += [f"{shared:.0f} KiB"] if shared >= 4 else []
+    parts += [f"**{taken.stack} B of stack**"] if taken.stack else []
+    return ", ".join(parts)
+
+
+def page() -> str:
+    """Return the page's text."""
+    listed = list(entries())
+    different = {(e.kernel.source, e.kernel.arch): e for e in listed}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        taken = dict(zip(different, pool.map(measure, different.values()), strict=True))
+    lines = [_INTRODUCTION]
+    for name in PROGRAMS:
+        lines += [f"## {name}", "", f"| columns | {' | '.join(DTYPES)} |", "|---:|---|---|---|"]
+        for length in LENGTHS:
+            cells: dict[str, list[str]] = {dtype: [] for dtype in DTYPES}
+            for e in listed:
+                if e.program == name and e.length == length:
+                    cells[e.dtype].append(describe(e, taken[e.kernel.source, e.kernel.arch]))
+            lines.append(f"| {length} | {' | '.join('; '.join(cell) for cell in cells.values())} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+_INTRODUCTION = f"""\
+# Registers and shared memory of kernels
+
+What the kernels of common row programs take on {ARCHITECTURE}, in their default configurations for contiguous arrays of
+2²⁸ elements; by `python docs/scripts/registers.py`, which needs NVRTC and no GPU. A cell has the template, the
+threads of a block × the blocks that fit into a multiprocessor, the registers of a thread, the shared memory of a block
+from 4 KiB on, and the stack of a thread: registers that are spilled to memory, or saved around calls.
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
