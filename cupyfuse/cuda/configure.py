@@ -260,7 +260,8 @@ def _most_held(program: Program) -> int:
     """Return how many elements between stages a thread may hold, and have registers left to compute with."""
     if not _is_double(program):
         return _MAX_HELD
-    return min(_MAX_HELD, 256 // program.input_bytes, 16 if program.reads_columns else _MAX_HELD)
+    held = 16 if program.reads_columns else _MAX_HELD
+    return min(held, 256 // max(program.input_bytes, 8))
 
 
 def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:

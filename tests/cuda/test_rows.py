@@ -231,6 +231,26 @@ def test_threads_hold_whole_rows(dtype: str, cols: int) -> None:
     assert alone.cluster == 1
 
 
+@pytest.mark.parametrize(
+    ("program", "shapes", "template"),
+    [
+        (softmax, [(3, 1024)], "row_lanes"),
+        (softmax, [(3, 16384)], "row_block"),
+        (lambda x, y: cf.softmax(x + y, axis=1), [(3, 1024)] * 2, "row_block"),
+        (lambda x, y: cf.softmax(x + y, axis=1), [(3, 8192)] * 2, "row_block"),
+        (lambda x, y: cf.softmax(x + y, axis=1), [(3, 12000)] * 2, "row_shared"),
+        (lambda x, y: cf.softmax(x * y, axis=1), [(3, 1), (700,)], "row_block"),  # no array has all elements
+    ],
+)
+def test_threads_hold_what_registers_hold_of_float64(program: Any, shapes: list[Any], template: str) -> None:
+    """128 registers of a thread hold 32 elements of one array, or 16 of each of two."""
+    step = program_of(program, *(cf.spec(shape, "float64") for shape in shapes))
+    config = default_config(step, next(accesses(step)), clusters=True)
+    assert config.template == template
+    assert config.threads * config.blocks <= 512
+    assert template == "row_shared" or config.items * config.vec * len(step.full_inputs) <= 32
+
+
 @pytest.mark.parametrize("cols", [7, 16])
 def test_pointwise_work_without_gaps_is_one_row(monkeypatch: pytest.MonkeyPatch, cols: int) -> None:
     """So vectors need not fit a row. With gaps, values of rows or of columns it is not."""
