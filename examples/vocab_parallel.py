@@ -129,7 +129,7 @@ def spawn(count: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=50)
     given = parser.parse_args()
     if "RANK" not in os.environ:
         raise SystemExit(spawn(2))

@@ -35,7 +35,7 @@ class Bound:
         self._fixed = dict(fixed)
         self._free = tuple(name for name in fused.names if name not in fixed)
         self._immutable: dict[str, Signature] = {}  # bound arguments that cannot change
-        self._inline_cache = InlineCache(fused.environment, fused.names, self._immutable)
+        self._inline_cache = InlineCache(fused.environment, fused.names, self._fixed, self._immutable)
         # Of the others, as of the last call: (how often their arrays were replaced, the caller's arrays, their imports,
         # exporters).
         self._mutable: dict[str, tuple[int, list[Any], list[Any], list[Any]]] = {}
@@ -97,7 +97,7 @@ class Bound:
             all_values, _ = self._values(args, kwargs)
             fixed = self._bound_positions(all_values)
             runnable = self._fused.compile(self._runnables, key, all_values, signature, constants, fixed, self._prepack)
-        elif constants is self._fixed and self._immutable.keys() == self._fixed.keys():
+        elif constants is self._fixed:
             self._inline_cache.add(runnable, signature, values, (), settings)
         return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out)
 
@@ -137,6 +137,7 @@ class Bound:
                 return
             # Free the values computed from the replaced arrays.
             self._runnables, self._prepacked = PlanCache(), {}
+            self._inline_cache.clear()
         version = 0 if cached is None else cached[0] + 1
         self._mutable[name] = (version, originals, signature.leaves[first:], signature.exporters[first:])
         signature.key.append(version)

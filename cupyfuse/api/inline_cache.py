@@ -73,13 +73,20 @@ class InlineCache:
     names : sequence of str
         Of the function's parameters.
     bound : mapping, optional
-        The signatures of bound parameters, by name, whose values are the same in every call.
+        The values of bound parameters, by name.
+    immutable : mapping, optional
+        The signatures of those among them that are the same in every call. Of others the items and attributes are
+        compared in each call; arrays have to be the same objects.
     """
 
     def __init__(
-        self, environment: Environment, names: Sequence[str], bound: Mapping[str, Signature] = MappingProxyType({})
+        self,
+        environment: Environment,
+        names: Sequence[str],
+        bound: Mapping[str, Any] = MappingProxyType({}),
+        immutable: Mapping[str, Signature] = MappingProxyType({}),
     ):
-        self._environment, self._names, self._bound = environment, names, bound
+        self._environment, self._names, self._bound, self._immutable = environment, names, bound, immutable
         self._runnables: list[Runnable] = []  # whose calls are recognised, the newest first
 
     def find(self, values: Sequence[Any], defaulted: Collection[str], settings: Hashable) -> RecognizedCall | None:
@@ -102,6 +109,10 @@ class InlineCache:
         """Return the key of what the function now reads of classes among the arguments; None if it is mutable."""
         found = None if around is None else self._environment.snapshot_of_classes(classes, around)
         return None if found is None else found.key
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._runnables = []
 
     def add(
         self,
@@ -151,8 +162,10 @@ class InlineCache:
         given = iter(values)
         try:
             for name in self._names:
-                if name in self._bound:
-                    writer.leaves += [writer.constant(leaf) for leaf in self._bound[name].leaves]
+                if name in self._immutable:
+                    writer.leaves += map(writer.constant, self._immutable[name].leaves)
+                elif name in self._bound:
+                    writer.add_bound(self._bound[name])
                 else:
                     writer.add(next(given), writer.parameter(), name in defaulted)
             for leaf in () if around is None else around.leaves:
@@ -180,6 +193,7 @@ class _Writer:
         self._count = 0
         self.leaves: list[str] = []
         self._numbers: list[str] = []
+        self._same_arrays = False  # whether arrays have to be the same objects
 
     def constant(self, value: Any) -> str:
         """Return a name for a value that the function refers to."""
@@ -200,6 +214,12 @@ class _Writer:
 
     def _refuse_if(self, *conditions: str) -> None:
         self._lines.append(f"if {' or '.join(conditions)}: return None")
+
+    def add_bound(self, value: Any) -> None:
+        """Compare what a bound value holds with what it holds now."""
+        self._same_arrays = True
+        self.add(value, self.constant(value), True)
+        self._same_arrays = False
 
     def add(self, value: Any, name: str, by_value: bool) -> None:
         """Compare the variable called `name` with a value; `by_value` if floats belong to the key."""
@@ -234,6 +254,8 @@ class _Writer:
 
     def _add_array(self, value: Any, name: str, cls: str, *further: str) -> None:
         shape, strides, dtype = map(self.constant, (value.shape, value.strides, value.dtype))
+        if self._same_arrays:
+            self._refuse_if(f"{name} is not {self.constant(value)}")
         self._refuse_if(
             *(f"type({name}) is not {cls}", *further, f"{name}.shape != {shape}"),
             *(f"{name}.dtype != {dtype}", f"{name}.strides != {strides}"),

@@ -296,10 +296,44 @@ def test_bound_functions_recognise_the_rest() -> None:
                     np.testing.assert_array_equal(bound(x, {"add": add}, scale), expected, strict=True)
     settings = head.product_settings
     assert bound._inline_cache.find((x, {"add": False}, 5.0), (), settings) is not None
-    mutable = head.bind(a=list(a))  # whose items are read in every call
-    for _ in range(ENOUGH):
-        np.testing.assert_array_equal(mutable(x, {"add": False}, 2.0), plain(x, a, {"add": False}, 2.0), strict=True)
-    assert mutable._inline_cache.find((x, {"add": False}, 5.0), (), settings) is None
+
+
+def test_what_bound_objects_hold_is_compared() -> None:
+    """Their arrays, numbers and keys may be replaced, changed in place with `refresh`, and put back."""
+
+    def plain(x: Any, layer: Layer, others: dict[str, Any]) -> Any:
+        return x @ layer.a * layer.b + others["row"] * others["scale"]
+
+    layer, others = Layer(array(2, 3), 2.0), {"row": array(3, seed=1), "scale": 3}
+    bound = cf.fuse(plain).bind(layer=layer, others=others)
+    settings = cf.fuse(plain).product_settings
+
+    def check(is_recognised: bool = True) -> None:
+        for x in [array(4, 2), *(array(5, 2, seed=k) for k in range(ENOUGH))]:
+            np.testing.assert_array_equal(bound(x), plain(x, layer, others), strict=True)
+        assert (bound._inline_cache.find((x,), (), settings) is not None) == is_recognised
+
+    check()
+    before = layer.a
+    layer.a = array(2, 3, seed=9)
+    check()
+    layer.a[:] = 5
+    bound.refresh()
+    check()
+    layer.a = before
+    check()
+    layer.b = 3.0
+    check()
+    layer.b = -0.0
+    check()
+    others["scale"] = True
+    check()
+    others["more"] = 1
+    check()
+    others["row"] = others["row"][::-1]
+    check()
+    others["row"] = np.float64(2.0)
+    check(is_recognised=False)
 
 
 def test_settings_belong_to_a_call() -> None:
