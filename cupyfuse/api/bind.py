@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import devices
 from ..plan.plan import Plan
+from ..settings import plans_are_forced
 from . import lazy
 from .cache import PlanCache
 from .call import contains_tracer, run
@@ -75,12 +76,12 @@ class Bound:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
         values: Sequence[Any] = args
         constants: Container[str] = self._fixed
-        settings = self._fused.product_settings
+        settings = (*self._fused.product_settings, plans_are_forced())
         if kwargs or len(args) != len(self._free):
             found, constants = self._values(args, kwargs)
             values = [v for name, v in zip(self._fused.names, found, strict=True) if name not in self._fixed]
         elif (known := self._inline_cache.find(values, (), settings)) is not None:
-            return run(*known, out)
+            return run(*known, out, self._complete(values) if known.runnable.as_written else ())
         signature = self._fused.environment.new_signature()
         try:
             self._add_all(signature, values, constants)
@@ -99,7 +100,13 @@ class Bound:
             runnable = self._fused.compile(self._runnables, key, all_values, signature, constants, fixed, self._prepack)
         elif constants is self._fixed:
             self._inline_cache.add(runnable, signature, values, (), settings)
-        return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out)
+        given = self._values(args, kwargs)[0] if runnable.as_written else ()
+        return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, given)
+
+    def _complete(self, values: Sequence[Any]) -> list[Any]:
+        """Return the value of each parameter, given those of the parameters that are not bound."""
+        given = iter(values)
+        return [self._fixed[name] if name in self._fixed else next(given) for name in self._fused.names]
 
     def _add_all(self, signature: Signature, values: Sequence[Any], constants: Container[str]) -> None:
         """Add the bound arguments and the others, in the order of the function's parameters."""
@@ -165,7 +172,7 @@ class Bound:
         shared = {earlier for i, earlier in signature.duplicates().items() if i not in positions}
         return frozenset(positions - shared)
 
-    def _prepack(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
+    def _prepack(self, plan: Plan, leaves: Sequence[Any], engine: Callable[..., Any]) -> list[Any]:
         """Run a plan over bound arrays, or return its results from an earlier call, of any shape."""
         needed = [leaves[node.argument] for node in plan.graph.inputs]
         key = (*graph_key(plan.graph), *map(id, needed))

@@ -97,14 +97,23 @@ def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any
     return functools.partial(load, NumpyExecutable)
 
 
-def deferred(engine: Callable[..., Any], plan: Plan) -> Callable[..., list[Any]]:
-    """Return a function that runs a plan, which is loaded by its first call: plans of functions that run as written."""
-    loaded: list[Callable[..., list[Any]]] = []
+# Runs the plan over bound arrays, given the leaves and the engine's loader; returns the prepacked values.
+Prepack = Callable[[Plan, Sequence[Any], Callable[..., Any]], "list[Any]"]
+
+
+def deferred(engine: Callable[..., Any], plan: Plan, prepack: Prepack | None) -> Callable[..., list[Any]]:
+    """Return a function that runs a plan, which is loaded by its first call: plans of functions that run as written.
+
+    The first call also computes the values that depend on bound arrays alone.
+    """
+    loaded: list[tuple[Callable[..., list[Any]], list[Any]]] = []
 
     def execute(values: Sequence[Any], *rest: Any) -> list[Any]:
         if not loaded:
-            loaded.append(engine(plan, values))
-        return loaded[0](values, *rest)
+            prepacked = prepack(plan.prepare, values, engine) if prepack and plan.prepare else []
+            loaded.append((engine(plan, [*values, *prepacked]), prepacked))
+        run_plan, prepacked = loaded[0]
+        return run_plan([*values, *prepacked], *rest)
 
     return execute
 

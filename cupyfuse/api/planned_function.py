@@ -29,7 +29,7 @@ from ..trace import fail
 from . import arrays
 from .as_written import AsWritten
 from .cache import PlanCache
-from .call import Runnable, deferred, device_of, engine_for, tracer_in
+from .call import Prepack, Runnable, deferred, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
 from .inline_cache import InlineCache
@@ -49,10 +49,6 @@ def _renew_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
-
-
-# Runs the plan over bound arrays, given the leaves and the engine's loader; returns the prepacked values.
-Prepack = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
 
 
 class PlannedFunction:
@@ -181,8 +177,7 @@ class PlannedFunction:
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), bound)
-        if not bound:
-            self._set_as_written(plan, tracing, signature)
+        self._set_as_written(plan, tracing, signature)
         return plan
 
     def _set_as_written(self, plan: Plan, tracing: Tracing, signature: Signature) -> None:
@@ -232,13 +227,14 @@ class PlannedFunction:
             leaves = [*signature.leaves, *created]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
             plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), bound)
-            prepacked = prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else []
-            kept = [*created, *prepacked]
-            if prepack is None:
-                self._set_as_written(plan, tracing, signature)
-            as_written = AsWritten(self.__wrapped__, self.parameters) if plan.as_written else None
-            execute = deferred(engine, plan) if as_written else engine(plan, [*signature.leaves, *kept])
-            runnable = Runnable(plan, tracing.results, execute, kept, as_written)
+            self._set_as_written(plan, tracing, signature)
+            if plan.as_written:
+                as_written = AsWritten(self.__wrapped__, self.parameters)
+                execute = deferred(engine, plan, prepack)
+                runnable = Runnable(plan, tracing.results, execute, created, as_written)
+            else:
+                kept = [*created, *(prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else [])]
+                runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept)
             cache.add(key, signature.numbers, tracing.read, runnable)
             if cache.reads_numbers(key):
                 runnable.recognizer = False

@@ -228,9 +228,39 @@ def test_out_is_written_by_the_plan() -> None:
     np.testing.assert_allclose(out, softmax(X), rtol=1e-6)
 
 
-def test_bound_functions_run_plans() -> None:
-    bound = cf.fuse(lambda x, w: x @ w).bind(w=np.eye(6, dtype=np.float32))
-    bound(X)
+def test_bound_functions_run_plans_where_these_gain() -> None:
+    def shifted(x: Any, w: Any) -> Any:
+        return x @ w + 1
+
+    def summed(x: Any, w: Any) -> Any:
+        return (x @ w).sum(axis=1)  # bound, a product with the sum of each row of w
+
+    w = np.eye(6, dtype=np.float32)
+    bound = cf.fuse(shifted).bind(w=w)
+    for _ in range(12):  # the last ones are recognised
+        np.testing.assert_array_equal(bound(X), X + 1)
+    assert bound.plans[-1].as_written == bound.plan(X).as_written != ""
+    large = np.ones((600, 500), np.float32)
+    bound = cf.fuse(summed).bind(w=large)
+    for _ in range(12):
+        np.testing.assert_array_equal(bound(large[:, :600].T), np.full(500, 300000.0, np.float32))
+    assert not bound.plans[-1].as_written
+
+
+def test_bound_functions_that_run_as_written_write_out_by_plans() -> None:
+    """With prepacked values that the first such call computes, and that `refresh` computes again."""
+    w, row, out = np.ones((6, 4), np.float32), np.ones(4, np.float32), np.empty((len(X), 4), np.float32)
+    bound = cf.fuse(lambda x, w, row: x @ (w * 2) + np.exp(row)).bind(w=w, row=row)
+    np.testing.assert_allclose(bound(X), X @ (w * 2) + np.exp(row), rtol=1e-5, atol=1e-5)
+    assert bound.plans[-1].as_written and bound.plans[-1].prepare is not None
+    for _ in range(3):
+        assert bound(X, out=out) is out
+        np.testing.assert_allclose(out, X @ (w * 2) + np.exp(row), rtol=1e-5, atol=1e-5)
+        w += 1
+        row -= 3
+        bound.refresh()
+    with force_plans():
+        np.testing.assert_allclose(bound(X), X @ (w * 2) + np.exp(row), rtol=1e-5, atol=1e-5)
     assert not bound.plans[-1].as_written
 
 
