@@ -231,7 +231,7 @@ def _cumsum(x: Bounded, axis: Any = None) -> Bounded:
     with np.errstate(all="ignore"):
         v = np.cumsum(x.v, axis=axis)
         m = np.cumsum(np.where(np.isfinite(x.v), x.m, 0), axis=axis)
-        e = np.cumsum(x.e, axis=axis)
+        e = bounds.may_overflow(v, np.cumsum(x.e, axis=axis), m, x.name)
         # Of 16 bits: every partial sum is rounded to the dtype.
         return Bounded.of(bounds.rounded(v, e + 2 * n * unit(x.name) * m, m, x.name, (n + 2) * unit(x.name)))
 

@@ -207,7 +207,7 @@ def _unknown(x: Value, axis: Any) -> F:
     return np.isinf(x.e).any(axis=axis, keepdims=True)
 
 
-def _may_overflow(v: F, e: F, m: F, dtype: str) -> F:
+def may_overflow(v: F, e: F, m: F, dtype: str) -> F:
     """The bound of a sum, infinite where finite terms are so large that some order of them overflows on the way."""
     limit = float(info(compute(dtype)).max) / 2
     return np.where(~(m <= limit) & (np.isinf(m) | ~np.isnan(v)), np.inf, e)
@@ -226,7 +226,7 @@ def total(x: Value, axis: Any) -> Value:
         v = x.v.sum(axis=axis, keepdims=True)
         m = np.where(np.isfinite(x.v), x.m, 0).sum(axis=axis, keepdims=True)
         e = np.where(_unknown(x, axis), np.inf, np.where(np.isinf(x.e), 0, x.e).sum(axis=axis, keepdims=True))
-        return rounded(v, _may_overflow(v, e, m, x.dtype), m, x.dtype, (n + 2) * u)
+        return rounded(v, may_overflow(v, e, m, x.dtype), m, x.dtype, (n + 2) * u)
 
 
 def mean(x: Value, axis: Any) -> Value:
@@ -331,7 +331,7 @@ def bilinear(product: Callable[[Any, Any], Any], a: Value, b: Value, dtype: str,
         wild = product((~np.isfinite(a.v)).astype(float), open_b) + product(open_a, (~np.isfinite(b.v)).astype(float))
         m = product(am, bm)
         e = product(ae, bf) + product(af, be) + product(ae, be)
-        e = _may_overflow(v, np.where((unknown > 0) | (wild > 0), np.inf, e), m, dtype)
+        e = may_overflow(v, np.where((unknown > 0) | (wild > 0), np.inf, e), m, dtype)
         result = rounded(v, e, m, dtype, (terms + 2) * u)
     return result.stored() if compute(dtype) != dtype else result
 
