@@ -20,6 +20,29 @@ from .signature import Signature, TracedArgument
 from .tracing import graph_key
 
 
+class Prepacked:
+    """Values computed from bound arrays alone, which calls of all shapes share."""
+
+    def __init__(self) -> None:
+        # Plans over bound arrays: (execute, their inputs, their results).
+        self._plans: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
+
+    def __call__(self, plan: Plan, leaves: Sequence[Any], engine: Callable[..., Any]) -> list[Any]:
+        """Run a plan over bound arrays, or return its results from an earlier call."""
+        needed = [leaves[node.argument] for node in plan.graph.inputs]
+        key = (*graph_key(plan.graph), *map(id, needed))
+        if key not in self._plans:
+            execute = engine(plan, needed)
+            results = execute(needed, [None] * len(plan.outputs))
+            self._plans[key] = (execute, needed, results)
+        return self._plans[key][2]
+
+    def refresh(self) -> None:
+        """Compute the values again, in place."""
+        for execute, leaves, results in list(self._plans.values()):
+            execute(leaves, results)
+
+
 class Bound:
     """A fused function with some of its arguments bound. Created by `Fused.bind`.
 
@@ -35,49 +58,46 @@ class Bound:
         self._fused = fused
         self._fixed = dict(fixed)
         self._free = tuple(name for name in fused.names if name not in fixed)
+        self._by_position = fused.parameters.takes_by_position(self._free)
         self._immutable: dict[str, Signature] = {}  # bound arguments that cannot change
         self._inline_cache = InlineCache(fused.environment, fused.names, self._fixed, self._immutable)
         # Of the others, as of the last call: (how often their arrays were replaced, the caller's arrays, their imports,
         # exporters).
         self._mutable: dict[str, tuple[int, list[Any], list[Any], list[Any]]] = {}
         self._runnables = PlanCache()
-        # Plans over bound arrays: (execute, their inputs, their results).
-        self._prepacked: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
+        self._prepacked = Prepacked()
         functools.update_wrapper(self, fused.__wrapped__)
         self.__wrapped__ = functools.partial(fused.__wrapped__, **fixed)
 
     def __repr__(self) -> str:
         return f"<{self._fused!r} with {', '.join(self._fixed)} bound>"
 
-    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], set[str]]:
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], frozenset[str] | set[str]]:
         """Return the value of each parameter, and the names of those that are bound or take their defaults."""
-        given = dict(zip(self._free, args, strict=False))
+        found = self._fused.parameters.bind_rest(args, kwargs, self._fixed)
+        if found is None:
+            raise self._misfit(args, kwargs)
+        values, defaulted = found
+        return values, defaulted | self._fixed.keys()
+
+    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
+        """Return the error for arguments that do not fit the parameters that are not bound."""
+        for name in kwargs:
+            if name in self._fixed or name in self._free[: len(args)] or name not in self._free:
+                what = "is bound" if name in self._fixed else "was given twice" if name in self._free else "is unknown"
+                return TypeError(f"argument {name!r} {what}")
         if len(args) > len(self._free):
-            raise TypeError(f"expected at most {len(self._free)} arguments ({', '.join(self._free)}), got {len(args)}")
-        for name, value in kwargs.items():
-            if name in self._fixed or name in given or name not in self._free:
-                what = "is bound" if name in self._fixed else "was given twice" if name in given else "is unknown"
-                raise TypeError(f"argument {name!r} {what}")
-            given[name] = value
-        defaults = self._fused.parameters.defaults()
-        values = []
-        for name in self._fused.names:
-            if name in self._fixed:
-                values.append(self._fixed[name])
-            elif name in given:
-                values.append(given[name])
-            elif name in defaults:
-                values.append(defaults[name])
-            else:
-                raise TypeError(f"missing argument {name!r}")
-        return values, {name for name in self._fused.names if name not in given}
+            return TypeError(f"expected at most {len(self._free)} arguments ({', '.join(self._free)}), got {len(args)}")
+        given = {*self._free[: len(args)], *kwargs, *self._fused.parameters.defaults()}
+        missing = [name for name in self._free if name not in given]
+        return TypeError(f"missing argument {missing[0]!r}" if missing else f"{self!r}: the arguments do not fit")
 
     def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
         values: Sequence[Any] = args
         constants: Container[str] = self._fixed
         settings = (*self._fused.product_settings, plans_are_forced())
-        if kwargs or len(args) != len(self._free):
+        if kwargs or not self._by_position or len(args) != len(self._free):
             found, constants = self._values(args, kwargs)
             values = [v for name, v in zip(self._fused.names, found, strict=True) if name not in self._fixed]
         elif (known := self._inline_cache.find(values, (), settings)) is not None:
@@ -97,7 +117,9 @@ class Bound:
         if runnable is None:
             all_values, _ = self._values(args, kwargs)
             fixed = self._bound_positions(all_values)
-            runnable = self._fused.compile(self._runnables, key, all_values, signature, constants, fixed, self._prepack)
+            runnable = self._fused.compile(
+                self._runnables, key, all_values, signature, constants, fixed, self._prepacked
+            )
         elif constants is self._fixed:
             self._inline_cache.add(runnable, signature, values, (), settings)
         given = self._values(args, kwargs)[0] if runnable.as_written else ()
@@ -143,7 +165,7 @@ class Bound:
                 signature.key.append(version)
                 return
             # Free the values computed from the replaced arrays.
-            self._runnables, self._prepacked = PlanCache(), {}
+            self._runnables, self._prepacked = PlanCache(), Prepacked()
             self._inline_cache.clear()
         version = 0 if cached is None else cached[0] + 1
         self._mutable[name] = (version, originals, signature.leaves[first:], signature.exporters[first:])
@@ -172,23 +194,12 @@ class Bound:
         shared = {earlier for i, earlier in signature.duplicates().items() if i not in positions}
         return frozenset(positions - shared)
 
-    def _prepack(self, plan: Plan, leaves: Sequence[Any], engine: Callable[..., Any]) -> list[Any]:
-        """Run a plan over bound arrays, or return its results from an earlier call, of any shape."""
-        needed = [leaves[node.argument] for node in plan.graph.inputs]
-        key = (*graph_key(plan.graph), *map(id, needed))
-        if key not in self._prepacked:
-            execute = engine(plan, needed)
-            results = execute(needed, [None] * len(plan.outputs))
-            self._prepacked[key] = (execute, needed, results)
-        return self._prepacked[key][2]
-
     def __reduce__(self) -> Any:
         return Bound, (self._fused, self._fixed)
 
     def refresh(self) -> None:
         """Recompute the prepacked values in place, after bound arrays were changed."""
-        for execute, leaves, results in list(self._prepacked.values()):
-            execute(leaves, results)
+        self._prepacked.refresh()
 
 
 register_own(

@@ -103,6 +103,10 @@ _PATHS.add(os.path.dirname(os.path.dirname(os.path.abspath(np.__file__))))
 _INSTALLED = (*(path + os.sep for path in _PATHS if path), "<frozen ")
 
 
+# Packages that no user of this one develops beside it.
+_LIBRARIES = ("cupy", "cupyx", "ml_dtypes", "numpy", "scipy")
+
+
 def package_of(module: str | None) -> str:
     """Return the top-level package of a module's name."""
     return (module or "").partition(".")[0]
@@ -118,7 +122,7 @@ def is_library(filename: str, module: str, package: str) -> bool:
     """Whether a module's file belongs to the standard library, or to an installed package other than `package`."""
     if is_own(filename):
         return True
-    return filename.startswith(_INSTALLED) and (package_of(module) != package or not package)
+    return filename.startswith(_INSTALLED) and (package_of(module) != package or package in ("", *_LIBRARIES))
 
 
 def is_library_module(module: types.ModuleType, package: str) -> bool:
@@ -127,7 +131,10 @@ def is_library_module(module: types.ModuleType, package: str) -> bool:
     if package_of(name) in sys.stdlib_module_names and name != "__main__":
         return True
     filename = getattr(module, "__file__", None)
-    return name != "__main__" if filename is None else is_library(filename, name, package)
+    if filename is None:  # built into Python or NumPy, or made by the user: a namespace package, types.ModuleType(...)
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        return origin == "built-in" or package_of(name) in _LIBRARIES
+    return is_library(filename, name, package)
 
 
 def is_generated(code: types.CodeType) -> bool:

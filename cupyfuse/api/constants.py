@@ -30,7 +30,7 @@ class Identity:
         return f"<identity of {self.value!r}>"
 
 
-_PLAIN = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+_PLAIN = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), type(np._NoValue))
 
 
 def constant_key(value: Any) -> Hashable:

@@ -40,7 +40,7 @@ class Snapshot(NamedTuple):
         Globals and attributes, with what they held.
     cells : list of (cell, object)
         Closure cells, with what they held.
-    functions : list of (function, code, defaults, keyword defaults)
+    functions : list of (function, code, defaults, keyword defaults, names of attributes)
     orders : list of (class, tuple of class)
         Classes, with their method resolution orders.
     members : list of (dict, names, ids, values)
@@ -62,7 +62,7 @@ class Snapshot(NamedTuple):
     names: list[str]
     variables: list[tuple[dict[str, Any], str, Any]]
     cells: list[tuple[Any, Any]]
-    functions: list[tuple[types.FunctionType, types.CodeType, Any, Any]]
+    functions: list[tuple[types.FunctionType, types.CodeType, Any, Any, list[str]]]
     orders: list[tuple[type, tuple[type, ...]]]
     members: list[tuple[Any, list[str], list[int], list[Any]]]
     containers: list[tuple[Any, list[int], list[Any]]]
@@ -76,7 +76,7 @@ class Snapshot(NamedTuple):
         """Take the snapshot of a stable signature."""
         variables = [probe for probe in own.probes if isinstance(probe[0], dict)]
         cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
-        functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in own.functions]
+        functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__, list(f.__dict__)) for f in own.functions]
         classes = [c for c in own.classes if isinstance(c, type)]
         orders = [(c, c.__mro__) for c in classes]
         namespaces = [vars(base) for c in classes for base in user_bases(c, package)]
@@ -100,11 +100,12 @@ class Snapshot(NamedTuple):
                     return False
         except ValueError:  # the cell was emptied
             return False
-        for function, code, defaults, by_name in self.functions:
+        for function, code, defaults, by_name, attributes in self.functions:
             if (
                 function.__code__ is not code
                 or function.__defaults__ is not defaults
                 or function.__kwdefaults__ is not by_name
+                or list(function.__dict__) != attributes
             ):
                 return False
         for cls, order in self.orders:

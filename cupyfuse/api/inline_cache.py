@@ -276,7 +276,8 @@ class _Writer:
         if cls is dict:
             self._add_dict(value, name, by_value)
         elif is_namedtuple(cls):
-            self._unpack(list(value), name, by_value)
+            fields = list(tuple.__iter__(value))
+            self._unpack(fields, f"{self.constant(tuple.__iter__)}({name})", by_value)
         else:
             attributes = getattr(value, "__dict__", {})
             slots = slots_of(cls)
@@ -307,7 +308,8 @@ class _Writer:
             body.append(f"if len(set(map(id, leaves))) != {len(self.leaves)}: return None")
         body.append(f"return leaves, [{', '.join(self._numbers)}]")
         lines = ["def match(values):", "    try:", *(f"        {line}" for line in body)]
-        lines += ["    except AttributeError:  # a slot without a value", "        return None"]
+        # A slot without a value; a container that another thread changes.
+        lines += ["    except (AttributeError, ValueError, RuntimeError):", "        return None"]
         exec(compile("\n".join(lines), "<a call that is recognised>", "exec"), self._constants)
         match: Any = self._constants.pop("match")  # without it no cycle keeps bound arrays
         return match

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
-from types import FunctionType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 _NO_NAMES: frozenset[str] = frozenset()
@@ -15,6 +16,21 @@ _REST, _BY_NAME, _OTHERS = (
     inspect.Parameter.KEYWORD_ONLY,
     inspect.Parameter.VAR_KEYWORD,
 )
+
+
+def _defaults_of(function: Any) -> Iterator[Any]:
+    """Yield the default values that a callable has now, with the names of those by name only."""
+    plain = inspect.unwrap(function)
+    if isinstance(plain, functools.partial):
+        yield from (*plain.keywords, *plain.keywords.values())
+        yield from _defaults_of(plain.func)
+    elif isinstance(plain, MethodType):
+        yield from _defaults_of(plain.__func__)
+    elif isinstance(plain, FunctionType):
+        by_name = plain.__kwdefaults__ or {}
+        yield from (*(plain.__defaults__ or ()), *by_name, *by_name.values())
+    elif callable(plain) and isinstance(type(plain).__call__, FunctionType):
+        yield from _defaults_of(type(plain).__call__)
 
 
 class Parameters:
@@ -33,18 +49,14 @@ class Parameters:
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
-        plain = inspect.unwrap(function)
-        plain = getattr(plain, "__func__", plain)
-        self._plain = plain if isinstance(plain, FunctionType) else None
         self._read()
-        parameters = self.signature.parameters.values()
         self.names = tuple(self.signature.parameters)
-        self.positional = all(p.kind in (_POSITIONAL_ONLY, _NAMED) for p in parameters)
 
     def _read(self) -> None:
         """Read the function's signature, and note the default values that it has now."""
         self.signature = inspect.signature(self._function)
-        self._defaults = self._defaults_now()
+        self._defaults = list(_defaults_of(self._function))
+        self.positional = all(p.kind in (_POSITIONAL_ONLY, _NAMED) for p in self.signature.parameters.values())
         self._kinds = [(p.name, p.kind, p.default) for p in self.signature.parameters.values()]
         # By the number of arguments that a call gives: the defaults of the others, and their names.
         self._defaults_after: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
@@ -55,15 +67,8 @@ class Parameters:
             rest = parameters[count:]
             self._defaults_after[count] = tuple(p.default for p in rest), frozenset(p.name for p in rest)
 
-    def _defaults_now(self) -> list[Any]:
-        """Return the default values that the function has now, with the names of those by name only."""
-        if self._plain is None:
-            return []
-        by_name = self._plain.__kwdefaults__ or {}
-        return [*(self._plain.__defaults__ or ()), *by_name, *by_name.values()]
-
     def _read_if_replaced(self) -> None:
-        now = self._defaults_now()
+        now = list(_defaults_of(self._function))
         if len(now) != len(self._defaults) or any(a is not b for a, b in zip(now, self._defaults, strict=True)):
             self._read()
 
@@ -87,12 +92,32 @@ class Parameters:
             raise AssertionError
         return found
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], frozenset[str]] | None:
+    def bind_rest(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], frozenset[str]] | None:
+        """Return the value of each parameter, of some of which it is `fixed`, and the names of those with defaults.
+
+        None if the arguments do not fit the other parameters.
+        """
+        self._read_if_replaced()
+        return None if kwargs.keys() & fixed else self._bind(args, kwargs, fixed)
+
+    def takes_by_position(self, names: Iterable[str]) -> bool:
+        """Whether these parameters can be passed by position, one value for each."""
+        kinds = {name: kind for name, kind, _ in self._kinds}
+        return all(kinds[name] in (_POSITIONAL_ONLY, _NAMED) for name in names)
+
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[tuple[Any, ...], frozenset[str]] | None:
         """Bind arguments of any kinds as `inspect.Signature.bind`, which takes longer; None if they do not fit."""
         values: list[Any] = []
         defaulted: list[str] = []
         position, left = 0, dict(kwargs)
         for name, kind, default in self._kinds:
+            if name in fixed:
+                values.append(fixed[name])
+                continue
             if kind is _REST:
                 value: Any = args[position:]
                 position = len(args)

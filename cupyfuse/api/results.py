@@ -24,11 +24,14 @@ class Results:
         The positions of those that are NumPy scalars, not arrays without dimensions.
     key : list
         Everything else in it, to compare two traces.
+    has_arrays : bool
+        Whether there are arrays in it, traced or not.
     """
 
     def __init__(self, value: Any):
         self.leaves: list[Tracer] = []
         self.key: list[Any] = []
+        self.has_arrays = False
         self._is_single = type(value) is Tracer and not value._is_python
         self._rebuild = self._flatten(value)
         self.scalars = tuple(i for i, leaf in enumerate(self.leaves) if leaf._is_scalar)
@@ -37,6 +40,7 @@ class Results:
         """Collect the leaves of `value`; return a function that rebuilds it from other leaves."""
         cls = type(value)
         if cls is Tracer:
+            self.has_arrays = True
             self.leaves.append(value)
             position = len(self.leaves) - 1
             if value._is_python:
@@ -49,6 +53,7 @@ class Results:
             return lambda leaves: value
         if cls is np.ndarray or arrays.is_cupy(value):
             # An array that the function created: each call returns a copy, which the caller may change.
+            self.has_arrays = True
             self.key.append((value.shape, str(value.dtype), value.tobytes()))
             kept = value.copy()
             return lambda leaves: kept.copy()

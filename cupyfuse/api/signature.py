@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import types
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -158,7 +158,7 @@ class Signature:
             value = float(value)
         if replacement_of(value) is not None:
             self.captured = True
-        if (key := constant_key(value)) is not None:
+        if not isinstance(value, type) and (key := constant_key(value)) is not None:
             self.key.append(key)
             self._add_enums_in(value, name)
         elif cls is types.FunctionType:
@@ -372,6 +372,8 @@ class Signature:
         for _, label, value in new:
             if label == "__match_args__" and type(value) is tuple:
                 self.attributes.update(value)  # which `case Class(a, b)` reads
+        if getattr(owner, "_is_protocol", False):
+            self.attributes.update(_members_of_protocol(user_bases(owner, self._package)))
         parts = [((Identity(holder), label), f"{name}.{label}", value) for holder, label, value in new]
         self._add_compared_only(parts, f"{type(owner).__name__} {owner.__name__}", name)
 
@@ -403,3 +405,11 @@ class Signature:
                 "read from outside, cannot be read anew in each call; make it an argument, an attribute of one, or a "
                 "variable of the fused function"
             )
+
+
+def _members_of_protocol(bases: Iterable[type]) -> Iterator[str]:
+    """Yield the names of the members of protocols that `isinstance` reads; special methods are read anyway."""
+    for base in bases:
+        for name in (*vars(base), *getattr(base, "__annotations__", ())):
+            if not name.startswith(("__", "_abc_", "_is_")):
+                yield name

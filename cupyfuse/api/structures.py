@@ -73,7 +73,7 @@ def structure_of(value: Any) -> Structure | None:
         return Structure((cls, names), _labels_of(".{}", names), children, rebuild)
     if is_namedtuple(cls):
         fields = _labels_of(".{}", value._fields)
-        return Structure((cls,), fields, list(value), lambda c: tuple.__new__(cls, c), False)
+        return Structure((cls,), fields, list(tuple.__iter__(value)), lambda c: tuple.__new__(cls, c), False)
     if is_dataclass(cls):
         attributes = dict(_attributes(value))
         names = tuple(attributes)
@@ -114,7 +114,7 @@ def _structure_of_dict(value: Any) -> Structure:
     cls: Any = type(value)
     key = _keys_of(value, "a dict with a key")
     names = tuple(value)
-    labels = _labels_of("[{!r}]", names) if key == names else [f"[{k!r}]" for k in names]
+    labels = _labels_of("[{!r}]", names) if set(map(type, names)) == _STRINGS else [f"[{k!r}]" for k in names]
     if cls is collections.defaultdict:
         factory = value.default_factory
         if factory is not None and not (isinstance(factory, type) and factory.__module__ == "builtins"):
@@ -152,7 +152,7 @@ def _structure_of_partial(value: functools.partial[Any]) -> Structure:
         [".func", *(f".args[{i}]" for i in range(count)), *(f".keywords[{k!r}]" for k in keywords)],
         [value.func, *value.args, *value.keywords.values()],
         lambda c: functools.partial(c[0], *c[1 : count + 1], **dict(zip(keywords, c[count + 1 :], strict=True))),
-        False,
+        bool(keywords),  # a dict
     )
 
 
@@ -196,8 +196,8 @@ def slots_of(cls: type) -> list[tuple[str, Any]]:
     """Return the slots of a class and of its bases, by name."""
     found = _slots.get(cls)
     if found is None:
-        members = [(n, m) for base in cls.__mro__[:-1] for n, m in vars(base).items()]
-        found = _slots[cls] = [(n, m) for n, m in members if isinstance(m, types.MemberDescriptorType)]
+        members = {n: m for base in reversed(cls.__mro__[:-1]) for n, m in vars(base).items()}
+        found = _slots[cls] = [(n, m) for n, m in members.items() if isinstance(m, types.MemberDescriptorType)]
     return found
 
 

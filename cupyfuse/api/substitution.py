@@ -97,6 +97,8 @@ class Substitution:
 
     def fused_function(self, function: Any) -> Any:
         """Return the fused function itself, rebuilt; its default values are among the arguments."""
+        if (replacement := replacement_of(function)) is not None:
+            return replacement
         if isinstance(function, types.FunctionType):
             return self.function(function, defaults=False)
         return self.value_with_constants(function, "fn")

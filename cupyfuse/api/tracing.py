@@ -94,8 +94,8 @@ def trace_function(
             f"cannot fuse {name}: traced a second time it does something else, as if it drew random numbers or read "
             "the time; make what changes an argument"
         )
-    if not results.leaves and not first.effects:
-        raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
+    if not results.has_arrays and not first.effects:
+        raise TraceError(f"cannot fuse {name}: it returns no array")
     axes = tuple(t._axes for t in results.leaves)
     traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.numpy_only)
     return Tracing(traced, results, first.constants, read)

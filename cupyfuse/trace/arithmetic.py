@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from .user_code import fail
@@ -168,3 +170,18 @@ class Arithmetic(TracedValue):
 
     def __imatmul__(self, other: Any) -> Any:
         return self._updated(self @ other)
+
+
+def _deferring(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return an operator's method that leaves operands with ``__array_ufunc__ = None`` to their own, as NumPy does."""
+
+    @functools.wraps(method)
+    def call(self: Any, other: Any) -> Any:
+        return NotImplemented if getattr(type(other), "__array_ufunc__", True) is None else method(self, other)
+
+    return call
+
+
+_BINARY = "add sub mul truediv pow matmul and or mod floordiv divmod xor lshift rshift gt ge lt le eq ne"
+for _name in _BINARY.split():
+    setattr(Arithmetic, f"__{_name}__", _deferring(getattr(Arithmetic, f"__{_name}__")))

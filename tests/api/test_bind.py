@@ -91,7 +91,7 @@ def test_preparation_runs_once_for_all_shapes(arguments: list[Any], monkeypatch:
     serve = cf.fuse(function).bind(w=w, b=b)
     for rows in (6, 1, 3, 6):
         serve(x[:rows])
-    assert len(serve._prepacked) == 1
+    assert len(serve._prepacked._plans) == 1
 
 
 def test_refresh_follows_changed_weights(engine: Engine, arguments: list[Any]) -> None:
@@ -248,7 +248,7 @@ def test_bound_structures_that_stay_are_traced_and_prepared_once(arguments: list
     serve = cf.fuse(traced).bind(p={"w": w, "b": b}, scale=Scale(2.0))
     for rows in (6, 3, 6, 3):
         serve(x[:rows])
-    assert len(serve._runnables) == 2 and len(serve._prepacked) == 1
+    assert len(serve._runnables) == 2 and len(serve._prepacked._plans) == 1
 
 
 def test_planning_with_specs(arguments: list[Any]) -> None:
@@ -303,3 +303,24 @@ def test_prepared_values_are_rounded_once(dtype: str) -> None:
     for got, want in zip(cf.fuse(function).bind(x=x)(0 * x), function(0 * x, x), strict=True):
         assert got.dtype == kind
         np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+
+
+def test_parameters_of_all_kinds() -> None:
+    def named(x: Any, *rest: Any, k: float = 1.0, **others: Any) -> Any:
+        return x * k + sum(rest) + others.get("q", 0.0)
+
+    x, y = np.arange(3.0), np.array([10.0, 20, 30])
+    bound = cf.fuse(named).bind(k=2.0)
+    for _ in range(12):
+        for args, others in [((x, y), {}), ((x,), {}), ((x, y, y), {"q": x}), ((x,), {"q": y})]:
+            np.testing.assert_array_equal(bound(*args, **others), named(*args, k=2.0, **others))
+    first = cf.fuse(named).bind(x=x)
+    np.testing.assert_array_equal(first(y, k=3.0), named(x, y, k=3.0))
+    np.testing.assert_array_equal(cf.fuse(named).bind(rest=(y,))(x), named(x, y))
+    with pytest.raises(TypeError, match="'k' is bound"):
+        bound(x, k=1.0)
+    with pytest.raises(TypeError, match="missing argument 'x'"):
+        bound()
+    by_name = cf.fuse(lambda x, *, k: x * k).bind(x=x)
+    with pytest.raises(TypeError):
+        by_name(2.0)

@@ -200,6 +200,9 @@ def _einsum(text: str, a: Bounded, b: Bounded) -> Bounded:
     result = bilinear(lambda x, y: np.einsum(text, x, y), a, b, terms)
     if summed - (set(left) & set(right)):  # one operand is summed first: infinity times a sum is not NaN
         result.e[~np.isfinite(result.v)] = np.inf
+        with np.errstate(all="ignore"):
+            sums = np.einsum(text, a.m, np.ones(b.shape)), np.einsum(text, np.ones(a.shape), b.m)
+        result.e[~(np.maximum(*sums) <= float(bounds.info(bounds.compute(a.name)).max) / 2)] = np.inf
     return result
 
 
