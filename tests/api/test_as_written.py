@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -298,3 +300,25 @@ def test_a_plan_is_loaded_when_it_first_runs(monkeypatch: pytest.MonkeyPatch) ->
         fused(X, out=out)
     np.testing.assert_array_equal(out, X * 2 + 1)
     assert len(loaded) == 1
+
+
+def test_bound_arrays_are_freed_with_the_bound_function() -> None:
+    """At once, without the garbage collector."""
+
+    def use() -> list[Any]:
+        w, large = np.ones((6, 4), np.float32), np.ones((600, 600), np.float32)
+        as_written = cf.fuse(lambda x, w: x @ w).bind(w=w)
+        planned = cf.fuse(lambda x, w: (x @ w).sum(axis=1)).bind(w=large)
+        for _ in range(12):
+            as_written(X)
+            planned(large)
+        as_written(X, out=np.empty((8, 4), np.float32))
+        assert as_written.plans[-1].as_written and not planned.plans[-1].as_written
+        return [weakref.ref(w), weakref.ref(large)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [reference() is None for reference in use()] == [True, True]
+    finally:
+        gc.enable()
