@@ -23,6 +23,7 @@ from support import HOST, NUMPY, Engine, assert_close, normal
 
 import cupyfuse as cf
 from cupyfuse.ir.library import resolve_function
+from cupyfuse.settings import force_plans
 from cupyfuse.trace.numpy.scipy import FUNCTIONS
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -67,6 +68,17 @@ def test_scipy(engine: Engine, name: str, dtype: str, rng: np.random.Generator) 
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     # 48 elements at most are summed; the functions here multiply relative errors by less than 20.
     assert_close(actual, expected, 48 * 20 * float(np.finfo(dtype).eps) * (1 + np.abs(expected)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_relative_entropy_of_any_ratio(dtype: str) -> None:
+    """The ratio may overflow, underflow or be next to one."""
+    with np.errstate(over="ignore"):
+        x = np.array([1e200, 1e-200, 1e-30, 1e20, 1 + 1e-6, 2, 0, 0, -1, np.inf, 1, np.nan, 1e-320]).astype(dtype)
+        y = np.array([1e-200, 1e200, 1e20, 1e-30, 1, 1, 1, 0, 1, 1, np.inf, 1, 1e10]).astype(dtype)
+    with force_plans():
+        found = cf.fuse(lambda x, y: special.rel_entr(x, y))(x, y)
+    np.testing.assert_allclose(found, special.rel_entr(x, y), rtol=8 * np.finfo(dtype).eps)
 
 
 def test_results_by_name() -> None:

@@ -203,7 +203,14 @@ def _entr(x: Tracer) -> Tracer:
 
 def _rel_entr(x: Tracer, y: Tracer) -> Tracer:
     both_positive = apply("logical_and", x > 0, y > 0)
-    inner = x * apply("log", apply("where", both_positive, x, 1.0) / apply("where", both_positive, y, 1.0))
+    a, b = (apply("where", both_positive, v, 1.0) for v in (x, y))
+    ratio = a / b
+    limits = np.finfo(dtypes.compute_dtype(ratio._node.dtype))
+    in_range = apply("logical_and", ratio >= float(limits.tiny), ratio <= float(limits.max))
+    # Numbers close to each other have the digits of their difference; of a ratio out of range, the logs are far apart.
+    near = apply("logical_and", ratio > 0.5, ratio < 2.0)
+    log = apply("where", in_range, apply("log", ratio), apply("log", a) - apply("log", b))
+    inner = x * apply("where", near, apply("log1p", (a - b) / b), log)
     rest = apply("where", apply("logical_and", x == 0, y >= 0), 0.0, math.inf)
     value = apply("where", both_positive, inner, rest)
     return apply("where", apply("logical_or", apply("isnan", x), apply("isnan", y)), math.nan, value)
