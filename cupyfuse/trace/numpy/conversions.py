@@ -49,7 +49,7 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
 
 def replacement_of(value: Any) -> Any:
     """Return the replacement of a function that the user's code holds in a variable; None if there is none."""
-    if type(value) not in _FUNCTIONS:
+    if type(value) not in _FUNCTIONS and not scipy.is_multimethod(value):
         return next((new for _, _, new in choices.REPLACED if new.original is value), None)
     return _BY_FUNCTION.get(value) or scipy.replacement_of(value)
 

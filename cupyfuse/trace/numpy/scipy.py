@@ -107,6 +107,13 @@ def is_distribution(value: Any) -> bool:
     return named is value and isinstance(value, tuple(cls for cls, _, _ in _find_in_stats(sys.modules["scipy.stats"])))
 
 
+def is_multimethod(value: Any) -> bool:
+    """Whether an object is one of SciPy's functions with backends, as those of `scipy.fft` are."""
+    cls = type(value)
+    is_function = cls.__name__ == "_Function" and cls.__module__.rpartition(".")[2] in ("uarray", "_uarray")
+    return is_function and str(value.__module__).startswith("scipy.")
+
+
 def replacements() -> Iterator[tuple[Any, str, Any]]:
     """Yield SciPy's functions and methods that are replaced: (imported module or class, name, replacement)."""
     for module in FUNCTIONS:
