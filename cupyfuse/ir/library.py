@@ -25,6 +25,16 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class NamedFunction:
+    """A function among the arguments of a call, by its name as in "scipy.stats.norm.cdf"."""
+
+    name: str
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return pkgutil.resolve_name(self.name)(*arguments, **options)
+
+
+@dataclass(frozen=True)
 class LibraryCall:
     """One call of a library's function; the graph has a node for each of its results.
 

@@ -21,7 +21,7 @@ import numpy as np
 from .. import dtypes
 from ..errors import TraceAttributeError
 from ..ir import graph as g
-from ..ir.library import LibraryCall, Operand, display_name, filler, flatten, resolve_function
+from ..ir.library import LibraryCall, NamedFunction, Operand, display_name, filler, flatten, resolve_function
 from .axes import Axes
 from .broadcasting import axis_labels
 from .folds import in_fold
@@ -43,7 +43,8 @@ class Result:
     is_python: bool = False
 
 
-_CONSTANTS = (bool, int, float, complex, str, slice, type, np.dtype, np.generic, type(None), type(Ellipsis))
+_VALUES = (bool, int, float, complex, str, slice, type, np.dtype, np.generic, type(None), type(Ellipsis))
+_CONSTANTS = (*_VALUES, NamedFunction)
 
 
 def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.linalg
+import scipy.ndimage
 import scipy.signal
 import scipy.spatial
 from scipy import special, stats
@@ -42,6 +43,15 @@ CALLS: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
     "mahalanobis": (lambda x, z: cdist(x, z, "mahalanobis"), [POINTS, POINTS + 1]),
     "simpson": (lambda y, t: scipy.integrate.cumulative_simpson(y, x=t), [Y, np.arange(64.0)]),
     "dirichlet": (lambda x, a: stats.dirichlet.logpdf(x, a), [SHARES, np.array([1.0, 2.0, 3.0])]),
+    "wishart": (lambda s: stats.wishart.logpdf(s, 8, np.eye(3)), [MATRIX]),
+    "multivariate_t": (lambda x: stats.multivariate_t.logpdf(x, np.zeros(3), np.eye(3), 4), [POINTS]),
+    "matrix_normal": (lambda x: stats.matrix_normal.logpdf(x), [POINTS]),
+    "invwishart": (lambda s: stats.invwishart.logpdf(s, 8, np.eye(3)), [MATRIX]),
+    "ks_1samp": (lambda y: stats.ks_1samp(y, stats.norm.cdf), [Y]),
+    "kstest": (lambda y: stats.kstest(y, "norm"), [Y]),
+    "label": (lambda x: scipy.ndimage.label(x > 0), [POINTS]),
+    "sqrtm": (lambda m: scipy.linalg.sqrtm(m), [MATRIX]),
+    "logm": (lambda m: scipy.linalg.logm(m), [MATRIX]),
     "cov": (lambda x, w: np.cov(x, aweights=w), [POINTS.T, np.arange(8.0) + 1]),
     "quantile": (lambda x, w: np.quantile(x, 0.3, weights=w, method="inverted_cdf"), [Y, np.abs(Z)]),
     "geomspace": (lambda a, b: np.geomspace(a, b, 5), [np.abs(Y) + 1, np.abs(Z) + 3]),
