@@ -45,7 +45,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
     "dirichlet": (lambda x, a: stats.dirichlet.logpdf(x, a), [SHARES, np.array([1.0, 2.0, 3.0])]),
     "wishart": (lambda s: stats.wishart.logpdf(s, 8, np.eye(3)), [MATRIX]),
     "multivariate_t": (lambda x: stats.multivariate_t.logpdf(x, np.zeros(3), np.eye(3), 4), [POINTS]),
-    "matrix_normal": (lambda x: stats.matrix_normal.logpdf(x), [POINTS]),
+    "matrix_normal": (lambda x: stats.matrix_normal.logpdf(x, np.zeros((8, 3))), [POINTS]),
     "invwishart": (lambda s: stats.invwishart.logpdf(s, 8, np.eye(3)), [MATRIX]),
     "ks_1samp": (lambda y: stats.ks_1samp(y, stats.norm.cdf), [Y]),
     "kstest": (lambda y: stats.kstest(y, "norm"), [Y]),

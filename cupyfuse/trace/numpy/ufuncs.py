@@ -18,6 +18,7 @@ from ..operations import apply, as_tracer, mask_logic, power, reduce, trace_of
 from ..products import matmul
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options
+from .reductions import reduction, truth
 
 # NumPy's, SciPy's and CuPy's names of operators that are called otherwise in the operator table.
 _ALIASES = {
@@ -77,13 +78,18 @@ def _at(name: str, inputs: tuple[Any, ...]) -> None:
 def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Reduce as `ufunc.reduce`; its options may be positional."""
     x, *rest = inputs
-    options = {"axis": 0} | dict(zip(("axis", "dtype", "out", "keepdims"), rest, strict=False)) | options
+    options = (
+        {"axis": 0} | dict(zip(("axis", "dtype", "out", "keepdims", "initial", "where"), rest, strict=False)) | options
+    )
+    x = as_tracer(x, trace_of((x, *options.values())))
     if name in ("logical_and", "logical_or"):
-        refuse_options(f"np.{name}.reduce", dtype=options.pop("dtype", None))
-        return getattr(x, REDUCTIONS[name])(**options)
-    if name in REDUCTIONS:
+        refuse_options(f"np.{name}.reduce", dtype=options.pop("dtype", None), initial=options.pop("initial", None))
+        return truth(REDUCTIONS[name], x, **options)
+    if name == "logaddexp":
         axis, keepdims = options.pop("axis"), options.pop("keepdims", False)
         return reduce(REDUCTIONS[name], x, axis, bool(keepdims), **options)
+    if name in REDUCTIONS:
+        return reduction(REDUCTIONS[name], x, **options)
     refuse_options(f"np.{name}.reduce", out=options.pop("out", None))
     return call_library(f"{_numpy_name(name)}.reduce", [x], options)
 
