@@ -69,6 +69,23 @@ METHODS: dict[str, str] = {
 }
 
 
+# Classes of scipy.spatial whose compiled code crashes the process where it is given another object than an array.
+_CRASHING = ("ConvexHull", "Delaunay", "HalfspaceIntersection", "Voronoi")
+
+
+def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `__init__` of a class that refuses traced arrays."""
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **options: Any) -> None:
+        """Initialise the object, or raise if an argument is traced."""
+        if next(tracers_in((args, options)), None) is not None:
+            fail(name, "its compiled code reads arrays in memory; call it outside of the fused function")
+        original(self, *args, **options)
+
+    return call
+
+
 def _as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is a library step for traced arrays, and `original` for all else."""
 
@@ -129,14 +146,17 @@ def is_multimethod(value: Any) -> bool:
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Yield SciPy's functions and methods that are replaced: (imported module or class, name, replacement)."""
+    """Yield SciPy's functions and methods to replace: (imported module or class, name, replacement)."""
     for module in FUNCTIONS:
         imported = sys.modules.get(module)
         if imported is not None:
             yield from _find_in_module(imported)
-    stats = sys.modules.get("scipy.stats")
+    stats, spatial = sys.modules.get("scipy.stats"), sys.modules.get("scipy.spatial")
     if stats is not None:
         yield from _find_in_stats(stats)
+    for name in _CRASHING if spatial is not None else ():
+        cls = getattr(spatial, name)
+        yield cls, "__init__", _refusing(f"scipy.spatial.{name}", cls.__init__)
 
 
 def replacement_of(function: Any) -> Any:
