@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..trace.numpy import is_distribution
+from ..trace.numpy import is_distribution, is_multimethod
 
 
 class Identity:
@@ -83,7 +83,7 @@ def _is_numpy_scalar(cls: type) -> bool:
 
 
 def is_stateless(value: Any) -> bool:
-    """Whether an object always behaves the same: a ufunc, a SciPy distribution, a C function bound to no instance."""
+    """Whether an object always behaves the same: a ufunc, a SciPy distribution, a C function of no instance."""
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
     if isinstance(value, np.ufunc):
@@ -91,7 +91,7 @@ def is_stateless(value: Any) -> bool:
     cls = type(value)
     if cls in _C_DESCRIPTORS or cls is _NUMPY_FUNCTION or cls.__name__ == "cython_function_or_method":
         return True
-    if cls.__module__ == "typing" or is_distribution(value):
+    if cls.__module__ == "typing" or is_distribution(value) or is_multimethod(value):
         return True
     return cls.__module__.partition(".")[0] == "cupy" and cls.__name__ in (
         "ufunc",

@@ -25,6 +25,16 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class NamedFunction:
+    """A function among the arguments of a call, by its name as in "scipy.stats.norm.cdf"."""
+
+    name: str
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return pkgutil.resolve_name(self.name)(*arguments, **options)
+
+
+@dataclass(frozen=True)
 class LibraryCall:
     """One call of a library's function; the graph has a node for each of its results.
 
@@ -81,7 +91,7 @@ class LibraryCall:
 
         def run(operands: Sequence[Any]) -> list[Any]:
             result = function(*arguments(operands), **options(operands))
-            found = list(result) if isinstance(result, (tuple, list)) else [result]
+            found = flatten(result)
             if len(found) != len(planned):
                 raise self._mismatch(found)
             for r, (shape, may_be_complex) in zip(found, planned, strict=True):
@@ -102,6 +112,13 @@ class LibraryCall:
             f"{self!r}: {name} results were planned, and for these operands it returned {r.dtype} ones; "
             "convert the operands with .astype(complex) first"
         )
+
+
+def flatten(results: Any) -> list[Any]:
+    """Return the results of a function in a list, from nested tuples and lists or a single one."""
+    if isinstance(results, (tuple, list)):
+        return [r for item in results for r in flatten(item)]
+    return [results]
 
 
 def _is_complex(result: Any) -> bool:

@@ -1,8 +1,10 @@
 """Library steps: calls of NumPy's or CuPy's own functions on whole arrays in memory.
 
-The shapes and dtypes of the results are found by calling NumPy's function once, while tracing: on sample arrays of
-zeros (identity matrices for `np.linalg`) for traced arrays, and on arrays that the function created as they are.
-`SHAPES` has rules for expensive functions. Functions whose results' shapes depend on values are refused.
+The shapes and dtypes of the results are found by calling NumPy's function while tracing: on sample arrays of zeros
+(identity matrices for `np.linalg`) for traced arrays, and on arrays that the function created as they are. Where a
+function checks its values and rejects these, samples of several other kinds are tried, and those that it takes have to
+give the same shapes and dtypes. `SHAPES` has rules for expensive functions. Functions whose results' shapes depend on
+values are refused.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from .. import dtypes
+from ..errors import TraceAttributeError
 from ..ir import graph as g
-from ..ir.library import LibraryCall, Operand, display_name, filler, resolve_function
+from ..ir.library import LibraryCall, NamedFunction, Operand, display_name, filler, flatten, resolve_function
 from .axes import Axes
 from .broadcasting import axis_labels
 from .folds import in_fold
@@ -39,7 +43,8 @@ class Result:
     is_python: bool = False
 
 
-_CONSTANTS = (bool, int, float, complex, str, slice, type, np.dtype, np.generic, type(None), type(Ellipsis))
+_VALUES = (bool, int, float, complex, str, slice, type, np.dtype, np.generic, type(None), type(Ellipsis))
+_CONSTANTS = (*_VALUES, NamedFunction)
 
 
 def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
@@ -75,7 +80,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     nodes = tuple(_c_order_node(t) for t in found.tracers)
     keep_dtype = function.startswith(_OF_SPACING)
     wide = [n if keep_dtype or (n.dtype == "float16" and _is_stored(n)) else _widen(n) for n in nodes]
-    every = [results] if isinstance(results, Result) else list(results)
+    every: list[Result] = flatten(results)
     shapes = tuple(t.shape for t in found.tracers)
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
     with trace.call(name, found.tracers) as record:
@@ -83,17 +88,49 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     if any(r.is_view for r in every):  # the step copies, so that changes in place would not reach the other array
         for t in (*found.tracers, *tracers):
             t._mark_shared()
-    if isinstance(results, Result):
-        return tracers[0]
-    return _namedtuple(type(results), tracers) if hasattr(results, "_fields") else type(results)(tracers)
+    replacements = iter(tracers)
+    return _map_results(lambda _: next(replacements), results)
 
 
-def _namedtuple(cls: type, values: list[Any]) -> Any:
-    """Make a namedtuple; for SciPy's result classes, which hold more than their fields, a plain one of their name."""
-    fields: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
-    if cls.__new__ is not tuple.__new__ and cls.__module__.startswith("scipy."):
-        return namedtuple(cls.__name__, fields)(*values)
-    return cls(*values)
+def _map_results(function: Callable[[Any], Any], results: Any) -> Any:
+    """Return results with a function applied to each, in nested tuples, lists and namedtuples like theirs."""
+    if not isinstance(results, (tuple, list)):
+        return function(results)
+    items = [_map_results(function, r) for r in results]
+    cls = type(results)
+    if not hasattr(cls, "_fields"):
+        return cls(items)
+    is_plain = cls.__bases__ == (tuple,) and not cls.__dictoffset__
+    return (cls if is_plain else _plain_namedtuple(cls))(*items)
+
+
+@cache
+def _plain_namedtuple(cls: Any) -> Any:
+    """Return a namedtuple class for the fields of one of SciPy's result classes, whose objects hold more than these."""
+    make: Any = namedtuple
+    made = make(cls.__name__, cls._fields)
+    if cls.__name__ in _CORRELATIONS:
+        made.correlation = made.statistic
+
+    def refuse(self: Any, name: str) -> NoReturn:
+        """Raise an error for an attribute that SciPy's object may have."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceAttributeError(
+            f"cannot fuse .{name} of SciPy's {cls.__name__}: in a fused function it has its fields alone, "
+            f"{', '.join(cls._fields)}; call the function outside\n  at {user_line()}"
+        )
+
+    made.__getattr__ = refuse
+    made.__reduce__ = lambda self: (_unpickled, (cls, tuple(self)))
+    return made
+
+
+_CORRELATIONS = ("PearsonRResult", "SignificanceResult")  # SciPy's classes with a second name for `statistic`
+
+
+def _unpickled(cls: Any, items: tuple[Any, ...]) -> Any:
+    return _plain_namedtuple(cls)(*items)
 
 
 def tracers_in(value: Any) -> Iterator[Tracer]:
@@ -178,16 +215,44 @@ def _infer_results(function: str, arguments: tuple[Any, ...], options: dict[str,
     if known is not None:
         shape, dtype = known
         return Result(shape, _name_of(found.name, dtype))
-    zeros = _call_on_samples(function, arguments, options, found, 0)
+    attempt = partial(_call_on_samples, function, arguments, options, found)
+    try:
+        zeros = attempt("zeros")
+    except _Rejected as rejected:
+        return _agreed_results(found.name, attempt, rejected.error)
     if len(metadata) == 1 or _is_linear_algebra(function):
         return zeros
     try:
-        ones = _call_on_samples(function, arguments, options, found, 1)
-    except (TypeError, ValueError, IndexError):
+        ones = attempt("ones")
+    except _Rejected:
         return zeros  # ones are invalid, as an index beyond the end; the step checks the shape again when it runs
     if ones != zeros:
-        fail(found.name, "the shape of its result depends on values; call it outside of the fused function")
+        fail(found.name, _DEPENDS)
     return zeros
+
+
+_DEPENDS = "the shape or dtype of its result depends on values; call it outside of the fused function"
+
+
+def _agreed_results(name: str, attempt: Callable[[str], Any], error: Exception) -> Any:
+    """Return what a function that rejected zeros, with an error, returns for all samples that it takes."""
+    errors, found = [error], []
+    for kind in _KINDS[1:]:
+        try:
+            found.append(attempt(kind))
+        except _Rejected as rejected:
+            errors.append(rejected.error)
+    if not found and len({(type(e), str(e)) for e in errors}) == 1:
+        reraise(name, error)  # it does not depend on values, and the plain function would raise it too
+    if not found:
+        fail(
+            name,
+            "the shapes of its results are found by calling it on sample arrays, and it rejects those of each kind, "
+            f"zeros with {type(error).__name__}: {error}; call it outside of the fused function",
+        )
+    if any(f != found[0] for f in found):
+        fail(name, _DEPENDS)
+    return found[0]
 
 
 def _describe(name: str, result: Any, samples: Sequence[Any]) -> Result:
@@ -209,24 +274,27 @@ def _name_of(name: str, dtype: Any) -> str:
         fail(name, f"its result: {error}")
 
 
+class _Rejected(Exception):
+    """A function raised `error` for sample arrays."""
+
+    def __init__(self, error: Exception):
+        super().__init__(str(error))
+        self.error = error
+
+
 def _call_on_samples(
-    function: str, arguments: tuple[Any, ...], options: dict[str, Any], found: _Operands, value: int
+    function: str, arguments: tuple[Any, ...], options: dict[str, Any], found: _Operands, kind: str
 ) -> Any:
-    """Call NumPy's function on arrays full of a value, and describe what it returns; errors name the user's line."""
-    name = found.name
-    samples = [_sample(function, t, value) for t in found.tracers]
+    """Call NumPy's function on sample arrays of a kind, and describe what it returns; _Rejected if it raises."""
+    samples = [_sample(function, t, kind, number) for number, t in enumerate(found.tracers)]
     numpy = resolve_function(function, np)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             result = numpy(*filler(arguments)(samples), **filler(options)(samples))
         except Exception as error:
-            reraise(name, error)
-    if hasattr(result, "_fields"):
-        return _namedtuple(type(result), [_describe(name, r, samples) for r in result])
-    if isinstance(result, (tuple, list)):
-        return type(result)([_describe(name, r, samples) for r in result])
-    return _describe(name, result, samples)
+            raise _Rejected(error) from error
+    return _map_results(lambda r: _describe(found.name, r, samples), result)
 
 
 _ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError, np.exceptions.AxisError, np.linalg.LinAlgError)
@@ -242,17 +310,33 @@ def _is_linear_algebra(function: str) -> bool:
     return function.startswith(("linalg.", "scipy.linalg.", "scipy.stats.multivariate_"))
 
 
-def _sample(function: str, operand: Tracer, value: int) -> Any:
-    """Return an array in the place of an operand: its known values, else full of a value, or an identity matrix."""
+# Kinds of sample arrays. Zeros are identity matrices for linear algebra; shares sum to one along the first axis.
+_KINDS = ("zeros", "ones", "increasing", "shares", "large", "identity", "random")
+
+
+def _sample(function: str, operand: Tracer, kind: str, number: int) -> Any:
+    """Return an array in the place of the operand of a number: its known values, else values of a kind."""
     known = operand._trace.known(operand)
     if known is not None:
         return known.copy()
     shape = operand.shape
-    array = np.full(shape, value, operand.dtype)
-    if _is_linear_algebra(function) and len(shape) >= 2:
+    array = np.full(shape, kind != "zeros", operand.dtype)  # zeros, or ones that other kinds replace
+    if kind == "zeros" and _is_linear_algebra(function) and len(shape) >= 2:
         array[...] = np.eye(shape[-2], shape[-1])  # it can be inverted and decomposed
-    elif _is_linear_algebra(function) and shape and shape[0]:
+    elif kind == "zeros" and _is_linear_algebra(function) and shape and shape[0]:
         array[0] = 1  # the first column of the identity
+    elif kind == "identity" and len(shape) >= 2 and shape[-1] == shape[-2]:
+        array[...] = np.eye(shape[-1])
+    elif kind == "increasing":
+        positions = np.arange(array.size).reshape(shape)
+        array[...] = positions % 100 + 1 if array.dtype.kind in "iub" else 1 + positions / max(array.size, 1)
+    elif kind == "large":
+        array[...] = 100
+    elif kind == "shares" and shape and array.dtype.kind not in "iub":
+        array[...] = 1 / max(shape[0], 1)
+    elif kind == "random":
+        random = np.random.default_rng(number)
+        array[...] = random.integers(1, 4, shape) if array.dtype.kind in "iub" else random.standard_normal(shape)
     return array
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -20,6 +21,7 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NUMPY = os.path.dirname(np.__file__)
 _SCIPY = os.path.join(os.path.dirname(_NUMPY), "scipy")
 _SKIPPED = (_LIBRARY + os.sep, _NUMPY + os.sep, _SCIPY + os.sep, contextlib.__file__)
+_GENERATED = ("<__array_function__", "<stringsource")  # NumPy's dispatch, and Cython's own code
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
 
 _refusals: ContextVar[list[TraceError] | None] = ContextVar("cupyfuse_refusals", default=None)
@@ -28,7 +30,8 @@ _refusals: ContextVar[list[TraceError] | None] = ContextVar("cupyfuse_refusals",
 def is_user_frame(frame: FrameType) -> bool:
     """Whether a frame runs code outside this library, NumPy and SciPy."""
     filename = frame.f_code.co_filename
-    return not os.path.abspath(filename).startswith(_SKIPPED) and not filename.startswith("<__array_function__")
+    compiled = filename.startswith(_GENERATED) or filename.endswith(".pyx")
+    return not (compiled or os.path.abspath(filename).startswith(_SKIPPED))
 
 
 def user_line() -> str:
@@ -45,6 +48,23 @@ def _line_of(error: Exception) -> str:
     """Return file, line and text of the innermost such frame that an error passed."""
     found = [(frame, number) for frame, number in traceback.walk_tb(error.__traceback__) if is_user_frame(frame)]
     return _describe_line(found[-1][0].f_code.co_filename, found[-1][1]) if found else "an unknown line"
+
+
+# What compiled code says of a traced array where it asked for one of NumPy's.
+_ASKED_FOR_ARRAY = re.compile(
+    r"\bTracer\b(?!.* at )|__array_(interface|struct)__|^setting an array element with a sequence"
+)
+
+
+def _function_of(error: Exception) -> str:
+    """Return the name of the function of NumPy's or SciPy's that the user's code called and an error passed."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = max((k for k, frame in enumerate(frames) if is_user_frame(frame)), default=-1)
+    for frame in frames[last + 1 :]:
+        module, name = str(frame.f_globals.get("__name__")).partition("._")[0], frame.f_code.co_name
+        if module.startswith(("numpy", "scipy.")) and hasattr(sys.modules.get(module), name):
+            return f"{module}.{name}: it calls compiled code"
+    return "a call of compiled code"
 
 
 def _describe_line(filename: str, number: int) -> str:
@@ -78,9 +98,9 @@ def refusals_reach_the_caller() -> Iterator[None]:
     except Exception as error:
         if noted:
             raise noted[0] from error
-        if type(error) is TypeError and "'Tracer'" in str(error):  # of compiled code, which asked for a NumPy array
+        if type(error) in (AttributeError, TypeError, ValueError) and _ASKED_FOR_ARRAY.search(str(error)):
             raise TraceError(
-                "cannot fuse a call of compiled code that reads arrays in memory; call it outside of the fused "
+                f"cannot fuse {_function_of(error)} that reads arrays in memory; call it outside of the fused "
                 f"function\n  at {_line_of(error)}"
             ) from error
         raise

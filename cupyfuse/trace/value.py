@@ -20,7 +20,7 @@ METHODS = (
 IN_PLACE_METHODS = ("sort", "partition")
 
 _MEMORY = "how an array lies in memory is not known while the function is traced"
-_WAYS_OUT = {
+WAYS_OUT = {
     "strides": f"{_MEMORY}; take windows by slices or np.lib.stride_tricks.sliding_window_view",
     **dict.fromkeys(("flags", "base", "data", "ctypes"), f"{_MEMORY}; call it outside of the fused function"),
     "byteswap": "bytes of traced arrays cannot be read; call it outside of the fused function",
@@ -130,5 +130,5 @@ class TracedValue:
             )
         if name in METHODS:
             return functools.partial(self._trace.call_method, name, self)
-        reason = _WAYS_OUT.get(name, "it is not supported in a fused function")
+        reason = WAYS_OUT.get(name, "it is not supported in a fused function")
         raise TraceAttributeError(f"cannot fuse the array attribute or method .{name}: {reason}\n  at {user_line()}")

@@ -18,6 +18,7 @@ from cupyfuse.torch.rules import RULES
 from cupyfuse.trace.numpy import FUNCTIONS
 from cupyfuse.trace.numpy.conversions import CONVERSIONS
 from cupyfuse.trace.numpy.scipy import FUNCTIONS as SCIPY
+from cupyfuse.trace.numpy.scipy import METHODS as DISTRIBUTIONS
 from cupyfuse.trace.numpy.steps import LIBRARY, REFUSED, dispatched_functions, public_name
 from cupyfuse.trace.value import METHODS
 
@@ -48,8 +49,12 @@ def page() -> str:
         "## SciPy\nThe ufuncs of `scipy.special` trace: those of the operator table fused, others as library steps. "
         "`logsumexp`, `softmax`, `log_softmax` and other functions written with NumPy's trace as their NumPy code. "
         "These are library steps, which run on CuPy arrays where `cupyx.scipy` has them; so are the densities, "
-        "distribution functions and quantiles of the distributions in `scipy.stats`.",
+        "distribution functions and quantiles of the univariate distributions in `scipy.stats`, which are arguments of "
+        "its tests too, as in `ks_1samp(y, norm.cdf)`.",
         *(f"**`{module}`**: {_listed(names.split())}." for module, names in SCIPY.items()),
+        f"**Multivariate distributions**: {_listed(list(multivariate_methods()))}.",
+        "Results with names have these fields, as in `pearsonr(x, y).statistic`; further attributes and methods of "
+        "SciPy's objects are errors that name the line.",
         "## cupyfuse\nThese work in fused functions and on arrays of any rank.",
         _table(
             ("function", ""),
@@ -111,6 +116,14 @@ def _state(ufunc: np.ufunc) -> str:
             continue
         return "library" if any(step.kind == "Library" for step in plan.steps) else "fused"
     return ""
+
+
+def multivariate_methods() -> Iterator[str]:
+    """Yield the methods of multivariate distributions, as "wishart.pdf"."""
+    for path, names in DISTRIBUTIONS.items():
+        module, _, cls = path.rpartition(".")
+        if module:
+            yield from (f"{cls.removesuffix('_gen')}.{name}" for name in names.split())
 
 
 def torch_operations() -> dict[str, list[str]]:

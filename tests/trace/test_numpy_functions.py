@@ -12,6 +12,7 @@ import pytest
 from support import HOST, INF, NAN, NUMPY, Engine, assert_equal, dtype_of, unit
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
 
 Function = Callable[..., Any]
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -629,3 +630,47 @@ def test_sorting_an_argument_in_place_changes_it() -> None:
             result = engine.host(cf.fuse(function)(x))
         np.testing.assert_allclose(result, expected)
         assert_equal(engine.host(x), plain_x)
+
+
+_EMPTY, _INTEGERS = np.zeros((2, 0, 3), "float32"), np.arange(6, dtype="int32").reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: np.add.reduce(x, where=x > 1), _INTEGERS),
+        (lambda x: np.add.reduce(x, 1, None, None, True, 5.0, x > 1), _INTEGERS * 1.5),
+        (lambda x: np.multiply.reduce(x, where=x > 1, axis=1), _INTEGERS),
+        (lambda x: np.maximum.reduce(x, axis=None, where=x < 1, initial=-5), _INTEGERS),
+        (lambda x: np.logical_and.reduce(x, where=x > 1), _INTEGERS),
+        (lambda x: np.sum(x, initial=2.5), _INTEGERS),
+        (lambda x: np.max(x, initial=9.5), _INTEGERS),
+        (lambda x: np.max(x, axis=1, initial=0), _EMPTY),
+        (lambda x: np.min(x, axis=(0, 1), initial=7, keepdims=True), _EMPTY.astype("int16")),
+        (lambda x: np.max(x, initial=-np.inf), _EMPTY),
+        (lambda x: np.max(x, axis=1, initial=3, where=x > 0), _EMPTY),
+    ],
+)
+def test_initial_and_where(function: Any, x: Any) -> None:
+    """Initial values are converted to the dtype of the result; reductions of nothing have them."""
+    expected = function(x)
+    with force_plans():
+        found = cf.fuse(function)(x)
+    assert (type(found), found.dtype, found.shape) == (type(expected), expected.dtype, expected.shape)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_an_initial_value_out_of_range() -> None:
+    with pytest.raises(OverflowError, match="1000 out of bounds for int8"):
+        cf.fuse(lambda x: np.max(x, initial=1000))(np.zeros(2, "int8"))
+
+
+@pytest.mark.parametrize(("shape", "ord"), [((0, 3), np.inf), ((3, 0), 1), ((0,), np.inf)])
+def test_norms_of_nothing(shape: tuple[int, ...], ord: float) -> None:
+    """NumPy 2.4 has 0; there is no smallest absolute value."""
+    with force_plans():
+        found = cf.fuse(lambda x: np.linalg.norm(x, ord))(np.zeros(shape))
+        with pytest.raises(ValueError, match="zero-size"):
+            cf.fuse(lambda x: np.linalg.norm(x, -ord))(np.zeros(shape))
+    assert type(found) is np.float64
+    assert found == 0

@@ -16,6 +16,7 @@ import scipy.signal
 import scipy.spatial.distance
 import scipy.stats
 from scipy import special, stats
+from scipy.fft import dct, next_fast_len
 from scipy.spatial.distance import cdist
 from scipy.special import gammaln
 from scipy.stats import norm
@@ -23,6 +24,7 @@ from support import HOST, NUMPY, Engine, assert_close, normal
 
 import cupyfuse as cf
 from cupyfuse.ir.library import resolve_function
+from cupyfuse.settings import force_plans
 from cupyfuse.trace.numpy.scipy import FUNCTIONS
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -41,6 +43,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "convolve2d": lambda x: scipy.signal.convolve2d(x, np.ones((3, 3)) / 9, mode="same"),
     "filter": lambda x: scipy.signal.lfilter([0.5], [1, -0.5], x, axis=0),
     "dct": lambda x: scipy.fft.dct(x, axis=1, norm="ortho"),
+    "dct by name": lambda x: dct(x, n=next_fast_len(6), axis=1),
     "simpson": lambda x: scipy.integrate.simpson(x, axis=0),
     "normal": lambda x: stats.norm.logpdf(x, loc=x.mean(), scale=2.0).sum() + scipy.stats.norm.cdf(x).sum(),
     "imported": lambda x: norm.pdf(x) + norm.isf(0.1),
@@ -67,6 +70,17 @@ def test_scipy(engine: Engine, name: str, dtype: str, rng: np.random.Generator) 
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     # 48 elements at most are summed; the functions here multiply relative errors by less than 20.
     assert_close(actual, expected, 48 * 20 * float(np.finfo(dtype).eps) * (1 + np.abs(expected)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_relative_entropy_of_any_ratio(dtype: str) -> None:
+    """The ratio may overflow, underflow or be next to one."""
+    with np.errstate(over="ignore"):
+        x = np.array([1e200, 1e-200, 1e-30, 1e20, 1 + 1e-6, 2, 0, 0, -1, np.inf, 1, np.nan, 1e-320]).astype(dtype)
+        y = np.array([1e-200, 1e200, 1e20, 1e-30, 1, 1, 1, 0, 1, 1, np.inf, 1, 1e10]).astype(dtype)
+    with force_plans():
+        found = cf.fuse(lambda x, y: special.rel_entr(x, y))(x, y)
+    np.testing.assert_allclose(found, special.rel_entr(x, y), rtol=8 * np.finfo(dtype).eps)
 
 
 def test_results_by_name() -> None:

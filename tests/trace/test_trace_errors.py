@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.signal
+import scipy.spatial
+from numpy.lib.stride_tricks import as_strided
+from scipy import stats
 
 import cupyfuse as cf
 
@@ -57,6 +61,13 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.view(np.recarray), r"view\(.*recarray"),
     (lambda x: np.ma.masked_array(x, x > 0), r"compiled code that reads arrays in memory"),
     (lambda x: memoryview(x), r"compiled code that reads arrays in memory"),
+    (lambda x: stats.bartlett(x[0], x[1]), r"scipy\.stats\.bartlett: it calls compiled code"),
+    (lambda x: scipy.signal.find_peaks(x[0]), r"compiled code that reads arrays in memory"),
+    (lambda x: scipy.spatial.ConvexHull(x), r"scipy\.spatial\.ConvexHull: its compiled code"),
+    (lambda x: np.lib.stride_tricks.as_strided(x, (2, 2)), r"as_strided: .*sliding_window_view"),
+    (lambda x: as_strided(x, (2, 2)), r"as_strided: .*sliding_window_view"),
+    (lambda x: np.array([x, None], dtype=object), r"an array of objects: .*list or tuple of arrays"),
+    (lambda x: np.array([x, "a"]), r"an array of a list with 'a' in it: .*list or tuple of arrays"),
     (lambda x: x.strides, r"\.strides: .*sliding_window_view"),
     (lambda x: (x > 0)[x > 0].max(), r"max of masked integers"),
     (lambda x: x[x > 0] + x[0], r"masked elements and an array"),

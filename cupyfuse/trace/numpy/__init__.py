@@ -9,7 +9,7 @@ like, `choices` among Python's and NumPy's own, creation functions (`creation`),
 from .choices import BUILTINS
 from .conversions import replacement_of, traced_conversions
 from .dispatch import FUNCTIONS, call_function, call_method
-from .scipy import is_distribution
+from .scipy import is_distribution, is_multimethod
 from .ufuncs import call_ufunc
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "call_method",
     "call_ufunc",
     "is_distribution",
+    "is_multimethod",
     "replacement_of",
     "traced_conversions",
 ]

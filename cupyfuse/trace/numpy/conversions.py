@@ -14,12 +14,14 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.lib import stride_tricks
 
 from ..tracer import TraceProtocol, Tracer
-from ..user_code import user_line
+from ..user_code import fail, user_line
+from ..value import WAYS_OUT
 from . import choices, creation, scipy
 
 _lock = threading.Lock()
@@ -49,7 +51,7 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
 
 def replacement_of(value: Any) -> Any:
     """Return the replacement of a function that the user's code holds in a variable; None if there is none."""
-    if type(value) not in _FUNCTIONS:
+    if type(value) not in _FUNCTIONS and not scipy.is_multimethod(value):
         return next((new for _, _, new in choices.REPLACED if new.original is value), None)
     return _BY_FUNCTION.get(value) or scipy.replacement_of(value)
 
@@ -75,6 +77,8 @@ def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
     """Return a traced array, or a list of them, as an array of a dtype; `copy` as for `numpy.asarray`."""
     if copy is False and not (isinstance(x, Tracer) and not x._is_scalar and dtype in (None, x.dtype)):
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
+    if dtype is not None and np.dtype(dtype).hasobject:
+        fail("an array of objects", "traced arrays hold numbers; use a list or tuple of arrays")
     if not isinstance(x, Tracer):
         return _stack(x, dtype)
     if dtype is not None and np.dtype(dtype) != x.dtype:
@@ -90,7 +94,14 @@ def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
 def _stack(values: Any, dtype: Any) -> Tracer:
     """Make an array of a nested list that holds traced arrays."""
     items = [_stack(v, None) if _holds_tracers(v) else v for v in values]
-    result = np.stack([v if isinstance(v, Tracer) else np.asarray(v) for v in items])
+    arrays = [v if isinstance(v, Tracer) else np.asarray(v) for v in items]
+    for value, array in zip(items, arrays, strict=True):
+        if array.dtype.kind in "OUS":
+            fail(
+                f"an array of a list with {value!r} in it",
+                "traced arrays hold numbers; use a list or tuple of arrays",
+            )
+    result = np.stack(arrays)
     return result if dtype is None else result.astype(dtype)  # type: ignore[return-value]
 
 
@@ -109,6 +120,11 @@ def _contiguous(order: str, a: Any, dtype: Any = None, *, like: Any = None) -> A
     """Return a contiguous array as `np.ascontiguousarray` or `np.asfortranarray`."""
     result = _with_order(a, _convert(a, dtype), order)
     return result if result.ndim else result[None]
+
+
+def _refuse_strides(x: Any, *args: Any, **options: Any) -> NoReturn:
+    """Refuse `np.lib.stride_tricks.as_strided`, which reads memory."""
+    fail("np.lib.stride_tricks.as_strided", WAYS_OUT["strides"])
 
 
 def _stacking_lists(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,6 +178,7 @@ def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
         module, _, name = path.rpartition(".")
         space = np.linalg if module else np
         yield space, name, _stacking_lists(getattr(space, name))
+    yield stride_tricks, "as_strided", _converting_tracers(stride_tricks.as_strided, _refuse_strides)
     for name in creation.CREATION:
         yield np, name, creation.creating(getattr(np, name))
 

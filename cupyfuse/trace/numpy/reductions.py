@@ -12,10 +12,13 @@ import numpy as np
 from ... import dtypes
 from ...ir import graph as g
 from ..axes import normalize_axes
+from ..broadcasting import expand
 from ..library import call_library
+from ..number import TracedNumber
 from ..operations import apply, as_tracer, count, reduce, variance
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options, user_line
+from ..value import NamedConstant
 
 _NEUTRAL = {"sum": 0, "prod": 1}
 _COMBINED_BY = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
@@ -44,16 +47,39 @@ def reduction(
     """Reduce as `np.sum`, `np.prod`, `np.max` or `np.min`, for that op."""
     if isinstance(initial, _NO_VALUE):
         initial = None
+    if initial is not None and op in ("max", "min"):
+        initial = _initial_value(initial, a._node.dtype, a._trace)
     if where is not True and not isinstance(where, _NO_VALUE):
         neutral = _NEUTRAL.get(op, initial)
         if neutral is None:
             raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
         # In the array's own dtype, since NumPy leaves elements out without promoting the others.
         a = apply("where", where, a, bool(neutral) if a._node.dtype == "bool" else neutral)
-    if initial is not None and op in ("max", "min") and any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim)):
-        fail(f"np.{op} of an empty array with initial=", "it is that number; write it down")
+    if initial is not None and op in ("max", "min") and _is_empty(a, axis):
+        return _filled_result(a, axis, _flag(keepdims), initial)
     result = reduce(op, a, axis, _flag(keepdims), dtype=dtype, out=out)
-    return result if initial is None else apply(_COMBINED_BY[op], result, initial)
+    if initial is None:
+        return result
+    return apply(_COMBINED_BY[op], result, _initial_value(initial, result._node.dtype, a._trace))
+
+
+def _initial_value(initial: Any, dtype: str, trace: Any) -> Any:
+    """Return the initial value of a reduction in the dtype of its result, to which NumPy converts it."""
+    if isinstance(initial, (Tracer, TracedNumber, NamedConstant)):
+        return as_tracer(initial, trace).astype(dtype)
+    return dtypes.to_numpy(dtype).type(np.asarray(initial).item())
+
+
+def _is_empty(a: Tracer, axis: Any) -> bool:
+    """Whether a reduction along some axes is one of no elements."""
+    return any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim))
+
+
+def _filled_result(a: Tracer, axis: Any, keepdims: bool, value: Any) -> Tracer:
+    """Return the result of a reduction along some axes, in the array's dtype, with a value in each place."""
+    positions = normalize_axes(axis, a.ndim)
+    shape = tuple(1 if p in positions else n for p, n in enumerate(a.shape) if keepdims or p not in positions)
+    return expand(as_tracer(_initial_value(value, a._node.dtype, a._trace), a._trace), shape)._as_result()
 
 
 def extremum(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **options: Any) -> Any:
@@ -234,7 +260,7 @@ def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -
     if len(axes) == 2 and ord in (1, -1, np.inf, -np.inf):
         first, second = (axes[0], axes[1]) if abs(ord) == 1 else (axes[1], axes[0])
         sums = reduce("sum", apply("absolute", x), first, True)
-        result = reduce("max" if ord > 0 else "min", sums, second, True)
+        result = _extreme_size(ord, sums, second, True)
         return result if keepdims else result.squeeze(axes)._as_result()
     return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
 
@@ -244,10 +270,17 @@ def _vector_norm(size: Tracer, ord: float, axis: Any, keepdims: bool) -> Tracer:
     if ord == 1:
         return reduce("sum", size, axis, keepdims)
     if ord in (np.inf, -np.inf):
-        return reduce("max" if ord > 0 else "min", size, axis, keepdims)
+        return _extreme_size(ord, size, axis, keepdims)
     if ord == 0:
         return reduce("sum", apply("not_equal", size, 0.0), axis, keepdims).astype(size._node.dtype)
     return apply("power", reduce("sum", apply("power", size, float(ord)), axis, keepdims), 1.0 / float(ord))
+
+
+def _extreme_size(ord: float, size: Tracer, axis: Any, keepdims: bool) -> Tracer:
+    """Return the largest absolute value for a positive order, 0 if there is none, else the smallest."""
+    if ord > 0 and _is_empty(size, axis):
+        return _filled_result(size, axis, keepdims, 0)
+    return reduce("max" if ord > 0 else "min", size, axis, keepdims)
 
 
 def linalg_vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:

@@ -7,10 +7,12 @@ functions here call compiled code. Only modules that the user has imported are t
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from typing import Any
 
+from ...ir.library import NamedFunction
 from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail
@@ -19,9 +21,9 @@ from ..user_code import fail
 FUNCTIONS: dict[str, str] = {
     "scipy.special": "binom comb multigammaln polygamma zeta",
     "scipy.linalg": """
-        block_diag cho_factor cho_solve cholesky circulant det eigh eigvalsh expm hankel inv lstsq lu lu_factor
-        lu_solve norm pinv pinvh polar qr solve solve_banded solve_continuous_lyapunov solve_discrete_lyapunov
-        solve_sylvester solve_toeplitz solve_triangular svd svdvals toeplitz
+        block_diag cho_factor cho_solve cholesky circulant coshm cosm det eigh eigvalsh expm hankel inv logm lstsq lu
+        lu_factor lu_solve norm pinv pinvh polar qr signm sinhm sinm solve solve_banded solve_continuous_lyapunov
+        solve_discrete_lyapunov solve_sylvester solve_toeplitz solve_triangular sqrtm svd svdvals tanhm tanm toeplitz
     """,
     "scipy.spatial": "distance_matrix procrustes",
     "scipy.spatial.distance": """
@@ -31,8 +33,8 @@ FUNCTIONS: dict[str, str] = {
     "scipy.ndimage": """
         affine_transform binary_closing binary_dilation binary_erosion binary_fill_holes binary_opening black_tophat
         convolve convolve1d correlate correlate1d distance_transform_edt gaussian_filter gaussian_filter1d
-        gaussian_gradient_magnitude gaussian_laplace grey_closing grey_dilation grey_erosion grey_opening laplace
-        map_coordinates maximum_filter maximum_filter1d median_filter minimum_filter minimum_filter1d
+        gaussian_gradient_magnitude gaussian_laplace grey_closing grey_dilation grey_erosion grey_opening label
+        laplace map_coordinates maximum_filter maximum_filter1d median_filter minimum_filter minimum_filter1d
         morphological_gradient percentile_filter prewitt rank_filter rotate shift sobel spline_filter uniform_filter
         uniform_filter1d white_tophat zoom
     """,
@@ -49,18 +51,39 @@ FUNCTIONS: dict[str, str] = {
     "scipy.optimize": "linear_sum_assignment nnls",
     "scipy.stats": """
         boxcox_llf circmean circstd circvar describe differential_entropy entropy gmean hmean iqr gstd kendalltau
-        ks_1samp ks_2samp kstat kurtosis kurtosistest linregress mannwhitneyu median_abs_deviation moment
+        ks_1samp ks_2samp kstat kstest kurtosis kurtosistest linregress mannwhitneyu median_abs_deviation moment
         normaltest pearsonr rankdata sem shapiro skew skewtest spearmanr theilslopes tmean trim_mean tstd ttest_1samp
         ttest_ind ttest_rel tvar variation wasserstein_distance wilcoxon zmap zscore
     """,
 }
 # Methods of the classes of scipy.stats' named distributions.
-_METHODS: dict[str, str] = {
+METHODS: dict[str, str] = {
     "rv_continuous": "pdf logpdf cdf logcdf sf logsf ppf isf",
     "rv_discrete": "pmf logpmf cdf logcdf sf logsf ppf isf",
     "_multivariate.multivariate_normal_gen": "pdf logpdf cdf logcdf",
     "_multivariate.dirichlet_gen": "pdf logpdf",
+    "_multivariate.invwishart_gen": "pdf logpdf",
+    "_multivariate.matrix_normal_gen": "pdf logpdf",
+    "_multivariate.multivariate_t_gen": "pdf logpdf",
+    "_multivariate.wishart_gen": "pdf logpdf",
 }
+
+
+# Classes of scipy.spatial whose compiled code crashes the process where it is given another object than an array.
+_CRASHING = ("ConvexHull", "Delaunay", "HalfspaceIntersection", "Voronoi")
+
+
+def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `__init__` of a class that refuses traced arrays."""
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **options: Any) -> None:
+        """Initialise the object, or raise if an argument is traced."""
+        if next(tracers_in((args, options)), None) is not None:
+            fail(name, "its compiled code reads arrays in memory; call it outside of the fused function")
+        original(self, *args, **options)
+
+    return call
 
 
 def _as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,9 +98,17 @@ def _as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., A
             if isinstance(options.get(label), Tracer):
                 fail(f"{name} with {label}=", "assign its result instead, as in y[...] = f(x)")
         # overwrite_a and the like: the operands may be the caller's, and other steps read them.
-        return call_library(name, args, {k: v for k, v in options.items() if not k.startswith("overwrite_")})
+        given = {k: _by_name(v) for k, v in options.items() if not k.startswith("overwrite_")}
+        return call_library(name, [_by_name(a) for a in args], given)
 
     return call
+
+
+def _by_name(value: Any) -> Any:
+    """Return a method of a named distribution as a `NamedFunction`, other values as they are."""
+    if isinstance(value, types.MethodType) and is_distribution(value.__self__):
+        return NamedFunction(f"scipy.stats.{_name_of(value.__self__)}.{value.__name__}")
+    return value
 
 
 def _method_as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,15 +138,25 @@ def is_distribution(value: Any) -> bool:
     return named is value and isinstance(value, tuple(cls for cls, _, _ in _find_in_stats(sys.modules["scipy.stats"])))
 
 
+def is_multimethod(value: Any) -> bool:
+    """Whether an object is one of SciPy's functions with backends, as those of `scipy.fft` are."""
+    cls = type(value)
+    is_function = cls.__name__ == "_Function" and cls.__module__.rpartition(".")[2] in ("uarray", "_uarray")
+    return is_function and str(value.__module__).startswith("scipy.")
+
+
 def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Yield SciPy's functions and methods that are replaced: (imported module or class, name, replacement)."""
+    """Yield SciPy's functions and methods to replace: (imported module or class, name, replacement)."""
     for module in FUNCTIONS:
         imported = sys.modules.get(module)
         if imported is not None:
             yield from _find_in_module(imported)
-    stats = sys.modules.get("scipy.stats")
+    stats, spatial = sys.modules.get("scipy.stats"), sys.modules.get("scipy.spatial")
     if stats is not None:
         yield from _find_in_stats(stats)
+    for name in _CRASHING if spatial is not None else ():
+        cls = getattr(spatial, name)
+        yield cls, "__init__", _refusing(f"scipy.spatial.{name}", cls.__init__)
 
 
 def replacement_of(function: Any) -> Any:
@@ -143,7 +184,7 @@ def _find_in_module(module: Any) -> list[tuple[Any, str, Any]]:
 def _find_in_stats(stats: Any) -> list[tuple[Any, str, Any]]:
     """List the methods of scipy.stats' distributions that run as library steps: (class, name, replacement)."""
     found: list[tuple[Any, str, Any]] = []
-    for path, names in _METHODS.items():
+    for path, names in METHODS.items():
         module, _, name = path.rpartition(".")
         cls = getattr(getattr(stats, module) if module else stats, name)
         found += [(cls, n, _method_as_library_step(n, getattr(cls, n))) for n in names.split()]

@@ -18,6 +18,7 @@ from ..operations import apply, as_tracer, mask_logic, power, reduce, trace_of
 from ..products import matmul
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options
+from .reductions import reduction, truth
 
 # NumPy's, SciPy's and CuPy's names of operators that are called otherwise in the operator table.
 _ALIASES = {
@@ -77,13 +78,18 @@ def _at(name: str, inputs: tuple[Any, ...]) -> None:
 def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Reduce as `ufunc.reduce`; its options may be positional."""
     x, *rest = inputs
-    options = {"axis": 0} | dict(zip(("axis", "dtype", "out", "keepdims"), rest, strict=False)) | options
+    options = (
+        {"axis": 0} | dict(zip(("axis", "dtype", "out", "keepdims", "initial", "where"), rest, strict=False)) | options
+    )
+    x = as_tracer(x, trace_of((x, *options.values())))
     if name in ("logical_and", "logical_or"):
-        refuse_options(f"np.{name}.reduce", dtype=options.pop("dtype", None))
-        return getattr(x, REDUCTIONS[name])(**options)
-    if name in REDUCTIONS:
+        refuse_options(f"np.{name}.reduce", dtype=options.pop("dtype", None), initial=options.pop("initial", None))
+        return truth(REDUCTIONS[name], x, **options)
+    if name == "logaddexp":
         axis, keepdims = options.pop("axis"), options.pop("keepdims", False)
         return reduce(REDUCTIONS[name], x, axis, bool(keepdims), **options)
+    if name in REDUCTIONS:
+        return reduction(REDUCTIONS[name], x, **options)
     refuse_options(f"np.{name}.reduce", out=options.pop("out", None))
     return call_library(f"{_numpy_name(name)}.reduce", [x], options)
 
@@ -203,7 +209,14 @@ def _entr(x: Tracer) -> Tracer:
 
 def _rel_entr(x: Tracer, y: Tracer) -> Tracer:
     both_positive = apply("logical_and", x > 0, y > 0)
-    inner = x * apply("log", apply("where", both_positive, x, 1.0) / apply("where", both_positive, y, 1.0))
+    a, b = (apply("where", both_positive, v, 1.0) for v in (x, y))
+    ratio = a / b
+    limits = np.finfo(dtypes.compute_dtype(ratio._node.dtype))
+    in_range = apply("logical_and", ratio >= float(limits.tiny), ratio <= float(limits.max))
+    # Numbers close to each other have the digits of their difference; of a ratio out of range, the logs are far apart.
+    near = apply("logical_and", ratio > 0.5, ratio < 2.0)
+    log = apply("where", in_range, apply("log", ratio), apply("log", a) - apply("log", b))
+    inner = x * apply("where", near, apply("log1p", (a - b) / b), log)
     rest = apply("where", apply("logical_and", x == 0, y >= 0), 0.0, math.inf)
     value = apply("where", both_positive, inner, rest)
     return apply("where", apply("logical_or", apply("isnan", x), apply("isnan", y)), math.nan, value)
