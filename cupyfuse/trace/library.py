@@ -44,7 +44,7 @@ class Result:
 
 
 _VALUES = (bool, int, float, complex, str, slice, type, np.dtype, np.generic, type(None), type(Ellipsis))
-_CONSTANTS = (*_VALUES, NamedFunction)
+_CONSTANTS = (*_VALUES, NamedFunction, type(np._NoValue))
 
 
 def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any:

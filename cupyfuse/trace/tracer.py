@@ -274,6 +274,8 @@ class Tracer(Changes):
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "__call__" and getattr(np, ufunc.__name__, None) is not ufunc:
+            inputs = _in_loop_dtypes(ufunc, inputs)
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
@@ -283,6 +285,24 @@ class Tracer(Changes):
         return self._trace.call_ufunc(
             str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options
         )
+
+
+def _in_loop_dtypes(ufunc: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Convert traced operands to the dtypes in which a ufunc computes: SciPy's have no loops for float16 and integers.
+
+    Those of bfloat16, which SciPy converts to float64, stay as they are.
+    """
+    traced = [i for i in inputs if isinstance(i, Tracer)]
+    if any(t._node.dtype == "bfloat16" for t in traced):
+        return inputs
+    weak = (int, float)  # Python's numbers take the others' dtype
+    given = [type(i) if type(i) in weak else i.dtype if isinstance(i, Tracer) else np.result_type(i) for i in inputs]
+    try:
+        loops = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout))
+    except TypeError:
+        return inputs
+    found = zip(inputs, loops[: len(inputs)], strict=True)
+    return tuple(i.astype(d) if isinstance(i, Tracer) and i.dtype != d else i for i, d in found)
 
 
 def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:

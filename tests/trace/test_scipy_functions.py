@@ -116,3 +116,21 @@ def test_mistakes_name_the_line() -> None:
         cf.fuse(lambda x: cdist(x, x.T))(np.ones((3, 2)))
     with pytest.raises(cf.TraceError, match=r"cdist.*neither an array nor a constant"):
         cf.fuse(lambda x: cdist(x, x, lambda a, b: 0.0))(np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint16", "int32", "int64", "bool"])
+@pytest.mark.parametrize("name", ["expit", "logit", "log_expit", "erf", "log1p", "cbrt", "xlogy", "entr", "rel_entr"])
+def test_ufuncs_have_scipys_dtypes(name: str, dtype: str) -> None:
+    function = getattr(special, name)
+    x = np.array([0.0, 0.25, 0.5, 1.0]).astype(dtype)
+    arguments = (x,) * function.nin
+    with np.errstate(all="ignore"):
+        expected = function(*arguments)
+    got = cf.fuse(lambda *v: function(*v))(*arguments)
+    assert got.dtype == expected.dtype
+    np.testing.assert_allclose(got, expected, rtol=1e-6 if expected.dtype == np.float32 else 1e-14)
+
+
+def test_logit_near_one_half() -> None:
+    x = 0.5 + np.array([0.0, 1e-12, -1e-9, 1e-3, 0.1, -0.2, 0.149, 0.151])
+    np.testing.assert_allclose(cf.fuse(lambda v: special.logit(v))(x), special.logit(x), rtol=1e-14)

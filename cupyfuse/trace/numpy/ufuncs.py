@@ -223,7 +223,10 @@ def _rel_entr(x: Tracer, y: Tracer) -> Tracer:
 
 
 def _logit(x: Tracer) -> Tracer:
-    return apply("log", x / (1.0 - x))
+    # Near 1/2, where it is near 0, it has the digits of the distance.
+    near = apply("logical_and", x > 0.3, x < 0.65)
+    distance = apply("where", near, 2.0 * (x - 0.5), 0.0)
+    return apply("where", near, apply("log1p", distance) - apply("log1p", -distance), apply("log", x / (1.0 - x)))
 
 
 def _fabs(x: Tracer) -> Tracer:
