@@ -20,6 +20,9 @@ from .operations import apply
 from .tracer import Tracer
 from .user_code import fail, user_line
 
+# Pointwise operators that a part is computed by again; a value that takes more of them is stored, and the part read.
+MOST_COPIED = 16
+
 Slice = tuple[int, int, int]  # of one axis: the first index, the step, the number of indices
 
 
@@ -103,8 +106,8 @@ def part(x: Tracer, selection: Selection) -> Tracer:
     )
     axes = Axes(selection.counts, *folds)
     if x.size and 0 not in axes.shape:
-        cut = _Cut(_flatten_slices(rows, x.shape), _flatten_slices(cols, x.shape), axes.node_shape)
-        return x._trace.array(cut(x._node), axes.picked(selection.order))
+        cut = _Cut(x._node, (_flatten_slices(rows, x.shape), _flatten_slices(cols, x.shape)), axes.node_shape)
+        return x._trace.array(cut.part(x._trace.stored), axes.picked(selection.order))
     base, strides = strides_of(x)
     dims = [(count, step * strides.get(p, 0)) for p, _, step, count in rows + cols]
     return x._trace.array(slices.strided_copy(base, dims or [(1, 0)], axes.node_shape), axes.picked(selection.order))
@@ -134,30 +137,62 @@ def _flatten_slices(slices: list[tuple[int, int, int, int]], shape: tuple[int, .
 
 
 class _Cut:
-    """Cuts a node, and the nodes that it is computed from by pointwise operators, to a part of a shape."""
+    """Cuts a node to a part of a shape, and with it the nodes that it is computed from by a few pointwise operators.
 
-    def __init__(self, rows: _FlatSlices, cols: _FlatSlices, shape: g.Shape):
-        self.rows, self.cols, self.shape = rows, cols, shape
+    A node that takes more of them is stored, and its part read from memory. What is computed from it then begins with
+    it, so that an index adds at most `MOST_COPIED` operators to the graph. Without that bound, a loop that indexes what
+    it computed the round before would copy the copies of that round, and those of all rounds before it.
+    """
 
-    def __call__(self, root: g.Node) -> g.Node:
-        """Return the part of a node."""
-        whole = root.shape
+    def __init__(self, root: g.Node, slices: tuple[_FlatSlices, _FlatSlices], shape: g.Shape):
+        self.root, self.shape = root, shape
+        self.rows, self.cols = slices
+        # Whether all rows, and all columns, are selected in order.
+        self.all = [
+            count == n and first == 0 and _is_whole(dims)
+            for (dims, first), count, n in zip(slices, shape, root.shape, strict=True)
+        ]
+
+    def part(self, stored: set[g.Node]) -> g.Node:
+        """Return the part of the node, which is added to the `stored` ones if it is read from memory."""
+        if self._is_long(stored):
+            stored.add(self.root)
         done: dict[g.Node, g.Node] = {}
-
-        def inputs(node: g.Node) -> tuple[g.Node, ...]:
-            return node.inputs if node.pointwise and node.op != "guard" and not in_memory(node) else ()
-
-        for node in g.topological([root], inputs):
+        for node in g.topological([self.root], lambda node: self._operands(node, stored)):
             shape = self._shape_of(node)
-            if node.op == "const" or (node.shape == (1, 1) != whole):
+            if self._is_kept(node):
                 done[node] = node
-            elif inputs(node):
+            elif self._operands(node, stored):
                 done[node] = g.with_inputs(node, [done[i] for i in node.inputs], shape)
             elif node.op == "positions":
                 done[node] = self._positions(node)
             else:
                 done[node] = self._copy(node, shape)
-        return done[root]
+        return done[self.root]
+
+    def _is_long(self, stored: set[g.Node]) -> bool:
+        """Whether computing the part alone takes more than `MOST_COPIED` operators; looks at few more than these."""
+        copied: set[g.Node] = set()
+        left = [self.root]
+        while left and len(copied) <= MOST_COPIED:
+            node = left.pop()
+            operands = self._operands(node, stored)
+            if operands and node not in copied:
+                copied.add(node)
+                left += operands
+        return len(copied) > MOST_COPIED
+
+    def _operands(self, node: g.Node, stored: set[g.Node]) -> tuple[g.Node, ...]:
+        """Return the inputs to cut for the part of a node; none if that is the node itself, or read from memory."""
+        computed = node.pointwise and node.op != "guard" and node not in stored and not in_memory(node)
+        return node.inputs if computed and not self._is_kept(node) else ()
+
+    def _is_kept(self, node: g.Node) -> bool:
+        """Whether a node is its own part: a constant, or of length one along the axes that are cut."""
+        if node.op == "const":
+            return True
+        lengths = zip(self.all, node.shape, self.root.shape, strict=True)
+        return all(whole or length == 1 != n for whole, length, n in lengths)
 
     def _shape_of(self, node: g.Node) -> g.Shape:
         """Return the shape of a node's part: nodes broadcast, so they may have length one along rows or columns."""
@@ -204,7 +239,7 @@ def _as_slice(flat: _FlatSlices, length: int) -> Slice:
     return first, step, count
 
 
-def _is_whole(dims: list[tuple[int, int]]) -> bool:
+def _is_whole(dims: Sequence[tuple[int, int]]) -> bool:
     """Whether (count, stride) pairs step through memory element by element."""
     stride = 1
     for n, s in reversed(dims):

@@ -84,6 +84,7 @@ class Trace:
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by their positions
         self.calls: list[Call] = []
         self.folded: dict[tuple[object, ...], g.Node] = {}  # strided copies, to make each once (`folds.Conversion`)
+        self.stored: set[g.Node] = set()  # computed values of which parts are read from memory (`parts.part`)
         self.constants: list[Any] = []  # arrays that the function created, which follow the arguments among the inputs
         self._captures, self._ended = captures, False
         self._constant_nodes: dict[Any, g.Node] = {}

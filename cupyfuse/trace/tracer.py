@@ -22,6 +22,7 @@ class TraceProtocol(Protocol):
 
     effects: dict[int, g.Node]
     folded: dict[tuple[object, ...], g.Node]
+    stored: set[g.Node]
     strict: bool
     numpy_only: bool
     traces_created: bool

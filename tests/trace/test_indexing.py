@@ -9,6 +9,9 @@ import pytest
 from support import CUDA, LAYOUTS, Engine, assert_close, assert_equal, normal, sprinkle
 
 import cupyfuse as cf
+from cupyfuse.plan.schedule import MOST_FLOPS
+from cupyfuse.settings import force_plans
+from cupyfuse.trace.parts import MOST_COPIED
 
 SHAPES = {"m": (5, 7), "v": (7,), "x": (4, 5, 6)}
 
@@ -274,3 +277,148 @@ def test_a_number_is_assigned_without_a_copy() -> None:
         return y
 
     assert [s.kind for s in cf.fuse(change).plan(cf.spec((64, 100), "float32")).steps] == ["RowProgram"]
+
+
+# Loops that index what they computed the round before --------------------------------------------------------------
+
+
+def shortest_paths(d: Any, rounds: int) -> Any:
+    for k in range(rounds):
+        d = np.minimum(d, d[:, k, None] + d[None, k])
+    return d
+
+
+def elimination(d: Any, rounds: int) -> Any:
+    d = d.copy()
+    for k in range(rounds):
+        d[k + 1 :] -= (d[k + 1 :, k] / d[k, k])[:, None] * d[k]
+    return d
+
+
+def tridiagonal(d: Any, rounds: int) -> Any:
+    a, b, c, x = d[0], d[1] + 3, d[2] * 1, d[3] * 1
+    c[0] /= b[0]
+    for k in range(1, rounds):
+        scale = b[k] - a[k] * c[k - 1]
+        c[k] = c[k] / scale
+        x[k] = (x[k] - a[k] * x[k - 1]) / scale
+    return x
+
+
+def recurrence(d: Any, rounds: int) -> Any:
+    x, h = np.tanh(d) * 2 + 1, d[0]
+    for k in range(rounds):
+        h = d[1] * h + x[:, k]
+    return h
+
+
+def gates(d: Any, rounds: int) -> Any:
+    n = d.shape[1] // 4
+    h = c = d[:2, :n]
+    for k in range(rounds):
+        z = d[k] @ d + h @ d[:n]
+        i, f, o, g = (z[:, j * n : (j + 1) * n] for j in range(4))
+        c = cf.sigmoid(f) * c + cf.sigmoid(i) * np.tanh(g)
+        h = cf.sigmoid(o) * np.tanh(c)
+    return h
+
+
+def differences(d: Any, rounds: int) -> Any:
+    for _ in range(rounds):
+        new = d.copy()
+        new[1:-1] = d[1:-1] + 0.1 * (d[2:] - 2 * d[1:-1] + d[:-2])
+        d = new
+    return d
+
+
+def shrinking_differences(d: Any, rounds: int) -> Any:
+    d = d.ravel()
+    for _ in range(rounds):
+        d = d[1:-1] + 0.1 * (d[2:] - 2 * d[1:-1] + d[:-2])
+    return d
+
+
+def one_element_at_a_time(d: Any, rounds: int) -> Any:
+    d = d.copy()
+    for k in range(1, rounds):
+        d[k, 0] = np.maximum(d[k - 1, 0], d[0, k - 1]) + d[k, k]
+        d[0, k] = np.minimum(d[k, 0], d[0, k - 1]) * 0.5
+    return d
+
+
+ROUNDS = (
+    *(shortest_paths, elimination, tridiagonal, recurrence, gates, differences, shrinking_differences),
+    one_element_at_a_time,
+)
+
+
+@pytest.mark.parametrize("loop", ROUNDS, ids=lambda f: f.__name__)
+def test_loops_that_index_computed_values(loop: Any, engine: Engine, rng: np.random.Generator) -> None:
+    x = np.abs(normal(rng, (12, 12), "float64")) + 12 * np.eye(12)
+    with force_plans():
+        result = engine.host(cf.fuse(lambda x: loop(x, 11))(*engine.arrays([x])))
+    np.testing.assert_allclose(result, loop(x, 11), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("loop", ROUNDS, ids=lambda f: f.__name__)
+def test_graphs_and_plans_of_loops_grow_with_their_rounds(loop: Any) -> None:
+    x = cf.spec((64, 64), "float64")
+    fused = cf.fuse(loop)
+    nodes, flops = [], []
+    for rounds in (15, 30, 60):
+        traced, plan = fused.trace((x, rounds)), fused.plan(x, rounds)
+        nodes.append(len(traced.graph.order))
+        flops.append(plan.flops / sum(call.flops for call in traced.calls))
+    assert nodes[2] < 120 * 60 and nodes[2] - nodes[1] < 2.2 * (nodes[1] - nodes[0])
+    # Its three parts overlap: each second round computes them three times from the round before.
+    most = 2.05 if loop is shrinking_differences else MOST_FLOPS
+    assert max(flops) <= most
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_parts_are_read_from_memory_where_they_take_many_operators(
+    extra: int, engine: Engine, rng: np.random.Generator
+) -> None:
+    def program(x: Any) -> Any:
+        for _ in range(MOST_COPIED + extra):
+            x = np.tanh(x)
+        return x[:, :4] + x[:, 4:]
+
+    x = normal(rng, (5, 8), "float64")
+    fused = cf.fuse(program)
+    with force_plans():
+        np.testing.assert_allclose(engine.host(fused(*engine.arrays([x]))), program(x), rtol=1e-12, atol=1e-15)
+    plan = fused.plan(x)
+    assert [s.kind for s in plan.steps] == ["RowProgram"] * (1 + extra)
+    written = sum(call.flops for call in fused.trace((x,)).calls)
+    assert plan.flops == written
+
+
+def test_what_is_read_from_memory_begins_a_history_of_its_own() -> None:
+    def program(x: Any) -> Any:
+        for _ in range(MOST_COPIED + 1):
+            x = np.tanh(x)
+        first = x[:, :4]
+        y = np.exp(x)
+        return first + y[:, 4:], y[1:]
+
+    graph = cf.fuse(program).trace((cf.spec((64, 8), "float64"),)).graph
+    ops = [node.op for node in graph.order]
+    assert ops.count("tanh") == MOST_COPIED + 1 and ops.count("exp") == 2
+
+
+def test_vectors_and_numbers_that_are_not_cut_are_not_copied() -> None:
+    def program(x: Any) -> Any:
+        rows, number = x[:, 0], x.sum()
+        for _ in range(2 * MOST_COPIED):
+            rows, number = np.tanh(rows), np.tanh(number)
+        y = x * rows[:, None] * number
+        return y[:, :4] + y[:, 4:]
+
+    fused, x = cf.fuse(program), cf.spec((64, 8), "float64")
+    ops = [node.op for node in fused.trace((x,)).graph.order]
+    assert ops.count("tanh") == 4 * MOST_COPIED and ops.count("slice") == 3
+    for text, rows in (("4:8", 4), ("::2", 32), ("::-1", 64)):
+        graph = cf.fuse(eval(f"lambda x: (x * np.tanh(x[:, :1]))[{text}]", {"np": np})).trace((x,)).graph
+        (tanh,) = [node for node in graph.order if node.op == "tanh"]
+        assert tanh.shape == (rows, 1)
