@@ -287,10 +287,10 @@ def test_a_traced_array_that_leaks_says_so() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: 3, lambda x: None, lambda x: (1.0, "a"), lambda x: np.ones(3)],
-    ids=["number", "nothing", "constants", "made"],
+    [lambda x: 3, lambda x: None, lambda x: (1.0, "a")],
+    ids=["number", "nothing", "constants"],
 )
-def test_functions_that_return_no_array_of_theirs(function: Callable[..., Any]) -> None:
+def test_functions_that_return_no_array(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="array"):
         cf.fuse(function)(X)
 
