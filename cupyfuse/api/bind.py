@@ -21,10 +21,11 @@ from .tracing import graph_key
 
 
 class Prepacked:
-    """Values computed from bound arrays alone, which calls of all shapes share."""
+    """What calls of all shapes share: values that a plan computes from bound arrays alone, such as folded weights."""
 
     def __init__(self) -> None:
-        # Plans over bound arrays: (execute, their inputs, their results).
+        # By graph and ids of the bound arrays: (execute, the arrays, the results). The arrays are held, so that their
+        # ids stay theirs.
         self._plans: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
 
     def __call__(self, plan: Plan, leaves: Sequence[Any], engine: Callable[..., Any]) -> list[Any]:
@@ -72,13 +73,20 @@ class Bound:
     def __repr__(self) -> str:
         return f"<{self._fused!r} with {', '.join(self._fixed)} bound>"
 
-    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], frozenset[str] | set[str]]:
-        """Return the value of each parameter, and the names of those that are bound or take their defaults."""
+    def _free_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], frozenset[str]]:
+        """Return the values of the parameters that are not bound, and the names of those that take their defaults."""
+        if self._by_position and not kwargs and len(args) == len(self._free):
+            return args, frozenset()
         found = self._fused.parameters.bind_rest(args, kwargs, self._fixed)
         if found is None:
             raise self._misfit(args, kwargs)
         values, defaulted = found
-        return values, defaulted | self._fixed.keys()
+        return [v for name, v in zip(self._fused.names, values, strict=True) if name not in self._fixed], defaulted
+
+    def _all_values(self, free_values: Sequence[Any]) -> list[Any]:
+        """Return the value of each parameter, given those of the parameters that are not bound."""
+        rest = iter(free_values)
+        return [self._fixed[name] if name in self._fixed else next(rest) for name in self._fused.names]
 
     def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
         """Return the error for arguments that do not fit the parameters that are not bound."""
@@ -94,45 +102,35 @@ class Bound:
 
     def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
-        values: Sequence[Any] = args
-        constants: Container[str] = self._fixed
+        free_values, defaulted = self._free_values(args, kwargs)
         settings = (*self._fused.product_settings, plans_are_forced())
-        if kwargs or not self._by_position or len(args) != len(self._free):
-            found, constants = self._values(args, kwargs)
-            values = [v for name, v in zip(self._fused.names, found, strict=True) if name not in self._fixed]
-        elif (known := self._inline_cache.find(values, (), settings)) is not None:
-            return run(*known, out, self._complete(values) if known.runnable.as_written else ())
+        known = self._inline_cache.find(free_values, defaulted, settings)
+        if known is not None:
+            return run(*known, out, self._all_values(free_values) if known.runnable.as_written else ())
+        values = self._all_values(free_values)
+        constants = defaulted | self._fixed.keys()
         signature = self._fused.environment.new_signature()
         try:
-            self._add_all(signature, values, constants)
+            self._add_all(signature, free_values, constants)
         except (TracedArgument, TypeError) as error:
-            if type(error) is TracedArgument or any(map(contains_tracer, (*values, *self._fixed.values()))):
-                arguments = dict(zip(self._fused.names, self._values(args, kwargs)[0], strict=True))
-                return self._fused.inline((), arguments, out)
-            if any(map(lazy.contains_lazy, (*values, *self._fixed.values()))):
-                return lazy.call(self._fused, self._values(args, kwargs)[0], out)
+            # Another check may fail before the walk meets a traced or lazy array.
+            if type(error) is TracedArgument or any(map(contains_tracer, values)):
+                return self._fused.inline_values(values, out)
+            if any(map(lazy.contains_lazy, values)):
+                return lazy.call(self._fused, values, out)
             raise
         key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
-            all_values, _ = self._values(args, kwargs)
-            fixed = self._bound_positions(all_values)
-            runnable = self._fused.compile(
-                self._runnables, key, all_values, signature, constants, fixed, self._prepacked
-            )
-        elif constants is self._fixed:
-            self._inline_cache.add(runnable, signature, values, (), settings)
-        given = self._values(args, kwargs)[0] if runnable.as_written else ()
-        return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, given)
+            bound = self._bound_positions(values)
+            runnable = self._fused.compile(self._runnables, key, values, signature, constants, bound, self._prepacked)
+        else:
+            self._inline_cache.add(runnable, signature, free_values, defaulted, settings)
+        return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)
 
-    def _complete(self, values: Sequence[Any]) -> list[Any]:
-        """Return the value of each parameter, given those of the parameters that are not bound."""
-        given = iter(values)
-        return [self._fixed[name] if name in self._fixed else next(given) for name in self._fused.names]
-
-    def _add_all(self, signature: Signature, values: Sequence[Any], constants: Container[str]) -> None:
+    def _add_all(self, signature: Signature, free_values: Sequence[Any], constants: Container[str]) -> None:
         """Add the bound arguments and the others, in the order of the function's parameters."""
-        given = iter(values)
+        rest = iter(free_values)
         for name in self._fused.names:
             immutable = self._immutable.get(name)
             if immutable is not None:
@@ -140,7 +138,7 @@ class Bound:
             elif name in self._fixed:
                 self._add_bound(name, signature)
             else:
-                self._fused.add_argument(signature, next(given), name, name in constants)
+                self._fused.add_argument(signature, next(rest), name, name in constants)
         self._fused.environment.add_to(signature)
 
     def _add_bound(self, name: str, signature: Signature) -> None:
@@ -178,7 +176,8 @@ class Bound:
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these remaining arguments: arrays, or `spec(shape, dtype)` in their place."""
-        values, constants = self._values(args, kwargs)
+        free_values, defaulted = self._free_values(args, kwargs)
+        values, constants = self._all_values(free_values), defaulted | self._fixed.keys()
         return self._fused.plan_for(values, devices.DEFAULT, constants, self._bound_positions(values))
 
     def _bound_positions(self, values: Sequence[Any]) -> frozenset[int]:

@@ -36,7 +36,7 @@ class Runnable:
     as_written : AsWritten or None
         The function itself, where it is called instead of the plan.
     calls : int
-        How many were walked by `Signature`.
+        How many were walked by `Signature`, after the one that compiled.
     recognizer : Recognizer, False or None
         Recognises further calls; False if they have to be walked, None if that is not known yet.
     """

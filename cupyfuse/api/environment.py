@@ -140,8 +140,8 @@ class Environment:
         self.function, self.static, self.package = function, static, package
         self.is_own = isinstance(function, types.FunctionType) and is_own(function.__code__.co_filename)
         self._snapshot: Snapshot | None = None
-        # By the classes of arguments: the snapshot around the function at that time, and one that covers the classes.
-        self._class_snapshots: dict[tuple[type, ...], tuple[Snapshot, Snapshot | None]] = {}
+        # By the classes of arguments: the key of the variables at that time, and a snapshot that covers the classes.
+        self._class_snapshots: dict[tuple[type, ...], tuple[_HashedKey, Snapshot | None]] = {}
         self._mutable = False  # whether variables hold mutable values, so that each call reads all of them
 
     def new_signature(self, specs: bool = False) -> Signature:
@@ -149,11 +149,11 @@ class Environment:
         return Signature(self.static, self.package, specs)
 
     def add_to(self, signature: Signature) -> None:
-        """Add the variables to the signature of a call; to be called after all arguments were added."""
+        """Add to a signature, after all arguments, the variables around the function and what it reads of classes."""
         if self.is_own:
             signature.add_members()
             return
-        # Functions among the arguments may read the same variables.
+        # Functions among the arguments may read the same variables, which a snapshot would add a second time.
         snapshot = None if signature.has_functions else self.current_snapshot()
         if snapshot is None:
             self._add_variables(signature)
@@ -164,17 +164,19 @@ class Environment:
         for leaf, name in zip(snapshot.leaves, snapshot.names, strict=True):
             signature.add(leaf, name)
         if not signature.classes:
-            signature.stable = signature.stable and not snapshot.classes
-        elif (of_classes := self.snapshot_of_classes(signature.classes, snapshot)) is not None:
+            return
+        if (of_classes := self.snapshot_of_classes(signature.classes, snapshot)) is not None:
             signature.key.append(of_classes.key)
-            signature.stable = False
         else:
             signature.attributes |= snapshot.attributes
             signature.classes = {**snapshot.classes, **signature.classes}
             signature.add_members()
 
     def current_snapshot(self) -> Snapshot | None:
-        """Return the snapshot of the variables; None where each call has to read all of them."""
+        """Return the snapshot of the variables.
+
+        None if each call has to read all of them, and for functions of this package, which read none.
+        """
         if self._mutable or self.is_own:
             return None
         if self._snapshot is None or not self._snapshot.is_current():
@@ -189,19 +191,20 @@ class Environment:
         return Snapshot.of(own, self.package) if own.add_members() and not own.originals else None
 
     def snapshot_of_classes(self, classes: dict[Any, str], around: Snapshot) -> Snapshot | None:
-        """Return what the code reads of the classes of arguments, together with those met around the function.
+        """Return what the code reads of classes among the arguments, together with those met around the function.
 
-        None if some of it is mutable. `classes` maps them to names, `around` is the current snapshot of the variables.
+        None if some of it is mutable, or an array of another library. `classes` maps classes and modules to their names
+        in error messages, `around` is the current snapshot of the variables.
         """
         key = tuple(classes)
         before, snapshot = self._class_snapshots.get(key, (None, None))
-        if before is not around or (snapshot is not None and not snapshot.is_current()):
+        if before != around.key or (snapshot is not None and not snapshot.is_current()):
             if len(self._class_snapshots) >= _MOST_CLASSES:
                 self._class_snapshots = {}
             own = self.new_signature()
             own.attributes, own.classes = set(around.attributes), {**around.classes, **classes}
             snapshot = self._take_snapshot(own)
-            self._class_snapshots[key] = around, snapshot
+            self._class_snapshots[key] = around.key, snapshot
         return snapshot
 
     def _add_variables(self, signature: Signature) -> None:

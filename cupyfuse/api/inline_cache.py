@@ -20,13 +20,15 @@ from .registry import registration
 from .signature import Signature
 from .structures import is_namedtuple, is_record, slots_of
 
-_MOST = 4  # calls that one function recognises
-_WALKED = 8  # calls with one key, before code is generated: it takes as long as a hundred of them
+_MOST = 4  # plans whose calls one function recognises
+# Calls that are walked before code is generated, which takes as long as walking a hundred: most signatures of a program
+# that has many are met a few times only.
+_WALKED = 8
 _MOST_VALUES = 500  # compared by one generated function
 
 
 class Recognizer(NamedTuple):
-    """What tells calls whose key names one plan. It holds no array of the calls.
+    """Recognises the calls of one plan. It holds bound arrays, but none that a call brings.
 
     Attributes
     ----------
@@ -64,7 +66,7 @@ class RecognizedCall(NamedTuple):
 
 
 class InlineCache:
-    """The calls that a function recognises.
+    """The plans whose calls a function recognises.
 
     Parameters
     ----------
@@ -87,7 +89,7 @@ class InlineCache:
         immutable: Mapping[str, Signature] = MappingProxyType({}),
     ):
         self._environment, self._names, self._bound, self._immutable = environment, names, bound, immutable
-        self._runnables: list[Runnable] = []  # whose calls are recognised, the newest first
+        self._runnables: list[Runnable] = []  # whose calls are recognised, the last walked first
 
     def find(self, values: Sequence[Any], defaulted: Collection[str], settings: Hashable) -> RecognizedCall | None:
         """Return the call with these values of the parameters that are not bound, or None. Parameters as of `add`."""
@@ -122,7 +124,7 @@ class InlineCache:
         defaulted: Collection[str],
         settings: Hashable,
     ) -> None:
-        """Recognise further calls like one that is walked, once there were enough of them.
+        """Note a call that was walked; once there were enough of them, recognise further ones like it.
 
         Parameters
         ----------
@@ -146,7 +148,11 @@ class InlineCache:
     def _make(
         self, signature: Signature, values: Sequence[Any], defaulted: Collection[str], settings: Hashable
     ) -> Recognizer | None:
-        """Return what recognises calls like one that ran; None if they have to be walked. Parameters as of `add`."""
+        """Return what recognises calls like one that was walked, or None. Parameters as of `add`.
+
+        Functions, arrays that are given twice, static variables and what can change around a function have keys that
+        the generated code does not compare.
+        """
         environment, classes = self._environment, dict(signature.classes)
         around = environment.current_snapshot()
         of_classes = self._key_of(classes, around) if classes else None
@@ -181,9 +187,9 @@ class _Unrecognizable(Exception):
 
 
 class _Writer:
-    """Writes a function that compares values with those of a call, and collects the arrays and floats in them.
+    """Writes a function that compares values with those of an example call, and collects the arrays and floats in them.
 
-    What it compares is what `Signature.add` adds to the key.
+    It compares at least what `Signature.add` adds to the key; of bound values that arrays are the same objects, too.
     """
 
     def __init__(self) -> None:
@@ -222,7 +228,7 @@ class _Writer:
         self._same_arrays = False
 
     def add(self, value: Any, name: str, by_value: bool) -> None:
-        """Compare the variable called `name` with a value; `by_value` if floats belong to the key."""
+        """Write the comparison of a variable with an example value; `by_value` if floats belong to the key."""
         cls = type(value)
         if cls is np.ndarray:
             self._add_array(value, name, "ndarray")
@@ -234,7 +240,8 @@ class _Writer:
         elif cls is int or cls is str:
             self._refuse_if(self._differs(value, name))
         elif cls is float and by_value:
-            self._refuse_if(f"{name} is not {self.constant(value)}")
+            same, text = self.constant(value), self.constant(value.hex())
+            self._refuse_if(f"({name} is not {same} and (type({name}) is not float or {name}.hex() != {text}))")
         elif cls is float:
             self._refuse_if(f"type({name}) is not float")
             self._numbers.append(name)
@@ -263,7 +270,7 @@ class _Writer:
         self.leaves.append(name)
 
     def _unpack(self, values: Collection[Any], source: str, by_value: bool) -> None:
-        """Compare the items of an iterable, whose number was compared."""
+        """Unpack and compare the items of an iterable; another number of them raises ValueError."""
         names = [self._variable() for _ in values]
         if names:
             self._lines.append(f"({', '.join(names)},) = {source}")
@@ -276,13 +283,13 @@ class _Writer:
         if cls is dict:
             self._add_dict(value, name, by_value)
         elif is_namedtuple(cls):
-            fields = list(tuple.__iter__(value))
+            fields = list(tuple.__iter__(value))  # the class may iterate otherwise
             self._unpack(fields, f"{self.constant(tuple.__iter__)}({name})", by_value)
         else:
             attributes = getattr(value, "__dict__", {})
             slots = slots_of(cls)
             if attributes.keys() & dict(slots) or not all(hasattr(value, label) for label, _ in slots):
-                raise _Unrecognizable
+                raise _Unrecognizable  # the key has other children
             if hasattr(value, "__dict__"):
                 self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
                 self._add_dict(attributes, variable, by_value)
@@ -301,15 +308,15 @@ class _Writer:
         self._unpack(value.values(), f"{name}.values()", by_value)
 
     def function(self) -> Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]:
-        """Return the function."""
+        """Compile the lines to `match(values)`: the arrays and floats of a call like the example, or None."""
         body = [f"({', '.join(self._parameters)},) = values"] if self._parameters else []
         body += [*self._lines, f"leaves = [{', '.join(self.leaves)}]"]
-        if len(self.leaves) > 1:  # an array that is given twice makes another call
+        if len(self.leaves) > 1:  # an array that is given twice has another key
             body.append(f"if len(set(map(id, leaves))) != {len(self.leaves)}: return None")
         body.append(f"return leaves, [{', '.join(self._numbers)}]")
         lines = ["def match(values):", "    try:", *(f"        {line}" for line in body)]
-        # A slot without a value; a container that another thread changes.
+        # A slot without a value, a namedtuple of another length, a container that another thread changes.
         lines += ["    except (AttributeError, ValueError, RuntimeError):", "        return None"]
         exec(compile("\n".join(lines), "<a call that is recognised>", "exec"), self._constants)
-        match: Any = self._constants.pop("match")  # without it no cycle keeps bound arrays
+        match: Any = self._constants.pop("match")  # from its own globals: the cycle would keep bound arrays alive
         return match

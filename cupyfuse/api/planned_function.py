@@ -131,12 +131,21 @@ class PlannedFunction:
 
     def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """Call the plain function within the trace of another fused function."""
-        for value in (*args, *kwargs.values()):
+        self._check_inline((*args, *kwargs.values()), out)
+        return self.__wrapped__(*args, **kwargs)
+
+    def inline_values(self, values: Sequence[Any], out: Any) -> Any:
+        """Call the plain function likewise, given the value of each parameter."""
+        self._check_inline(values, out)
+        return self.parameters.call(self.__wrapped__, values)
+
+    def _check_inline(self, values: Iterable[Any], out: Any) -> None:
+        """Note in the traces of traced values that not only NumPy's functions are called; refuse `out`."""
+        for value in values:
             if (traced := tracer_in(value)) is not None:
                 traced._trace.numpy_only = False
         if out is not None:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
-        return self.__wrapped__(*args, **kwargs)
 
     def signature_of(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
         """Return the signature of a call, given the value of each parameter.

@@ -48,7 +48,8 @@ def structure_of(value: Any) -> Structure | None:
     Raises
     ------
     TypeError
-        A key of a dict is not a constant, or constants of a registered object are not hashable.
+        A key of a dict or an element of a set is not a constant, constants of a registered object are not hashable, a
+        defaultdict has a factory that is no built-in type, or a partial has attributes.
     """
     cls = type(value)
     if cls is tuple or cls is list:
@@ -87,14 +88,14 @@ def structure_of(value: Any) -> Structure | None:
     return None
 
 
-_STRINGS = {str}
+_ONLY_STRINGS = {str}
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 
 
 def _keys_of(values: Iterable[Any], where: str) -> tuple[Hashable, ...]:
     """Return the keys of constants, in their order, or raise if one is no constant."""
-    if set(map(type, values)) == _STRINGS:
+    if set(map(type, values)) == _ONLY_STRINGS:
         return tuple(values)
     key = tuple(map(nested_key, values))
     if None in key:
@@ -105,7 +106,10 @@ def _keys_of(values: Iterable[Any], where: str) -> tuple[Hashable, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _labels_of(form: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the labels of children by their names; kept, since each call of a fused function needs them."""
+    """Return the labels of children by their names; cached, since each call of a fused function needs them.
+
+    Strings alone: 1, True and 1.0 would share an entry.
+    """
     return tuple(form.format(name) for name in names)
 
 
@@ -114,7 +118,7 @@ def _structure_of_dict(value: Any) -> Structure:
     cls: Any = type(value)
     key = _keys_of(value, "a dict with a key")
     names = tuple(value)
-    labels = _labels_of("[{!r}]", names) if set(map(type, names)) == _STRINGS else [f"[{k!r}]" for k in names]
+    labels = _labels_of("[{!r}]", names) if set(map(type, names)) == _ONLY_STRINGS else [f"[{k!r}]" for k in names]
     if cls is collections.defaultdict:
         factory = value.default_factory
         if factory is not None and not (isinstance(factory, type) and factory.__module__ == "builtins"):
@@ -157,7 +161,10 @@ def _structure_of_partial(value: functools.partial[Any]) -> Structure:
 
 
 def is_record(cls: type) -> bool:
-    """Whether objects of a type are containers and nothing else: a dict, a namedtuple or a dataclass."""
+    """Whether a type is dict, or a namedtuple or dataclass whose objects are no enum members, specs or arrays.
+
+    `Signature` flattens such objects at once, without looking for what else they could be.
+    """
     if cls is dict:
         return True
     found = _records.get(cls)
@@ -193,7 +200,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def slots_of(cls: type) -> list[tuple[str, Any]]:
-    """Return the slots of a class and of its bases, by name."""
+    """Return the name and the descriptor of each slot of a class and of its bases."""
     found = _slots.get(cls)
     if found is None:
         members = {n: m for base in reversed(cls.__mro__[:-1]) for n, m in vars(base).items()}

@@ -1,4 +1,4 @@
-"""Launch configurations: the template of a step and its parameters, chosen from the numbers of rows and columns."""
+"""Launch configurations: the template of a step and its parameters, by its shape, dtypes, stages and access to rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import dtypes
 from ..plan.schedule import column_splits, row_shares, state_size
 from .program import COLUMN, FULL, Program
 
-# Elements of a row that a thread may hold: more leave registers for too few threads to hide latency.
+# Elements of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
 # Bytes of a row that a thread may hold as they were loaded.
 _PACKED_BYTES = 128
@@ -20,10 +20,11 @@ _MOST_RECOMPUTED = 8
 # A row has to be so many vectors long to be accessed in shifted ones: its single elements are fewer than its threads.
 _SHORTEST_SHIFTED = 32
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
-# Of a multiprocessor with clusters: shared memory, of which the system takes some for each block; and threads that
-# each have registers for a program that computes little, for any other, and for float64.
+# Of a multiprocessor with clusters: shared memory, of which the system takes some for each block.
 _MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
-_LIGHT_THREADS, _THREADS, _DOUBLE_THREADS = 1536, 1024, 512
+# Threads on a multiprocessor that each have registers: for one 16-bit accumulator, for a program that computes little,
+# for any other, and for float64.
+_SIMPLE_THREADS, _LIGHT_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1024, 512
 _MOST_BLOCKS = 8  # of a cluster
 # The rate of blocks that hold rows in shared memory grows with this power of the threads on a multiprocessor and of the
 # bytes that they hold; blocks of a cluster reach this share of it, since they start together and wait for each other:
@@ -39,7 +40,7 @@ class Config:
     ----------
     template : name of the template in `kernels_cu/`
     threads : threads per block
-    items : packs of `vec` elements that a thread has in flight
+    items : packs of `vec` elements that a thread holds, or has in flight where rows are streamed
     vec : elements per memory access
     group : lanes per row (row_lanes), or columns per strip (column_stats)
     shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
@@ -137,6 +138,10 @@ def _power_of_two(n: int) -> int:
 def default_config(program: Program, access: Access, clusters: bool = False) -> Config:
     """Choose the configuration of a step whose pointers and strides allow this access.
 
+    Reductions down columns take column_stats, work without reductions elementwise. Rows take row_lanes up to 1024
+    columns; where they are read once, row_stream or row_shares; else, the longer they are, row_block, row_shared,
+    row_stream.
+
     `clusters` tells whether the GPU has clusters of blocks.
     """
     vec, shifted = access
@@ -198,7 +203,7 @@ def _is_packed(program: Program) -> bool:
 
 
 def _is_double(program: Program) -> bool:
-    """Whether rows are in float64."""
+    """Whether any full-size array is float64."""
     return any(p.dtype == "float64" for p in program.parameters if p.extent == FULL)
 
 
@@ -257,7 +262,10 @@ def _most_packed(program: Program) -> int:
 
 
 def _most_held(program: Program) -> int:
-    """Return how many elements between stages a thread may hold, and have registers left to compute with."""
+    """Return how many elements of a row a thread may hold, converted, and have registers left to compute with.
+
+    Of float64 it is 256 bytes of inputs, or half of that beside arrays with an element for each column.
+    """
     if not _is_double(program):
         return _MAX_HELD
     held = 16 if program.reads_columns else _MAX_HELD
@@ -281,7 +289,7 @@ def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:
         threads = min(512, max(128 if length > 2048 else 64, length // 128))
     accumulators = program.accumulators(0)
     simple = len(accumulators) == 1 and accumulators[0].operand in program.loaded and program.input_bytes == 2
-    resident_threads = 2048 if simple else _DOUBLE_THREADS if _is_double(program) else _THREADS
+    resident_threads = _SIMPLE_THREADS if simple else _DOUBLE_THREADS if _is_double(program) else _THREADS
     blocks = min(32, resident_threads // threads)
     shares = row_shares(program.domain)
     template = "row_stream" if shares == 1 else "row_shares"

@@ -1,4 +1,4 @@
-"""Graphs as lists of nodes, which travel between processes: chains can be longer than a stack is deep."""
+"""Graphs as lists of nodes, to be sent to other processes: pickling linked nodes recurses, and chains are long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FlatGraph(NamedTuple):
     nodes : list of (Node, tuple of int)
         Each node without its inputs, and the positions of these, all of them earlier ones.
     inputs, outputs : list of int
-        Positions of the graph's.
+        Positions of the graph's inputs and outputs in `nodes`.
     """
 
     nodes: list[tuple[Node, tuple[int, ...]]]
@@ -25,7 +25,7 @@ class FlatGraph(NamedTuple):
 
 
 def flatten(graph: Graph) -> FlatGraph:
-    """List the nodes of a graph."""
+    """Return a graph as a list of nodes. It must have no effects, which are left out."""
     position: dict[Node, int] = {}
     nodes = []
     for node in topological([*graph.inputs, *graph.outputs]):
@@ -35,7 +35,7 @@ def flatten(graph: Graph) -> FlatGraph:
 
 
 def unflatten(nodes: Iterable[tuple[Node, Iterable[int]]], inputs: Iterable[int], outputs: Iterable[int]) -> Graph:
-    """Build the graph of a list of nodes."""
+    """Build the graph of the parts of a `FlatGraph`."""
     built: list[Node] = []
     for node, operands in nodes:
         built.append(with_inputs(node, [built[k] for k in operands]))

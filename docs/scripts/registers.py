@@ -89,9 +89,9 @@ class Resources(NamedTuple):
     registers : int
         Of a thread.
     stack : int
-        Bytes of a thread's local memory: registers that are spilled, and arrays that variables index.
+        Bytes of a thread's local memory: registers that are spilled or saved around calls, arrays that variables index.
     shared : int
-        Bytes of a block's static shared memory; from sm_90 on with the 1024 that the system takes.
+        Bytes of a block's static shared memory; if there is any, from sm_90 on with the 1024 that the system takes.
     """
 
     registers: int
@@ -100,7 +100,7 @@ class Resources(NamedTuple):
 
 
 def resources_of(binary: bytes) -> Resources:
-    """Read what the kernels of an ELF binary take, from its notes; of several kernels the most."""
+    """Read what the kernel of an ELF binary takes; of it and of functions that it calls, the most."""
     sections = dict(_sections(binary))
     offset, size = sections[".nv.info"]
     notes = list(_notes(binary[offset : offset + size]))
@@ -169,11 +169,11 @@ def describe(entry: Entry, taken: Resources) -> str:
 
 
 def page() -> str:
-    """Return the page's text."""
+    """Compile each distinct kernel, and return the tables."""
     listed = list(entries())
-    different = {(e.kernel.source, e.kernel.arch): e for e in listed}
+    distinct = {(e.kernel.source, e.kernel.arch): e for e in listed}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        taken = dict(zip(different, pool.map(measure, different.values()), strict=True))
+        taken = dict(zip(distinct, pool.map(measure, distinct.values()), strict=True))
     lines = [_INTRODUCTION]
     for name in PROGRAMS:
         lines += [f"## {name}", "", f"| columns | {' | '.join(DTYPES)} |", "|---:|---|---|---|"]
@@ -193,9 +193,9 @@ _INTRODUCTION = f"""\
 What the kernels of common row programs take on {ARCHITECTURE}, in their default configurations for contiguous arrays of
 2²⁸ elements; by `python docs/scripts/registers.py`, which needs NVRTC and no GPU. A cell has the template, the
 threads of a block × the blocks that fit into a multiprocessor, the registers of a thread, the shared memory of a block
-from 4 KiB on, and the stack of a thread: registers that are spilled to memory, or saved around calls.
+from 4 KiB on, and the stack of a thread: registers that are spilled or saved around calls.
 """
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(page(), encoding="utf-8")

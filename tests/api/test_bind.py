@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -324,3 +325,20 @@ def test_parameters_of_all_kinds() -> None:
     by_name = cf.fuse(lambda x, *, k: x * k).bind(x=x)
     with pytest.raises(TypeError):
         by_name(2.0)
+
+
+def test_parameters_of_all_kinds_inside_another_function() -> None:
+    def named(x: Any, /, y: Any, *rest: Any, k: float = 1.0, **others: Any) -> Any:
+        return x * k + y + sum(rest) + others.get("q", 0.0)
+
+    x, y = np.arange(3.0), np.array([10.0, 20, 30])
+    for fixed, args, others in [
+        ({"k": 2.0}, (x, y, y), {"q": x}),
+        ({"x": x}, (y,), {"q": y}),
+        ({"y": y}, (x, x), {"k": 3.0}),
+    ]:
+        bound = cf.fuse(named).bind(**fixed)
+        expected = bound(*args, **others)
+        around = functools.partial(lambda bound, *a, **o: bound(*a, **o) + 1, bound)
+        np.testing.assert_array_equal(cf.fuse(around)(*args, **others), expected + 1)
+    np.testing.assert_array_equal(expected, named(x, y, x, k=3.0))

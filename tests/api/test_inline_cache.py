@@ -295,7 +295,7 @@ def test_bound_functions_recognise_the_rest() -> None:
                     expected = plain(x, a, {"add": add}, scale)
                     np.testing.assert_array_equal(bound(x, {"add": add}, scale), expected, strict=True)
     settings = (*head.product_settings, True)
-    assert bound._inline_cache.find((x, {"add": False}, 5.0), (), settings) is not None
+    assert bound._inline_cache.find((x, {"add": False}, 5.0), frozenset(), settings) is not None
 
 
 def test_what_bound_objects_hold_is_compared() -> None:
@@ -311,7 +311,7 @@ def test_what_bound_objects_hold_is_compared() -> None:
     def check(is_recognised: bool = True) -> None:
         for x in [array(4, 2), *(array(5, 2, seed=k) for k in range(ENOUGH))]:
             np.testing.assert_array_equal(bound(x), plain(x, layer, others), strict=True)
-        assert (bound._inline_cache.find((x,), (), settings) is not None) == is_recognised
+        assert (bound._inline_cache.find((x,), frozenset(), settings) is not None) == is_recognised
 
     check()
     before = layer.a
