@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch.fx import Graph, GraphModule
@@ -35,8 +36,13 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
     patches = dict(options.get("options") or {})
     if options.get("mode"):
         patches = {**list_mode_options(options["mode"]), **patches}
-    own = {name for name in patches if name.startswith(_PREFIX)}
-    chosen = Options(**{name.removeprefix(_PREFIX): patches.pop(name) for name in own})
+    own = {name.removeprefix(_PREFIX): patches.pop(name) for name in list(patches) if name.startswith(_PREFIX)}
+    known = [field.name for field in fields(Options)]
+    for name in own:
+        if name not in known:
+            expected = ", ".join(_PREFIX + n for n in known)
+            raise ValueError(f"options: there is no {_PREFIX + name!r}; expected one of {expected}")
+    chosen = Options(**own)
     cudagraph = bool(patches.get("triton.cudagraphs"))
     fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, cudagraph=cudagraph))
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs), config_patches=patches or None)

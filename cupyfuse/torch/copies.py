@@ -33,7 +33,7 @@ def replace_modules(value: Any, copies: dict[int, Any], depth: int = 0) -> Any:
         return value if same else functools.partial(parts[0], *parts[1], **parts[2])
     if not isinstance(value, (list, tuple, dict, set, deque)):
         return value
-    held = list(value.values()) if isinstance(value, dict) else list(value)
+    held = [*value, *value.values()] if isinstance(value, dict) else list(value)
     replaced = [replace_modules(v, copies, depth + 1) for v in held]
     if all(a is b for a, b in zip(replaced, held, strict=True)):
         return value
@@ -41,7 +41,7 @@ def replace_modules(value: Any, copies: dict[int, Any], depth: int = 0) -> Any:
         return value._make(replaced) if hasattr(value, "_make") else tuple(replaced)
     copied: Any = copy.copy(value)
     copied.clear()
-    copied.update(zip(value, replaced, strict=True)) if isinstance(value, dict) else None
+    copied.update(zip(replaced[: len(value)], replaced[len(value) :], strict=True)) if isinstance(value, dict) else None
     copied.update(replaced) if isinstance(value, set) else None
     copied.extend(replaced) if isinstance(value, (list, deque)) else None
     return copied

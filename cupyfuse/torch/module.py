@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..settings import DEFAULT_WORKSPACE, check_precision, check_prepared, check_workspace
+from ..settings import DEFAULT_WORKSPACE
 from .chains.options import Options
 from .copies import replace_modules, slot_attributes
 from .distributed import is_fsdp, share_state
@@ -200,14 +200,7 @@ def fuse(
         raise TypeError(
             "module: expected a module written in Python, got a TorchScript module; fuse it before scripting"
         )
-    options = Options(
-        None if precision is None else check_precision(precision),
-        check_workspace(max_workspace),
-        bool(keep_halves),
-        frozen=bool(frozen),
-        only_gains=bool(only_gains),
-        max_prepared=check_prepared(max_prepared),
-    )
+    options = Options(precision, max_workspace, bool(keep_halves), bool(frozen), bool(only_gains), max_prepared)
     copies: dict[int, Any] = {}
     fused: M = _copy(module, copies, root=True)
     for part in copies.values():

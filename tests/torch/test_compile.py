@@ -477,3 +477,80 @@ def test_drop_in_reductions(device: str) -> None:
     x = torch.randn(3, 4, 5, device=device)
     close(ct.Softmax(dim=-1)(x), x.softmax(-1))
     close(ct.LogSoftmax(dim=-1)(x), x.log_softmax(-1))
+
+
+class _DeadEnds(torch.nn.Module):
+    """Parameters that no gradient reaches, beside one that has gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.unused = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3)
+        self.weight, self.bound = torch.nn.Parameter(torch.rand(3)), torch.nn.Parameter(torch.rand(3))
+        self.step = torch.nn.Parameter(torch.rand(3))
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        z = self.linear(x)
+        self.unused(z).softmax(-1)
+        z = torch.where(z > self.bound, z, 0.5 * z) + torch.floor(self.step)
+        return torch.nn.functional.cross_entropy(z, labels, weight=self.weight.detach())
+
+
+@pytest.mark.parametrize("name", ["cupyfuse", "fuse"])
+def test_parameters_that_no_gradient_reaches_keep_none(name: str) -> None:
+    """Zeros would let optimizers decay them. Where PyTorch has zeros, as below a floor, they are zeros."""
+    x, labels = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    grads = []
+    for used in ("plain", name):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model: Any = _DeadEnds()
+        run = model
+        if used == "fuse":
+            run = ct.fuse(model, only_gains=False)
+        elif used != "plain":
+            run = torch.compile(model, backend="cupyfuse", options={"cupyfuse.only_gains": False})
+        run(x, labels).backward()
+        grads.append({k: p.grad for k, p in model.named_parameters()})
+    plain, ours = grads
+    assert {k for k, g in plain.items() if g is None} == {"unused.weight", "unused.bias", "weight", "bound"}
+    for key, expected in plain.items():
+        assert (ours[key] is None) == (expected is None), key
+        if expected is not None:
+            torch.testing.assert_close(ours[key], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "hihg"}, "precision"),
+        ({"max_workspace": -1}, "max_workspace"),
+        ({"only_gains": "no"}, "only_gains"),
+        ({"max_prepared": "a"}, "max_prepared"),
+        ({"graphs": True}, "there is no 'cupyfuse.graphs'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Softmax(-1))
+    named = {f"cupyfuse.{k}": v for k, v in options.items()}
+    with pytest.raises(Exception, match=message):
+        torch.compile(model, backend="cupyfuse", options=named)(torch.randn(3, 6))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, x, w: torch.lerp(y, x, w),
+        lambda y, x, w: torch.addcmul(w, y, x),
+        lambda y, x, w: torch.addcdiv(y, x, w + 1),
+    ],
+    ids=["lerp", "addcmul", "addcdiv"],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_operands_that_repeat_along_a_changing_batch(function: Any, every_chain: None) -> None:
+    torch._dynamo.reset()
+    linear, w = nn.Linear(6, 6), torch.rand(6)
+    compiled = torch.compile(lambda x: function(linear(x), x, w).exp(), backend="cupyfuse")
+    for rows in (4, 5, 7):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(compiled(x), function(linear(x), x, w).exp())

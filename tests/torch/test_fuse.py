@@ -469,3 +469,19 @@ def test_layouts_without_elements(shape: tuple[int, ...], device: str) -> None:
     x = torch.randn(shape, device=device)
     assert fused(x).stride() == plain(x).stride() and fused(x).shape == plain(x).shape
     assert ct.softmax(x, -1).stride() == x.softmax(-1).stride()
+
+
+def test_submodules_as_keys() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+            self.scale = {self.a: 2.0, self.b: 3.0}
+
+        def forward(self, x: Any) -> Any:
+            for layer in (self.a, self.b):
+                x = layer(x) * self.scale.get(layer, 1.0)
+            return x
+
+    model, x = Scaled(), torch.randn(2, 6)
+    torch.testing.assert_close(ct.fuse(model, only_gains=False)(x), model(x))

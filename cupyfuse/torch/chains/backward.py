@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,7 @@ class _LoadedPlan(NamedTuple):
 class _Dependence(NamedTuple):
     """Which gradients exist, for a choice of cotangents and wanted gradients."""
 
-    any_computed: bool
+    computed: list[int]
     zero: list[int]  # inputs that the outputs depend on through step functions alone
 
 
@@ -98,12 +98,12 @@ class Backward:
     def _find_dependence(self, given: Flags, wanted: Flags) -> _Dependence:
         """Find which of the wanted gradients are computed, and which are zero."""
         if not (any(given) and any(wanted)):
-            return _Dependence(False, [])
+            return _Dependence([], [])
         roots = self._gradients(given, wanted)
         outputs = [n for n, present in zip(self._outputs, given, strict=True) if present]
         reached = set(g.topological(outputs, _differentiable_inputs))
         zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in reached]
-        return _Dependence(any(root is not None for root in roots), zero)
+        return _Dependence([k for k, root in enumerate(roots) if root is not None], zero)
 
     def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
         """Compute the gradients, one for each input of the chain; None where nothing depends on it.
@@ -114,7 +114,7 @@ class Backward:
         cotangents : one for each output, or None for zero
         wanted : for each input, whether its gradient is wanted
         """
-        given = tuple(c is not None and d for c, d in zip(cotangents, self.differentiable, strict=True))
+        given = self._flags(c is not None for c in cotangents)
         choice = given, tuple(wanted)
         if choice not in self._dependence:
             self._dependence[choice] = self._find_dependence(*choice)
@@ -123,10 +123,19 @@ class Backward:
         result: list[Any] = [None] * len(self._inputs)
         for k in dependence.zero:
             result[k] = self._zeros(k, pairs[0][1].device)
-        if dependence.any_computed:
+        if dependence.computed:
             for k, grad in self._run(tensors, pairs, *choice):
                 result[k] = grad
         return result
+
+    def _flags(self, given: Iterable[bool]) -> Flags:
+        """Return for each output whether its cotangent is given and counts."""
+        return tuple(g and d for g, d in zip(given, self.differentiable, strict=True))
+
+    def inputs_with_gradients(self, given: Iterable[bool], wanted: Sequence[bool]) -> frozenset[int]:
+        """Return the inputs that have a gradient, which may be zero, where these outputs have cotangents."""
+        dependence = self._find_dependence(self._flags(given), tuple(wanted))
+        return frozenset((*dependence.computed, *dependence.zero))
 
     @staticmethod
     def takes(cotangents: Tensors) -> bool:

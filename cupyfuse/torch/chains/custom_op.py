@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 
 from ... import __version__
 from ...errors import TraceError
@@ -142,6 +143,15 @@ def _backward_inputs(chain: str, saved: str, metas: Any, needs: tuple[bool, ...]
     return tuple(Backward(traced, needs, Settings(), _parse_saved(traced, saved)).inputs)
 
 
+@lru_cache(maxsize=_MAX_COMPILED)
+def _inputs_with_gradients(
+    chain: str, saved: str, metas: Any, needs: tuple[bool, ...], given: tuple[bool, ...]
+) -> frozenset[int]:
+    """Return the inputs, by number, that the outputs with cotangents depend on."""
+    traced = Chain.from_json(chain).trace(metas)
+    return Backward(traced, needs, Settings(), _parse_saved(traced, saved)).inputs_with_gradients(given, needs)
+
+
 def _columns(shape: Sequence[Any]) -> Any:
     return shape[-1] if len(shape) else 1
 
@@ -176,7 +186,8 @@ def _forward(inputs: list[Any], sizes: list[int], chain: str, saved: str, option
 def fake_forward(inputs: list[Any], sizes: Sequence[Any], chain: str, saved: str, options: str = "") -> list[Any]:
     """Return the results of `cupyfuse::chain` for fake tensors."""
     filled = Chain.from_json(chain).with_sizes(tuple(sizes))
-    with torch.no_grad():  # hooks of saved tensors, as those of checkpoints, are not for these
+    # Hooks of saved tensors, as those of checkpoints, are not for these; and sizes may be symbols.
+    with torch.no_grad(), enable_python_dispatcher():
         values = filled.values(inputs)
         numbers = (*filled.outputs, *(number for _, number in filled.updates))
         fresh = [torch.empty_like(values[n], memory_format=_CONTIGUOUS) for n in numbers]
@@ -216,6 +227,7 @@ class _ChainOperator(torch.autograd.Function):
         ctx.mark_non_differentiable(*results[ctx.outputs :])
         ctx.set_materialize_grads(False)
         concrete = chain.with_sizes(concrete_sizes(sizes)).to_json()
+        ctx.concrete, ctx.metas = concrete, metas_of(tensors)
         read = backward_inputs(concrete, saves, tensors, ctx.needs_input_grad[4:])
         # Of the others only shape and dtype are kept: their memory may be freed or overwritten.
         kept = [t if k in read else t.detach().new_empty(()).expand(t.shape) for k, t in enumerate(tensors)]
@@ -237,7 +249,12 @@ class _ChainOperator(torch.autograd.Function):
                 *(t.requires_grad_() for t in results)
             )
         found = iter(results if isinstance(results, (list, tuple)) else (results,))
-        return None, None, None, None, *(next(found) if need else None for need in needs)
+        wanted = [next(found) if need else None for need in needs]
+        # None, not zero, where nothing depends on an input: optimizers leave such parameters as they are.
+        known = _inputs_with_gradients(
+            ctx.concrete, ctx.saves, ctx.metas, tuple(needs), tuple(g is not None for g in given)
+        )
+        return None, None, None, None, *(t if k in known else None for k, t in enumerate(wanted))
 
 
 def _differentiable(inputs: list[Any], sizes: list[Any], chain: str, saved: str, options: str) -> list[Any]:

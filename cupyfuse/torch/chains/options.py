@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...devices import Device
-from ...settings import DEFAULT_WORKSPACE, Settings
+from ...settings import DEFAULT_WORKSPACE, Settings, check_precision, check_prepared, check_workspace
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,15 @@ class Options:
     frozen: bool = False
     only_gains: bool = True
     max_prepared: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision is not None:
+            check_precision(self.precision)
+        check_workspace(self.max_workspace)
+        check_prepared(self.max_prepared)
+        for name in ("keep_halves", "frozen", "only_gains"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
 
     def current_precision(self) -> str:
         """Return the precision of float32 products: that of the options, else PyTorch's at the moment."""
