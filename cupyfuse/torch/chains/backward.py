@@ -99,11 +99,16 @@ class Backward:
         """Find which of the wanted gradients are computed, and which are zero."""
         if not (any(given) and any(wanted)):
             return _Dependence([], [])
+        known = self._dependence.get((given, wanted))
+        if known is not None:
+            return known
         roots = self._gradients(given, wanted)
         outputs = [n for n, present in zip(self._outputs, given, strict=True) if present]
         reached = set(g.topological(outputs, _differentiable_inputs))
         zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in reached]
-        return _Dependence([k for k, root in enumerate(roots) if root is not None], zero)
+        computed = [k for k, root in enumerate(roots) if root is not None]
+        self._dependence[given, wanted] = found = _Dependence(computed, zero)
+        return found
 
     def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
         """Compute the gradients, one for each input of the chain; None where nothing depends on it.
@@ -116,9 +121,7 @@ class Backward:
         """
         given = self._flags(c is not None for c in cotangents)
         choice = given, tuple(wanted)
-        if choice not in self._dependence:
-            self._dependence[choice] = self._find_dependence(*choice)
-        dependence = self._dependence[choice]
+        dependence = self._find_dependence(*choice)
         pairs = [(v, c) for v, c, present in zip(self.traced.outputs, cotangents, given, strict=True) if present]
         result: list[Any] = [None] * len(self._inputs)
         for k in dependence.zero:

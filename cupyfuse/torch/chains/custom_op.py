@@ -134,22 +134,14 @@ def describe_saved(chain: Chain, tensors: Tensors, needs: Sequence[bool], settin
 
 def backward_inputs(chain: str, saved: str, tensors: Tensors, needs: Sequence[bool]) -> tuple[int, ...]:
     """Return the inputs, by number, that the backward pass reads beside saved values."""
-    return _backward_inputs(chain, saved, metas_of(tensors), tuple(needs))
+    return tuple(_backward_pass(chain, saved, metas_of(tensors), tuple(needs)).inputs)
 
 
 @lru_cache(maxsize=_MAX_COMPILED)
-def _backward_inputs(chain: str, saved: str, metas: Any, needs: tuple[bool, ...]) -> tuple[int, ...]:
+def _backward_pass(chain: str, saved: str, metas: Any, needs: tuple[bool, ...]) -> Backward:
+    """Return the backward pass of a chain given as text, to ask what it reads and which gradients it has."""
     traced = Chain.from_json(chain).trace(metas)
-    return tuple(Backward(traced, needs, Settings(), _parse_saved(traced, saved)).inputs)
-
-
-@lru_cache(maxsize=_MAX_COMPILED)
-def _inputs_with_gradients(
-    chain: str, saved: str, metas: Any, needs: tuple[bool, ...], given: tuple[bool, ...]
-) -> frozenset[int]:
-    """Return the inputs, by number, that the outputs with cotangents depend on."""
-    traced = Chain.from_json(chain).trace(metas)
-    return Backward(traced, needs, Settings(), _parse_saved(traced, saved)).inputs_with_gradients(given, needs)
+    return Backward(traced, needs, Settings(), _parse_saved(traced, saved))
 
 
 def _columns(shape: Sequence[Any]) -> Any:
@@ -227,8 +219,8 @@ class _ChainOperator(torch.autograd.Function):
         ctx.mark_non_differentiable(*results[ctx.outputs :])
         ctx.set_materialize_grads(False)
         concrete = chain.with_sizes(concrete_sizes(sizes)).to_json()
-        ctx.concrete, ctx.metas = concrete, metas_of(tensors)
-        read = backward_inputs(concrete, saves, tensors, ctx.needs_input_grad[4:])
+        ctx.backward_pass = _backward_pass(concrete, saves, metas_of(tensors), tuple(ctx.needs_input_grad[4:]))
+        read = ctx.backward_pass.inputs
         # Of the others only shape and dtype are kept: their memory may be freed or overwritten.
         kept = [t if k in read else t.detach().new_empty(()).expand(t.shape) for k, t in enumerate(tensors)]
         ctx.save_for_backward(*kept, *results[len(results) - len(json.loads(saves)) :])
@@ -251,9 +243,7 @@ class _ChainOperator(torch.autograd.Function):
         found = iter(results if isinstance(results, (list, tuple)) else (results,))
         wanted = [next(found) if need else None for need in needs]
         # None, not zero, where nothing depends on an input: optimizers leave such parameters as they are.
-        known = _inputs_with_gradients(
-            ctx.concrete, ctx.saves, ctx.metas, tuple(needs), tuple(g is not None for g in given)
-        )
+        known = ctx.backward_pass.inputs_with_gradients([g is not None for g in given], needs)
         return None, None, None, None, *(t if k in known else None for k, t in enumerate(wanted))
 
 
