@@ -10,7 +10,7 @@ from ..ir.graph import Graph, Node
 from ..settings import Settings
 from ..trace import Axes
 from .plan import Output, Plan
-from .schedule import Cost, Layout, Schedule, base_of, fuse_epilogues, round_values, schedule
+from .schedule import Cost, Layout, Schedule, base_of, fuse_epilogues, round_values, schedule, separate_columns
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
 _READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library")
@@ -22,7 +22,8 @@ def scheduled_for(
     """Schedule a graph, and fuse epilogues into its products; `cost_as_written` as for `schedule`."""
     scheduled = schedule(graph, layouts, cost_as_written)
     results = set(map(base_of, scheduled.graph.roots))
-    scheduled.steps = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
+    fused = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
+    scheduled.steps = separate_columns(fused, scheduled.storage, settings.device)
     return scheduled
 
 

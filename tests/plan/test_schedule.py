@@ -16,6 +16,8 @@ from cupyfuse import dtypes
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import base_of, column_launches, column_splits
+from cupyfuse.plan.schedule import columns as separate
+from cupyfuse.settings import epilogues
 
 SPECS = {
     "x": cf.spec((64, 32)),
@@ -310,8 +312,21 @@ def check(plan: Plan) -> None:
 
 
 @settings(max_examples=settings().max_examples // 8)
-@given(chain=chains(FLOATS, mixed=True), layout=st.sampled_from(LAYOUTS), which=st.integers(0, 7))
-def test_every_schedule_is_sound(chain: Chain, layout: str, which: int) -> None:
+@given(
+    chain=chains(FLOATS, mixed=True),
+    layout=st.sampled_from(LAYOUTS),
+    which=st.integers(0, 7),
+    forced=st.booleans(),
+)
+def test_every_schedule_is_sound(chain: Chain, layout: str, which: int, forced: bool) -> None:
+    """Also where products by our kernel, their epilogues and steps of columns are taken whatever they cost."""
+    with pytest.MonkeyPatch.context() as patch, epilogues("always" if forced else "measured"):
+        if forced:
+            patch.setattr(separate, "_WORTH", -1.0)
+        check_plans(chain, layout, which)
+
+
+def check_plans(chain: Chain, layout: str, which: int) -> None:
     arguments = [lay_out(np, a, layout) for a in chain.arrays]
     fused = cf.fuse(chain.function)
     check(fused.plan(*arguments))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.graph import Graph, Node
+from .columns import separate_columns
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .cut import NotRowwise
 from .epilogues import fuse_epilogues, store_step, takes_epilogues
@@ -59,6 +60,7 @@ __all__ = [
     "row_stride",
     "round_values",
     "schedule",
+    "separate_columns",
     "last_stage",
     "stages_of",
     "state_bytes",

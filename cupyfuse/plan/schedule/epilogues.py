@@ -20,6 +20,7 @@ from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import Settings
+from .columns import take_columns_out
 from .memory import Layout, base_of
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import (
@@ -35,7 +36,6 @@ from .tiles import (
 
 _DTYPES = ("float16", "bfloat16")
 _GAIN = 0.985  # of the library's time, what our kernel may take at most
-_REPEATED = 4  # FLOPs of each column that an epilogue computes again for every row: a launch takes longer
 _HOW = "own {} product with float32 sums"
 _MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain
 _MOST_MATRICES = 2  # besides the product, that the epilogue of a split product reads: their elements take registers
@@ -193,7 +193,7 @@ def _fuse_pointwise_reader(
         written = {n for s in _between(readers[0], step, steps) for n in s.outputs}
         if any(base_of(i) in written for i in readers[0].inputs):
             return None  # the tail must follow steps that the product must precede
-    columns, tail, vectors = _take_columns_out(readers[0])
+    columns, tail, vectors = take_columns_out(readers[0], steps)
     how = f"{step.how}; the row program its epilogue"
     gemm = _with_epilogue(step, tail, is_result or len(readers) > 1, {**storage, **vectors}, how)
     columns = None if columns is None else with_bytes(columns, {**storage, **vectors})
@@ -225,7 +225,7 @@ def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], 
         tail = readers[0]
         reason = _reason_against_tail(tail, product)
         if not reason:
-            columns, alone, vectors = _take_columns_out(tail)
+            columns, alone, vectors = take_columns_out(tail, steps)
             first, rest, added = _cut_behind_first_stage(alone, product)
             added.update(vectors)
             reason = _reason_against_results(first, rest, {**storage, **added})
@@ -281,27 +281,6 @@ def _reason_against_results(first: Step, rest: Step | None, storage: dict[Node, 
     if len(full) < len(first.outputs) and not any(n.reduction for n in first.nodes):
         return "values of rows are computed without it"
     return ""
-
-
-def _take_columns_out(tail: Step) -> tuple[Step | None, Step, dict[Node, str]]:
-    """Cut values of columns alone off a row program: return their step, the rest, and dtypes of stored values."""
-    stages = stages_of(tail)
-    vectors = [n for n in tail.nodes if n.shape[0] == 1 and stages[n] < 0]
-    others = [n for n in tail.nodes if n not in vectors]
-    read = {i for n in others for i in g.eager_inputs(n)}
-    stored = [n for n in vectors if n in read or n in tail.outputs]
-    work = sum(g.flops(n) / n.size for n in vectors if n.shape == (1, tail.domain[1]))
-    if tail.domain[0] == 1 or work <= _REPEATED:
-        return None, tail, {}
-    inputs = [i for i in tail.inputs if any(i in g.eager_inputs(n) for n in vectors)]
-    columns = step_of("RowProgram", (1, tail.domain[1]), vectors, inputs, stored, [])
-    kept = [i for i in tail.inputs if i in read]
-    outputs = [o for o in tail.outputs if o not in vectors]
-    # A guard that fails computes vectors again, from what they were computed from.
-    guarded = set(g.topological(n.inputs[1] for n in others if n.op == "guard"))
-    repairs = [i for i in dict.fromkeys((*tail.repair_inputs, *inputs)) if i in guarded and i not in kept]
-    alone = step_of("RowProgram", tail.domain, others, [*kept, *stored], outputs, repairs)
-    return columns, alone, {n: dtypes.compute_dtype(n.dtype) for n in stored if n not in tail.outputs}
 
 
 def _cut_behind_first_stage(tail: Step, product: Node) -> tuple[Step, Step | None, dict[Node, str]]:
