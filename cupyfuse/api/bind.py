@@ -14,6 +14,7 @@ from . import lazy
 from .cache import PlanCache
 from .call import contains_tracer, run
 from .inline_cache import InlineCache
+from .parameters import Parameters
 from .planned_function import PlannedFunction
 from .registry import register_own
 from .signature import Signature, TracedArgument
@@ -58,8 +59,7 @@ class Bound:
             raise TypeError(f"bind: {fused!r} has no parameter {unknown[0]!r}; it has {', '.join(fused.names)}")
         self._fused = fused
         self._fixed = dict(fixed)
-        self._free = tuple(name for name in fused.names if name not in fixed)
-        self._by_position = fused.parameters.takes_by_position(self._free)
+        self._parameters = Parameters(fused.__wrapped__, self._fixed)
         self._immutable: dict[str, Signature] = {}  # bound arguments that cannot change
         self._inline_cache = InlineCache(fused.environment, fused.names, self._fixed, self._immutable)
         # Of the others, as of the last call: (how often their arrays were replaced, the caller's arrays, their imports,
@@ -75,13 +75,10 @@ class Bound:
 
     def _free_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], frozenset[str]]:
         """Return the values of the parameters that are not bound, and the names of those that take their defaults."""
-        if self._by_position and not kwargs and len(args) == len(self._free):
-            return args, frozenset()
-        found = self._fused.parameters.bind_rest(args, kwargs, self._fixed)
+        found = self._parameters.find(args, kwargs)
         if found is None:
             raise self._misfit(args, kwargs)
-        values, defaulted = found
-        return [v for name, v in zip(self._fused.names, values, strict=True) if name not in self._fixed], defaulted
+        return found
 
     def _all_values(self, free_values: Sequence[Any]) -> list[Any]:
         """Return the value of each parameter, given those of the parameters that are not bound."""
@@ -90,14 +87,15 @@ class Bound:
 
     def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
         """Return the error for arguments that do not fit the parameters that are not bound."""
+        free = self._parameters.names
         for name in kwargs:
-            if name in self._fixed or name in self._free[: len(args)] or name not in self._free:
-                what = "is bound" if name in self._fixed else "was given twice" if name in self._free else "is unknown"
+            if name in self._fixed or name in free[: len(args)] or name not in free:
+                what = "is bound" if name in self._fixed else "was given twice" if name in free else "is unknown"
                 return TypeError(f"argument {name!r} {what}")
-        if len(args) > len(self._free):
-            return TypeError(f"expected at most {len(self._free)} arguments ({', '.join(self._free)}), got {len(args)}")
-        given = {*self._free[: len(args)], *kwargs, *self._fused.parameters.defaults()}
-        missing = [name for name in self._free if name not in given]
+        if len(args) > len(free):
+            return TypeError(f"expected at most {len(free)} arguments ({', '.join(free)}), got {len(args)}")
+        given = {*free[: len(args)], *kwargs, *self._parameters.defaults()}
+        missing = [name for name in free if name not in given]
         return TypeError(f"missing argument {missing[0]!r}" if missing else f"{self!r}: the arguments do not fit")
 
     def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FunctionType, MappingProxyType, MethodType
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 _NO_NAMES: frozenset[str] = frozenset()
-_EMPTY = inspect.Parameter.empty
+_ABSENT = object()
 _POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _VAR_POSITIONAL, _KEYWORD_ONLY, _VAR_KEYWORD = (
     inspect.Parameter.VAR_POSITIONAL,
     inspect.Parameter.KEYWORD_ONLY,
     inspect.Parameter.VAR_KEYWORD,
 )
+
+Binding = tuple[Sequence[Any], frozenset[str]]
 
 
 def _default_objects(function: Any) -> Iterator[Any]:
@@ -39,37 +41,50 @@ class Parameters:
     Default values are those that the function has when it is called, as in Python: `function.__defaults__` may be
     replaced.
 
+    Parameters
+    ----------
+    function : callable
+    fixed : collection of str
+        Parameters that calls do not give, and that are left out.
+
     Attributes
     ----------
     names : tuple of str
     positional : bool
         Whether all of them can be passed by position.
     signature : inspect.Signature
+        Of the function, with all its parameters.
     """
 
-    def __init__(self, function: Callable[..., Any]):
-        self._function = function
+    def __init__(self, function: Callable[..., Any], fixed: Collection[str] = ()):
+        self._function, self._fixed = function, fixed
         self._read()
-        self.names = tuple(self.signature.parameters)
+        self.names = tuple(p.name for p in self._parameters)
 
     def _read(self) -> None:
         """Read the function's signature, and note the default values that it has now."""
         self.signature = inspect.signature(self._function)
         self._defaults = list(_default_objects(self._function))
-        self.positional = all(
-            p.kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD) for p in self.signature.parameters.values()
-        )
-        self._kinds = [(p.name, p.kind, p.default) for p in self.signature.parameters.values()]
-        # By the number of arguments that a call gives: the defaults of the others, and their names.
-        self._defaults_after: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
-        parameters = list(self.signature.parameters.values())
-        for count in reversed(range(len(parameters))):
-            if parameters[count].default is inspect.Parameter.empty:
-                break
-            rest = parameters[count:]
-            self._defaults_after[count] = tuple(p.default for p in rest), frozenset(p.name for p in rest)
+        # A plain function without defaults by name: its defaults are one tuple.
+        function: Any = self._function
+        is_plain = type(function) is FunctionType and not function.__dict__ and not function.__kwdefaults__
+        self._plain = function if is_plain else None
+        self._plain_defaults = function.__defaults__ if is_plain else None
+        self._parameters = [p for p in self.signature.parameters.values() if p.name not in self._fixed]
+        self.positional = all(p.kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD) for p in self._parameters)
+        self._binder = _binder_of(self._parameters)
+        self._has_keywords = any(p.kind is _VAR_KEYWORD for p in self._parameters)
+        self._absent: dict[int, tuple[frozenset[str], list[tuple[int, Any]]]] = {}  # by the binder's mask
 
     def _read_if_replaced(self) -> None:
+        plain = self._plain
+        if (
+            plain is not None
+            and plain.__defaults__ is self._plain_defaults
+            and not plain.__kwdefaults__
+            and not plain.__dict__
+        ):
+            return
         now = list(_default_objects(self._function))
         if len(now) != len(self._defaults) or any(a is not b for a, b in zip(now, self._defaults, strict=True)):
             self._read()
@@ -77,72 +92,50 @@ class Parameters:
     def defaults(self) -> dict[str, Any]:
         """Return the default values by the names of their parameters."""
         self._read_if_replaced()
-        parameters = self.signature.parameters.values()
-        return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+        return {p.name: p.default for p in self._parameters if p.default is not inspect.Parameter.empty}
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], frozenset[str]]:
-        """Return the value of each parameter, and the names of those that take their defaults."""
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Binding | None:
+        """Return the value of each parameter, and the names of those that take their defaults or nothing.
+
+        None if the arguments do not fit the parameters.
+        """
         if self.positional and not kwargs and len(args) == len(self.names):
             return args, _NO_NAMES
         self._read_if_replaced()
-        if self.positional and not kwargs and len(args) in self._defaults_after:
-            values, names = self._defaults_after[len(args)]
-            return (*args, *values), names
-        found = self._bind(args, kwargs)
+        if self._has_keywords and any(name in kwargs for name in self._taken_by_name()):
+            return None
+        try:
+            values, mask = self._binder(*args, **kwargs)
+        except TypeError:
+            return None
+        if not mask:
+            return values, _NO_NAMES
+        if mask not in self._absent:
+            self._absent[mask] = self._absent_parameters(mask)
+        names, defaults = self._absent[mask]
+        filled = list(values)
+        for position, value in defaults:
+            filled[position] = value
+        return filled, names
+
+    def _taken_by_name(self) -> list[str]:
+        """List the fixed parameters that a call could give by name."""
+        parameters = self.signature.parameters
+        return [name for name in self._fixed if parameters[name].kind is not _POSITIONAL_ONLY]
+
+    def _absent_parameters(self, mask: int) -> tuple[frozenset[str], list[tuple[int, Any]]]:
+        """Return the names of the parameters that a call does not give, and the positions and values of defaults."""
+        absent = [(k, p) for k, p in enumerate(self._parameters) if mask >> k & 1]
+        defaults = [(k, p.default) for k, p in absent if p.kind not in (_VAR_POSITIONAL, _VAR_KEYWORD)]
+        return frozenset(p.name for _, p in absent), defaults
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Binding:
+        """Return what `find` does; raise TypeError, as the function itself would, where arguments do not fit."""
+        found = self.find(args, kwargs)
         if found is None:
             self.signature.bind(*args, **kwargs)  # raises the error
             raise AssertionError
         return found
-
-    def bind_rest(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], frozenset[str]] | None:
-        """Return the value of each parameter, from `fixed` for those it names, and the names of those with defaults.
-
-        None if the arguments do not fit the other parameters.
-        """
-        self._read_if_replaced()
-        return self._bind(args, kwargs, fixed)
-
-    def takes_by_position(self, names: Iterable[str]) -> bool:
-        """Whether these parameters can be passed by position, one value for each."""
-        kinds = {name: kind for name, kind, _ in self._kinds}
-        return all(kinds[name] in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD) for name in names)
-
-    def _bind(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Mapping[str, Any] = MappingProxyType({})
-    ) -> tuple[tuple[Any, ...], frozenset[str]] | None:
-        """Bind arguments to parameters of all kinds, with defaults filled in; None if they do not fit."""
-        values: list[Any] = []
-        defaulted: list[str] = []
-        position, left = 0, dict(kwargs)
-        for name, kind, default in self._kinds:
-            if name in fixed:
-                if name in left and kind is not _POSITIONAL_ONLY:
-                    return None
-                values.append(fixed[name])
-                continue
-            if kind is _VAR_POSITIONAL:
-                value: Any = args[position:]
-                position = len(args)
-            elif kind is _VAR_KEYWORD:
-                value, left = left, {}
-            elif position < len(args) and kind is not _KEYWORD_ONLY:
-                if kind is _POSITIONAL_OR_KEYWORD and name in left:
-                    return None
-                value = args[position]
-                position += 1
-            elif name in left and kind is not _POSITIONAL_ONLY:
-                value = left.pop(name)
-            else:
-                value = default
-                defaulted.append(name)
-                if default is _EMPTY:
-                    return None
-            if (kind is _VAR_POSITIONAL or kind is _VAR_KEYWORD) and not value:
-                defaulted.append(name)
-            values.append(value)
-        return None if left or position < len(args) else (tuple(values), frozenset(defaulted))
 
     def call(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Call a function that has these parameters with the value of each."""
@@ -150,13 +143,50 @@ class Parameters:
             return function(*values)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for (name, kind, _), value in zip(self._kinds, values, strict=True):
-            if kind is _VAR_POSITIONAL:
+        for parameter, value in zip(self._parameters, values, strict=True):
+            if parameter.kind is _VAR_POSITIONAL:
                 args += value
-            elif kind is _VAR_KEYWORD:
+            elif parameter.kind is _VAR_KEYWORD:
                 kwargs |= value
-            elif kind is _KEYWORD_ONLY:
-                kwargs[name] = value
+            elif parameter.kind is _KEYWORD_ONLY:
+                kwargs[parameter.name] = value
             else:
                 args.append(value)
         return function(*args, **kwargs)
+
+
+def _binder_of(parameters: Sequence[inspect.Parameter]) -> Callable[..., tuple[tuple[Any, ...], int]]:
+    """Return a function of these parameters: their values, and a mask of those that a call gives nothing.
+
+    Python itself binds the arguments; a misfit is a TypeError.
+    """
+    absent = "absent"
+    while any(p.name == absent for p in parameters):
+        absent += "_"
+    empties = {_VAR_POSITIONAL: "not {}", _VAR_KEYWORD: "not {}"}
+    bits = [
+        f"({empties.get(p.kind, '{} is ' + absent).format(p.name)}) << {k}"
+        for k, p in enumerate(parameters)
+        if p.default is not inspect.Parameter.empty or p.kind in empties
+    ]
+    signature = inspect.Signature(
+        [
+            p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Name(absent))
+            for p in parameters
+        ]
+    )
+    values = "".join(f"{p.name}, " for p in parameters)
+    namespace = {absent: _ABSENT}
+    exec(f"def binder{signature}:\n    return ({values}), {' | '.join(bits) or '0'}", namespace)
+    binder: Any = namespace["binder"]
+    return binder
+
+
+class _Name:
+    """A default value that is written as a name."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
