@@ -203,13 +203,6 @@ _UNREADABLE = Layout(unit_cols=False, unit_rows=False, contiguous=False, blas=Fa
 _UNFOLDABLE = Layout(unit_cols=False, unit_rows=False, contiguous=False, blas=False, foldable=False)
 
 
-def overlap(a: Any, b: Any) -> bool:
-    """Whether the address ranges of two arrays intersect, so that they may share memory."""
-    low, high = address_range(a)
-    start, stop = address_range(b)
-    return low < stop and start < high
-
-
 def address_range(a: Any) -> tuple[int, int]:
     """Return the half-open address range of an array's bytes."""
     if a.size == 0:

@@ -186,14 +186,21 @@ def _run_into(runnable: Runnable, leaves: list[Any], numbers: Sequence[float], o
     """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
     targets = _import_targets(runnable.plan, leaves[0], out)
     operands = [*leaves, *runnable.kept]
-    direct = [
-        None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
-        for i, target in enumerate(targets)
-    ]
+    taken = list(map(arrays.address_range, operands))
+    direct = []
+    for target in targets:
+        low, high = arrays.address_range(target)
+        direct.append(None if any(low < stop and start < high for start, stop in taken) else target)
+        taken.append((low, high))
     results = runnable.execute(operands, direct, numbers)
     for target, passed, result in zip(targets, direct, results, strict=True):
         if passed is None:
             target[...] = result
+
+
+def _repeats_elements(array: Any) -> bool:
+    """Whether several elements of an array share one address."""
+    return any(n > 1 and stride == 0 for n, stride in zip(array.shape, array.strides, strict=True))
 
 
 def _import_targets(plan: Plan, argument: Any, out: Any) -> list[Any]:
@@ -221,7 +228,7 @@ def _import_targets(plan: Plan, argument: Any, out: Any) -> list[Any]:
             )
         if isinstance(target, np.ndarray) and not target.flags.writeable:
             raise ValueError(f"{name}: the array is read-only")
-        if target.size and any(n > 1 and s == 0 for n, s in zip(target.shape, target.strides, strict=True)):
+        if not target.flags.c_contiguous and target.size and _repeats_elements(target):
             raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
         targets.append(target)
     return targets

@@ -170,10 +170,7 @@ def _binder_of(parameters: Sequence[inspect.Parameter]) -> Callable[..., tuple[t
         if p.default is not inspect.Parameter.empty or p.kind in empties
     ]
     signature = inspect.Signature(
-        [
-            p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Name(absent))
-            for p in parameters
-        ]
+        [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Name(absent)) for p in parameters]
     )
     values = "".join(f"{p.name}, " for p in parameters)
     namespace = {absent: _ABSENT}
