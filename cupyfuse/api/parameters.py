@@ -163,12 +163,12 @@ def _binder_of(parameters: Sequence[inspect.Parameter]) -> Callable[..., tuple[t
     absent = "absent"
     while any(p.name == absent for p in parameters):
         absent += "_"
-    empties = {_VAR_POSITIONAL: "not {}", _VAR_KEYWORD: "not {}"}
-    bits = [
-        f"({empties.get(p.kind, '{} is ' + absent).format(p.name)}) << {k}"
-        for k, p in enumerate(parameters)
-        if p.default is not inspect.Parameter.empty or p.kind in empties
-    ]
+    bits = []
+    for k, p in enumerate(parameters):
+        if p.kind in (_VAR_POSITIONAL, _VAR_KEYWORD):
+            bits.append(f"(not {p.name}) << {k}")
+        elif p.default is not p.empty:
+            bits.append(f"({p.name} is {absent}) << {k}")
     signature = inspect.Signature(
         [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Name(absent)) for p in parameters]
     )

@@ -133,6 +133,7 @@ NATIVE: dict[str, tuple[Function, float]] = {
     "einsum_rows": (lambda x: (np.einsum("ij,ij->i", x, x), np.einsum("ij->j", x), np.einsum("ij->", x)), 256),
     "einsum_implicit": (lambda x: (np.einsum("ij,jk", x, x.T), np.einsum("ji", x)), 256),
     "einsum_outer": (lambda x: np.einsum("ij,kj->ik", x, x + 1), 256),
+    "diff": (lambda x: (np.diff(x), np.diff(x, axis=0), np.diff(x, n=0), np.diff(x, 2, 0), np.diff(x > 0)), 4),
     "split": (lambda x: np.split(x, 3, axis=1), 0),
     "array_split": (lambda x: (*np.array_split(x, [2, 5], axis=0), *np.hsplit(x, 3), *np.vsplit(x, 2)), 0),
     "unstack": (lambda x: (*np.unstack(x, axis=1), *np.broadcast_arrays(x, x[:1])), 0),
@@ -172,6 +173,23 @@ def test_native_functions_in_kernels(name: str) -> None:
         compare(function, [values("float32", specials=special)], HOST, ulps)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "uint64", "complex128", "bool", "float64"])
+def test_differences(dtype: str, rng: np.random.Generator) -> None:
+    """With values at the ends; of unsigned integers they wrap around, of masks they are masks."""
+    x = rng.integers(0, 200, (4, 6)).astype(dtype)
+    for options in ({}, {"n": 3}, {"prepend": x[:, :2]}, {"append": 1, "axis": 0}, {"prepend": 0, "append": 1, "n": 2}):
+        got, expected = cf.fuse(lambda x, options=options: np.diff(x, **options))(x), np.diff(x, **options)
+        assert got.dtype == expected.dtype and np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("options", [{"n": -1}, {"axis": 2}])
+def test_differences_that_do_not_exist(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="diff"):
+        cf.fuse(lambda x: np.diff(x, **options))(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="diff"):
+        cf.fuse(lambda x: np.diff(x.sum()))(np.zeros((2, 3)))
+
+
 # Library steps ------------------------------------------------------------------------------------------------------
 
 SQUARE = (6, 6)
@@ -185,7 +203,7 @@ LIBRARY: dict[str, Function] = {
     "nanmedian": lambda x: (np.nanmedian(x, axis=1), np.nanpercentile(x, 20, axis=1)),
     "cumsum": lambda x: (np.cumsum(x, axis=1), x.cumsum(axis=0), np.cumprod(x, axis=1), np.cumsum(x)),
     "accumulate": lambda x: (np.maximum.accumulate(x, axis=1), np.add.accumulate(x)),
-    "diff": lambda x: (np.diff(x, axis=1), np.diff(x, axis=0), np.gradient(x, axis=1)),
+    "gradient": lambda x: np.gradient(x, axis=1),
     "concatenate": lambda x: (np.concatenate([x, x * 2]), np.concatenate((x, x), axis=1)),
     "stack": lambda x: (np.stack([x.sum(axis=1), x.max(axis=1)]), np.hstack([x, x]), np.vstack((x, x))),
     "column_stack": lambda x: np.column_stack([x.sum(axis=1), x]),

@@ -46,7 +46,7 @@ def _values_of_columns(program: Step) -> tuple[dict[Node, None], float]:
     """Return the values of columns alone that a row program computes, and the FLOPs of one column."""
     stages = stages_of(program)
     vectors = dict.fromkeys(n for n in program.nodes if n.shape[0] == 1 and stages[n] < 0)
-    return vectors, sum(g.flops(n) / n.size for n in vectors if n.shape == (1, program.domain[1]))
+    return vectors, sum(g.flops(n) / n.size for n in vectors if n.shape == (1, program.domain[1]) and n.size)
 
 
 def separate_columns(steps: Sequence[Step], storage: dict[Node, str], device: Device | None) -> list[Step]:

@@ -179,6 +179,34 @@ def _ix(*vectors: Any) -> tuple[Tracer, ...]:
     return tuple(x[(None,) * k + (..., *(None,) * (len(found) - 1 - k))] for k, x in enumerate(found))
 
 
+def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    """Return differences of neighbours as `numpy.diff`, of masks whether they differ; None adds nothing at an end."""
+    x = as_tracer(a, trace_of((a, prepend, append)))
+    if n < 0:
+        raise ValueError(f"diff: expected n of at least 0, got {n}\n  at {user_line()}")
+    if n == 0:
+        return x
+    if x.ndim == 0:
+        raise ValueError(f"diff: expected an array of at least one dimension\n  at {user_line()}")
+    (p,) = normalize_axes(axis, x.ndim, "diff")
+    ends = [_at_end(end, x, p) for end in (prepend, append)]
+    if any(end is not None for end in ends):
+        x = call_library("concatenate", [[part for part in (ends[0], x, ends[1]) if part is not None]], {"axis": p})
+    before = (slice(None),) * p
+    for _ in range(n):
+        pair = x[(*before, slice(1, None))], x[(*before, slice(None, -1))]
+        x = apply("not_equal" if x._node.dtype == "bool" else "subtract", *pair)
+    return x
+
+
+def _at_end(end: Any, x: Tracer, axis: int) -> Any:
+    """Return what `_diff` puts at an end of an array: one number stands for all of its last place along the axis."""
+    if end is None or end is np._NoValue:
+        return None
+    shape = tuple(1 if k == axis else length for k, length in enumerate(x.shape))
+    return end if np.ndim(end) else np.broadcast_to(end, shape)
+
+
 def _call_on_dtypes(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a NumPy function that depends on the dtypes of arrays alone, which are known while tracing."""
     return function(*(np.zeros((), a.dtype) if isinstance(a, Tracer) else a for a in arguments))
@@ -188,6 +216,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.round: _round,
     np.around: _round,
     np.fix: _fix,
+    np.diff: _diff,
     np.isclose: _isclose,
     np.allclose: _allclose,
     np.isposinf: partial(_is_infinity, math.inf),
