@@ -159,7 +159,7 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     most = _most_packed(program) if packed else _most_held(program)
     reduces = program.stages == 1 and not _writes_rows(program)
     if cols <= 1024:
-        lanes = _lanes(program, packs, vec, most, reduces)
+        lanes = _lanes(program, packs, access, most, reduces)
         items = -(-packs // lanes)
         if items * vec <= most:
             blocks = _blocks(128, _is_double(program))
@@ -182,16 +182,23 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec, shifted=shifted)
 
 
-def _lanes(program: Program, packs: int, vec: int, most: int, reduces: bool) -> int:
+def _lanes(program: Program, packs: int, access: Access, most: int, reduces: bool) -> int:
     """Choose the lanes of a short row, as measured on an H200 from 2 to 1024 columns."""
+    vec, shifted = access
+    singles = 2 * (vec - 1) if shifted else 1  # of a row at most, each of another lane
+    fewest = _power_of_two(max(singles, min(32, -(-packs * vec // most))))
     if not reduces:
-        if packs == 2:
-            return 2
-        return min(32, _power_of_two(-(-packs // (2 if vec == widest_vec(program) else 4))))
+        if vec > 1 and packs <= 3:
+            return min(packs, 2)
+        # Fewer packs a lane keep too little in flight, more leave lanes idle in most lengths.
+        wide = 3.2 if len(program.full_inputs) == 1 else 2
+        packs_a_lane = 4.8 if shifted else wide if vec == widest_vec(program) else 4
+        return max(fewest, min(32, _power_of_two(math.ceil(packs / packs_a_lane))))
     # Lanes that hold much merge their accumulators with few others.
-    lanes = min(32, _power_of_two(-(-packs // 2)), max(64 // vec, _power_of_two(-(-packs * vec // most))))
-    elements = {2: 32, 4: 14}.get(program.input_bytes)  # of a lane, as measured; other sizes are not limited
-    return lanes if elements is None else min(lanes, _power_of_two(-(-program.domain[1] // elements)))
+    lanes = min(32, _power_of_two(-(-packs // 2)), max(64 // vec, fewest))
+    # Of a lane, as measured; other sizes are not limited.
+    elements = {2: 64 if vec >= 4 else 32, 4: 14}.get(program.input_bytes, 1)
+    return max(fewest, min(lanes, _power_of_two(-(-program.domain[1] // elements))))
 
 
 def _is_packed(program: Program) -> bool:

@@ -174,6 +174,18 @@ def test_blocks_fit_a_multiprocessor(cols: int, dtype: str) -> None:
                 assert kernel.shared + static <= 227 << 10
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("function", [softmax, lambda x: cf.logsumexp(x, axis=1)])
+def test_every_single_element_has_a_lane(function: Any, dtype: str) -> None:
+    for cols in range(32, 1024, 7):
+        program = program_of(function, cf.spec((64, cols), dtype))
+        for access in accesses(program):
+            config = default_config(program, access, clusters=True)
+            if config.template == "row_lanes":
+                assert config.group >= (2 * (access.vec - 1) if access.shifted else 1)
+                assert config.group * config.items * config.vec >= cols
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cols", [256, 260, 263])
 def test_arrays_may_begin_anywhere(dtype: str, cols: int) -> None:
