@@ -18,9 +18,11 @@ from .rivals import COMPILED, EAGER, Rival, Unavailable, as_run_by
 from .tables import ERROR, case_tables, explain, findings_table
 
 OURS, PRODUCT = "cupyfuse.torch", "the product alone"
+ROOMY, _ROOM = "cupyfuse.torch, max_workspace of 4 GiB", 4 << 30  # logits of 16 bits may be kept
 LIGER, CCE, QUACK = "Liger", "cut-cross-entropy", "QuACK"
 _LIBRARIES = {
     OURS: ("cupyfuse.torch", "linear_cross_entropy"),
+    ROOMY: ("cupyfuse.torch", "linear_cross_entropy"),
     LIGER: ("liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss"),
     CCE: ("cut_cross_entropy", "linear_cross_entropy"),
     QUACK: ("quack.linear_cross_entropy", "chunked_linear_cross_entropy"),
@@ -43,7 +45,8 @@ _IGNORED = -100
 _HOW = f"""\
 {ERROR}, the worst of the loss and, after a backward pass, of the gradients.
 - *{PRODUCT}* is that of the logits, and backward those of both gradients, on logits in the operands' dtype;
-  *{EAGER}* converts the logits to float32. *peak MB*: the most beyond the operands, gradients included."""
+  *{EAGER}* converts the logits to float32. *{OURS}* has the default `max_workspace`, 256 MiB. *peak MB*: the most
+  beyond the operands, gradients included."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +84,8 @@ def loss_of(lab: Lab, rival: str, x: Any, weight: Any, labels: Any) -> Callable[
         raise Unavailable(f"{rival} is not installed: {error}") from error
     if rival == LIGER:
         return functools.partial(loss(ignore_index=_IGNORED), weight, x, labels)
-    return functools.partial(loss, x, weight, labels, ignore_index=_IGNORED)
+    options = {"max_workspace": _ROOM} if rival == ROOMY else {}
+    return functools.partial(loss, x, weight, labels, ignore_index=_IGNORED, **options)
 
 
 def cases_of(lab: Lab, shape: tuple[int, int, int], dtype: str, options: argparse.Namespace) -> Iterator[Case]:
@@ -117,7 +121,8 @@ def cases_of(lab: Lab, shape: tuple[int, int, int], dtype: str, options: argpars
 
     for group, leaves in ((FORWARD, ()), (BACKWARD, (x, weight))):
         case = Case(group, f"{' x '.join(map(str, shape))}, {dtype}", shape, dtype)
-        rivals = {rival: functools.partial(loss, rival, leaves) for rival in (OURS, EAGER, COMPILED, LIGER, CCE, QUACK)}
+        names = (OURS, *([ROOMY] if leaves else []), EAGER, COMPILED, LIGER, CCE, QUACK)
+        rivals = {rival: functools.partial(loss, rival, leaves) for rival in names}
         rivals[PRODUCT] = functools.partial(product, group == BACKWARD)
         with torch.set_grad_enabled(group == BACKWARD):
             run(lab, case, rivals, FIGURES, options.budget)
