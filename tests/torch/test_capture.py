@@ -140,6 +140,26 @@ def test_how_often_modules_are_captured() -> None:
     assert captures(fused) == 2
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("way", ["fuse", "operators"])
+def test_a_gradient_within_a_forward(way: str, create_graph: bool) -> None:
+    """The graph breaks at the gradient; Dynamo would capture the Python code of the backward pass."""
+    if way == "operators" and create_graph:
+        pytest.skip("compiled graphs are differentiated once")
+
+    def code(m: Any, x: Any) -> Any:
+        x = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(F.gelu(m.linear(x)).logsumexp(-1).sum(), x, create_graph=create_graph)
+        return grad.square().sum(-1)
+
+    module, x = Code(code), torch.randn(5, 12)
+    changed = WAYS[way](module)
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["total"]
+    torch.testing.assert_close(changed(x), module(x))
+    assert frames["total"] - before < 10
+
+
 def test_a_mask_that_may_be_missing() -> None:
     module = Code(lambda m, x, mask=None: (m.linear(x) if mask is None else m.linear(x) + mask).softmax(-1))
     fused, x, mask = ct.fuse(module), torch.randn(5, 12), torch.randn(12)
