@@ -161,6 +161,13 @@ def test_a_gradient_within_a_forward(way: str, create_graph: bool) -> None:
     assert frames["total"] - before < 10
 
 
+def test_explanations_of_what_dynamo_does_not_capture() -> None:
+    for module, where in ((nn.GRU(12, 12), "its own code"), (Code(lambda m, x: m.inner(x), inner=nn.LSTM(12, 12)), "")):
+        fused, x = ct.fuse(module), torch.randn(3, 5, 12)
+        torch.testing.assert_close(fused(x), module(x))
+        assert where in str(ct.explain(fused)) and "not captured: Dynamo does not support RNN" in str(ct.explain(fused))
+
+
 def test_a_mask_that_may_be_missing() -> None:
     module = Code(lambda m, x, mask=None: (m.linear(x) if mask is None else m.linear(x) + mask).softmax(-1))
     fused, x, mask = ct.fuse(module), torch.randn(5, 12), torch.randn(12)

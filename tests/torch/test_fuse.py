@@ -222,7 +222,7 @@ def test_code_with_a_memory_runs_as_it_is(model: Any, device: str) -> None:
 
 
 def test_nothing_is_told_before_the_first_call() -> None:
-    assert "nothing has run" in str(ct.explain(ct.fuse(models.HeadSum())))
+    assert "has run yet" in str(ct.explain(ct.fuse(models.HeadSum())))
 
 
 def test_the_explanation_has_plans(device: str) -> None:
