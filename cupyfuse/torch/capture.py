@@ -62,6 +62,9 @@ class Capture:
         self._callback: _Callback | None = None
         self._lock = threading.Lock()
 
+    def __deepcopy__(self, memo: Any) -> Capture:
+        return self  # a copied module gets one of its own
+
     @property
     def runners(self) -> list[Runner]:
         return list(self._direct.runners)
