@@ -35,6 +35,7 @@ _CONFIG = {
     "skip_nnmodule_hook_guards": False,  # hooks that are added later run
     "allow_unspec_int_on_nn_module": True,  # a counter becomes a symbol instead of a capture for each value
     "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
+    "invalidate_compile_context_weakrefs": True,  # parameters with weak references cannot be swapped for others
     "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
 
@@ -203,7 +204,8 @@ class _Callback:
         from torch._dynamo.types import ConvertFrameReturn
 
         reason = ""
-        with torch._dynamo.config.patch(_CONFIG), _running_eagerly():
+        known = {name: value for name, value in _CONFIG.items() if hasattr(torch._dynamo.config, name)}
+        with torch._dynamo.config.patch(known), _running_eagerly():
             try:
                 result = self._torchdynamo_orig_backend(frame, *arguments)
             except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
