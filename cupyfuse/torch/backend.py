@@ -55,8 +55,10 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
     A graph that cannot be imported is left as it was, with a warning.
     """
     partitions: list[Partition] = []
+    graphs: list[Graph] = []
     for body in (*regions(module), module):
         graph = _copy(body)
+        graphs.append(graph)
         try:
             imported = _import(graph)
             parts = partition(imported.captured, judge)
@@ -74,6 +76,8 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
     if call_maker.differentiates:
         checkpoint_eagerly(module)
         module.recompile()
+        for node in (node for graph in graphs for node in graph.nodes):
+            node.meta.pop("grapharg", None)  # a weak reference to a parameter: `torch.utils.swap_tensors` refuses those
     return partitions
 
 

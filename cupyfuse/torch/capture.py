@@ -35,6 +35,7 @@ _CONFIG = {
     "skip_nnmodule_hook_guards": False,  # hooks that are added later run
     "allow_unspec_int_on_nn_module": True,  # a counter becomes a symbol instead of a capture for each value
     "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
+    "invalidate_compile_context_weakrefs": True,  # parameters with weak references cannot be swapped for others
     "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
 
@@ -61,6 +62,9 @@ class Capture:
         self._direct = Direct(options)
         self._callback: _Callback | None = None
         self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> Capture:
+        return self  # a copied module gets one of its own
 
     @property
     def runners(self) -> list[Runner]:
@@ -90,7 +94,7 @@ class Capture:
                 if reason != NO_TENSOR:
                     _add_or_count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
         failures = dict(self._callback.failures) if self._callback is not None else {}
-        frames = [Part(path, (frame,), (), f"not captured: {reason}") for frame, reason in failures.items()]
+        frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
         return [*found.values(), *refusals(path, self.runners), *frames]
 
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
@@ -185,7 +189,7 @@ class _Callback:
     undecided : dict
         By thread, the codes that its call met and that Dynamo gives up, with what Dynamo would do with their frames.
     failures : dict
-        The frames that are given up because of an error, and the error's first line.
+        The frames that are given up because of an error, and the error in a line; "" for the module's call itself.
     """
 
     def __init__(self, callback: Any):
@@ -200,19 +204,22 @@ class _Callback:
         from torch._dynamo.types import ConvertFrameReturn
 
         reason = ""
-        with torch._dynamo.config.patch(_CONFIG), _running_eagerly():
+        known = {name: value for name, value in _CONFIG.items() if hasattr(torch._dynamo.config, name)}
+        with torch._dynamo.config.patch(known), _running_eagerly():
             try:
                 result = self._torchdynamo_orig_backend(frame, *arguments)
             except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
                 raise  # Dynamo handles the first one itself, and suppresses neither
             except Exception as error:
                 _log.info("not captured: %s", _name(frame.f_code), exc_info=True)
-                reason = _reason(error)
+                reason = _reason(str(error) or type(error).__name__)
                 result = ConvertFrameReturn()
                 if getattr(error, "frame_exec_strategy", None) is not None:
                     result.frame_exec_strategy = error.frame_exec_strategy  # type: ignore[attr-defined]
         if result.guarded_code is not None:
             self._captured.add(frame.f_code)
+        elif not reason:
+            reason = _reason(_suppressed(frame.f_code))
         if result.guarded_code is not None or not result.apply_to_code:
             return result
         here = self.undecided.setdefault(threading.get_ident(), [])
@@ -237,12 +244,23 @@ class _Callback:
         return getattr(self._torchdynamo_orig_backend, name)
 
 
-def _reason(error: Exception) -> str:
-    """Tell an error in a line: that of the operation, where Dynamo's words end with it."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    caught = [line.partition(": got ")[2] for line in lines if ": got " in line]
-    return (*caught, lines[0])[0]
+def _suppressed(code: types.CodeType) -> str:
+    """Return the error for which Dynamo has just given up a code without raising it; empty if there was none."""
+    attempts = torch._dynamo.utils.get_compilation_metrics()
+    last = attempts[-1] if attempts else None
+    if last is None or (last.co_filename, last.co_firstlineno) != (code.co_filename, code.co_firstlineno):
+        return ""
+    return last.fail_reason or ""
+
+
+def _reason(error: str) -> str:
+    """Tell an error in a line: that of the operation, where Dynamo's words end with it, or what Dynamo explains."""
+    lines = error.splitlines() or [""]
+    told = [line.partition(mark)[2] for mark in (": got ", "Explanation: ") for line in lines if mark in line]
+    return (*told, lines[0])[0]
 
 
 def _name(code: types.CodeType) -> str:
+    if code.co_filename == _call.__code__.co_filename:
+        return ""
     return f"{code.co_name} ({os.path.basename(code.co_filename)}, line {code.co_firstlineno})"

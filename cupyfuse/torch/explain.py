@@ -67,7 +67,7 @@ class Explanation:
 
     def __str__(self) -> str:
         if not self.fused and not self.left:
-            return "nothing has run yet: call the module, then ask again"
+            return "no operation on tensors has run yet: call the module, then ask again"
         working = [part for part in self.left if part.reason != VIEW]
         times = max(part.captures for part in (*self.fused, *self.left))
         recaptured = f"; captured {times} times" if times > 1 else ""

@@ -22,7 +22,9 @@ from .explain import explain
 
 M = TypeVar("M", bound=torch.nn.Module)
 # Attributes whose values a copy does not take from the original.
-_UNSHARED = ("_parameters", "_buffers", "_modules", "_cupyfuse", "_compiled_call_impl")
+_CAPTURE = ("_cupyfuse", "_compiled_call_impl")  # attributes of fused modules alone
+_UNSHARED = ("_parameters", "_buffers", "_modules", *_CAPTURE)
+_COPIES = ("__copy__", "__deepcopy__")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class _FuseArguments:
 
     options: Options
     graphs: bool
+
+    @classmethod
+    def of(cls, module: Any) -> _FuseArguments:
+        captured = module.__dict__["_cupyfuse"]
+        return cls(captured.options, captured.graphs)
 
 
 def refresh(module: torch.nn.Module) -> None:
@@ -86,11 +93,21 @@ class FusedModule(torch.nn.Module):
         return super()._apply(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle by the original class, which can be found by name.
-        captured = self.__dict__["_cupyfuse"]
-        attributes = {k: v for k, v in self.__dict__.items() if k not in ("_cupyfuse", "_compiled_call_impl")}
-        choices = _FuseArguments(captured.options, captured.graphs)
-        return _rebuild, (self._cupyfuse_original, choices, slot_attributes(self)), attributes
+        # As the original's class has it, which can be found by name.
+        plain, slots = object.__new__(self._cupyfuse_original), slot_attributes(self)
+        plain.__dict__.update((k, v) for k, v in self.__dict__.items() if k not in _CAPTURE)
+        for name, value in slots.items():
+            object.__setattr__(plain, name, value)
+        make, arguments, *more = plain.__reduce_ex__(protocol)
+        own = self._cupyfuse_original.__setstate__ is not torch.nn.Module.__setstate__
+        if slots and not own and more and isinstance(more[0], tuple):
+            more[0] = more[0][0]  # without the slots, which `Module.__setstate__` does not take
+        return _rebuild, (make, arguments, _FuseArguments.of(self), slots), *more
+
+    def __setstate__(self, state: Any) -> None:
+        capture = {name: self.__dict__[name] for name in _CAPTURE if name in self.__dict__}
+        super().__setstate__(state)
+        self.__dict__.update(capture)
 
     def _replicate_for_data_parallel(self) -> Any:
         replica: Any = super()._replicate_for_data_parallel()
@@ -99,13 +116,31 @@ class FusedModule(torch.nn.Module):
         return replica
 
 
-def _rebuild(original: Any, choices: _FuseArguments, slots: dict[str, Any]) -> Any:
-    """Make a fused module of an original class, without its `__dict__`, for pickling and copying."""
-    module: Any = object.__new__(fused_class(original))
+def _rebuild(make: Callable[..., Any], arguments: Any, choices: _FuseArguments, slots: dict[str, Any]) -> Any:
+    """Make a module of an original class, and a fused one of it, before its state is set: for pickling and copying."""
+    module = make(*arguments)
     for name, value in slots.items():
         object.__setattr__(module, name, value)
+    return _as_fused(module, choices)
+
+
+def _as_fused(module: Any, choices: _FuseArguments) -> Any:
+    """Change a module into a fused one; or give a fused one, copied with its attributes, a capture of its own."""
+    cls: Any = type(module)
+    if not issubclass(cls, FusedModule):
+        object.__setattr__(module, "__class__", fused_class(cls))
     _attach_capture(module, choices)
     return module
+
+
+def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make `__copy__` or `__deepcopy__` of a user's class return a fused module."""
+
+    @functools.wraps(method)
+    def copied(module: Any, *memo: Any) -> Any:
+        return _as_fused(method(module, *memo), _FuseArguments.of(module))
+
+    return copied
 
 
 def _attach_capture(module: Any, choices: _FuseArguments) -> None:
@@ -128,6 +163,7 @@ def fused_class(original: Any) -> Any:
     }
     # Methods of these names stay the user's; `cupyfuse.torch.explain` and `refresh` reach every module.
     names.update({name: getattr(original, name) for name in ("explain", "refresh") if hasattr(original, name)})
+    names.update({name: _copying(getattr(original, name)) for name in _COPIES if hasattr(original, name)})
     return type(original)(original.__name__, (FusedModule, original), names)
 
 

@@ -19,6 +19,7 @@ from torch_ways import WAYS, Code, graded, operators, plain, same, step, ways
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.cost import decision
+from cupyfuse.torch.explain import VIEW
 from cupyfuse.torch.graphs.partition import Verdict
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -140,6 +141,33 @@ def test_how_often_modules_are_captured() -> None:
     assert captures(fused) == 2
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("way", ["fuse", "operators"])
+def test_a_gradient_within_a_forward(way: str, create_graph: bool) -> None:
+    """The graph breaks at the gradient; Dynamo would capture the Python code of the backward pass."""
+    if way == "operators" and create_graph:
+        pytest.skip("compiled graphs are differentiated once")
+
+    def code(m: Any, x: Any) -> Any:
+        x = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(F.gelu(m.linear(x)).logsumexp(-1).sum(), x, create_graph=create_graph)
+        return grad.square().sum(-1)
+
+    module, x = Code(code), torch.randn(5, 12)
+    changed = WAYS[way](module)
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["total"]
+    torch.testing.assert_close(changed(x), module(x))
+    assert frames["total"] - before < 10
+
+
+def test_explanations_of_what_dynamo_does_not_capture() -> None:
+    for module, where in ((nn.GRU(12, 12), "its own code"), (Code(lambda m, x: m.inner(x), inner=nn.LSTM(12, 12)), "")):
+        fused, x = ct.fuse(module), torch.randn(3, 5, 12)
+        torch.testing.assert_close(fused(x), module(x))
+        assert where in str(ct.explain(fused)) and "not captured: Dynamo does not support RNN" in str(ct.explain(fused))
+
+
 def test_a_mask_that_may_be_missing() -> None:
     module = Code(lambda m, x, mask=None: (m.linear(x) if mask is None else m.linear(x) + mask).softmax(-1))
     fused, x, mask = ct.fuse(module), torch.randn(5, 12), torch.randn(12)
@@ -236,10 +264,18 @@ def _normed(m: Any, x: Any) -> Any:
     return (before * 2).softmax(0), (out + 1).exp()
 
 
+def _by_leading_rows(m: Any, x: Any) -> Any:
+    """No chain takes a mask along a leading dimension, and the product before it is saved for the backward pass."""
+    y = m.linear(x).softmax(-1).view(5, 3, 4).permute(2, 0, 1) * 2
+    return y.masked_fill_(x[:, :1] > 0, 0.5)
+
+
 WRITES: dict[str, tuple[Any, Any]] = {
     "by method": (_by_method, graded),
     "transposed": (lambda m, x: m.linear(x).softmax(-1).t().contiguous(), graded),
     "views": (lambda m, x: (m.linear(x).softmax(-1).t(), m.linear(x).exp().t() * 2), graded),
+    "transposed in place": (lambda m, x: (m.linear(x).t() * 2).masked_fill_(x.t() > 0, 0.5), graded),
+    "transposed in place by PyTorch": (_by_leading_rows, graded),
     "expanded": (lambda m, x: m.linear(x).softmax(-1).sum(-1, keepdim=True).exp().expand(5, 3), graded),
     "overlapping": (lambda m, x: m.linear(x).softmax(-1).exp().unfold(1, 3, 1), plain),
     "a row": (_zeroed, graded),
@@ -259,13 +295,32 @@ WRITES: dict[str, tuple[Any, Any]] = {
 }
 
 
-# AOTAutograd has the gradients of overlapping results wrong without chains too.
-WRITTEN = [(name, way) for name in WRITES for way in WAYS if (name, way) != ("overlapping", "aot")]
+# Without chains, too, AOTAutograd has gradients of overlapping results and strides of operations in place wrong.
+WRONG_IN_AOT = ("overlapping", "transposed in place by PyTorch")
+WRITTEN = [(name, way) for name in WRITES for way in WAYS if way != "aot" or name not in WRONG_IN_AOT]
 
 
 @pytest.mark.parametrize(("name", "way"), WRITTEN)
 def test_writes_and_layouts(name: str, way: str) -> None:
     same(Code(WRITES[name][0]), WRITES[name][1], way)
+
+
+def test_what_is_computed_in_place_is_no_view() -> None:
+    fused = ct.fuse(nn.Sequential(nn.Conv1d(3, 3, 1), nn.ReLU(inplace=True)))
+    fused(torch.randn(2, 3, 4))
+    assert all(part.reason != VIEW for part in ct.explain(fused).left)
+
+
+def test_what_is_computed_in_place_is_the_result_of_the_chain() -> None:
+    graphs: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        graphs.append(module)
+        return operators(module, inputs)
+
+    module = Code(lambda m, x: F.relu(m.linear(x).softmax(-1), inplace=True))
+    torch.compile(module, backend=keep)(torch.randn(5, 12))
+    assert F.relu not in [node.target for node in graphs[0].graph.nodes]
 
 
 def test_statistics_that_pytorch_updates() -> None:

@@ -140,6 +140,69 @@ def test_copies(way: Any, device: str) -> None:
         close(fused(x), plain(x))
 
 
+class _WithState(nn.Module):
+    """Pickled and copied in a way of its own: its function cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.function, self.own = nn.Linear(12, 7), lambda y: y.softmax(-1), self.tail
+
+    def tail(self, y: Any) -> Any:
+        return self.function(y)
+
+    def forward(self, x: Any) -> Any:
+        return self.own(self.linear(x))
+
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()  # type: ignore[misc]
+        del state["function"]
+        return state
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__ = {**state, "function": torch.nn.Softmax(-1), "restored": True}
+
+
+class _Reduced(_WithState):
+    def __reduce__(self) -> Any:
+        return _Reduced, (), {**self.__dict__, "function": None}
+
+
+class _Copied(_WithState):
+    def __copy__(self) -> Any:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        other = _Copied()
+        other.load_state_dict(self.state_dict())
+        other.restored = True
+        return other
+
+
+class _CopiedByDictionary(_WithState):
+    def __deepcopy__(self, memo: Any) -> Any:
+        other = memo[id(self)] = type(self).__new__(type(self))
+        other.__dict__ = copy.deepcopy({**self.__dict__, "restored": True}, memo)
+        return other
+
+
+@pytest.mark.parametrize(
+    "way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), copy.copy], ids=["deep", "pickle", "shallow"]
+)
+@pytest.mark.parametrize("kind", [_WithState, _Reduced, _Copied, _CopiedByDictionary])
+def test_copies_in_ways_of_their_own(kind: type[nn.Module], way: Any) -> None:
+    fused, x = ct.fuse(kind()), torch.randn(5, 12)
+    want = fused(x)
+    other = way(fused)
+    assert type(other) is type(fused) and other.restored
+    close(other(x), want)
+    assert len(fused_chains(other)) == 1
+    if way is not copy.copy:
+        assert other.own.__self__ is other
+        torch.nn.init.zeros_(other.linear.weight)
+        torch.nn.init.zeros_(other.linear.bias)
+        close(other(x), torch.full((5, 7), 1 / 7))
+
+
 def test_conversions(device: str) -> None:
     plain, fused, x = pair(models.HeadLogSumExp(), device)
     fused(x)
@@ -222,7 +285,7 @@ def test_code_with_a_memory_runs_as_it_is(model: Any, device: str) -> None:
 
 
 def test_nothing_is_told_before_the_first_call() -> None:
-    assert "nothing has run" in str(ct.explain(ct.fuse(models.HeadSum())))
+    assert "has run yet" in str(ct.explain(ct.fuse(models.HeadSum())))
 
 
 def test_the_explanation_has_plans(device: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import threading
@@ -531,6 +532,23 @@ def test_frozen_weights_are_kept(head: Any, device: str) -> None:
     agree(fused, plain, x)
     for module in (plain, fused):
         layer(module).weight = nn.Parameter(layer(module).weight.detach() + 1)
+    agree(fused, plain, x)
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen": True}], ids=["", "frozen"])
+@pytest.mark.parametrize("head", [models.HeadSum, models.HeadLogSumExp])
+def test_tensors_are_swapped(head: Any, options: Any, device: str) -> None:
+    """A parameter whose gradients are counted has a weak reference, for which PyTorch refuses to swap it."""
+    plain, fused, x = pair(head, device, **options)
+    fused(x).sum().backward()
+    agree(fused, plain, x)
+    others = [nn.Parameter(torch.randn_like(p)) for p in plain.parameters()]
+    counted = any(e.gradients for e in entries(fused))
+    for mine, other in zip(fused.parameters(), others, strict=True):
+        with contextlib.suppress(RuntimeError) if counted else contextlib.nullcontext():
+            torch.utils.swap_tensors(mine, nn.Parameter(other.detach().clone()))
+    plain.load_state_dict(fused.state_dict())
+    assert counted or all(torch.equal(a, b) for a, b in zip(plain.parameters(), others, strict=True))
     agree(fused, plain, x)
 
 

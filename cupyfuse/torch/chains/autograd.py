@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .tensors import Tensors, as_base
+from .uncaptured import uncaptured
 
 
 class _ChainFunction(torch.autograd.Function):
@@ -32,6 +33,7 @@ class _ChainFunction(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @uncaptured
     def backward(ctx: Any, *cotangents: Any) -> Any:
         backward, wanted = ctx.executor.backward, ctx.needs_input_grad[1:]
         kept = ctx.saved_tensors

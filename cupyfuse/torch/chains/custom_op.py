@@ -34,6 +34,7 @@ from .options import Options
 from .runtime import device_of
 from .saving import SavedValues, unit_gradients
 from .tensors import Tensors, as_base
+from .uncaptured import uncaptured
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -227,6 +228,7 @@ class _ChainOperator(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
+    @uncaptured
     def backward(ctx: Any, *gradients: Any) -> Any:
         needs = ctx.needs_input_grad[4:]
         kept = ctx.saved_tensors  # checkpointing allows one read

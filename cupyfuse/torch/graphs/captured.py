@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
 from ..chains.eligibility import is_sharded
 from ..rules.symbols import references
 
@@ -88,6 +90,17 @@ def storage_of(tensor: Any) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
+
+
+def is_dense(tensor: Any, order: Sequence[int]) -> bool:
+    """Whether each stride is the product of the sizes inside of it, provably where sizes are symbolic."""
+    expected: Any = 1
+    for k in reversed(order):
+        size, stride = tensor.shape[k], tensor.stride(k)
+        if not statically_known_true(size == 1) and not statically_known_true(stride == expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def keeps_placement(operation: Operation, tensors: Sequence[Any]) -> bool:

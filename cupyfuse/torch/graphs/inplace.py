@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..rules import draws
 from ..rules.table import OVERLOADS
-from .captured import storage_of
+from .captured import is_dense, storage_of
 
 F = torch.nn.functional
 _OUT_OF_PLACE = {
@@ -82,7 +82,7 @@ def functionalise(graph: Graph) -> None:
     sharing: dict[int, list[Node]] = {}
     for node in graph.nodes:
         for each in pytree.tree_leaves(node.meta.get("example_value")):
-            if isinstance(each, torch.Tensor):
+            if isinstance(each, torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(each):
                 sharing.setdefault(storage_of(each), []).append(node)
     for owner, *others in list(sharing.values()):
         computed = owner.op in ("call_function", "call_method")
@@ -136,6 +136,9 @@ def _return_new(node: Node) -> None:
     if computed_in is dtype:
         node.meta[_IN_PLACE] = node.target  # for `restore_in_place`, if no chain takes the new call
         _call_out_of_place(node)
+        example = node.meta["example_value"]
+        strides, needs = example.stride(), example.requires_grad
+        node.meta["example_value"] = example.detach().new_empty_strided(example.shape, strides, requires_grad=needs)
     else:
         _call_out_of_place(node)
         result = _cast_result(node, computed_in, dtype)
@@ -192,6 +195,9 @@ def _cast_result(node: Node, computed_in: torch.dtype, dtype: torch.dtype) -> No
 def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
     """Restore the operations in place that `functionalise` replaced and no chain took.
 
+    Where the operand has to stay as it is, operations on a transposed one change a copy: out of place, some return
+    another memory layout.
+
     Parameters
     ----------
     graph : Graph
@@ -207,5 +213,8 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
         saved = any(n in chains for n in (source, *others))
         used_later = any(places[n] > places[node] for n in others)
         if saved or used_later:
-            continue
+            if is_dense(source.meta["example_value"], range(source.meta["example_value"].dim())):
+                continue
+            with graph.inserting_before(node):
+                node.args = (graph.call_method("clone", (source,)), *node.args[1:])
         _call_in_place(node, target)

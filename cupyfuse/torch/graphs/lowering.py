@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...errors import TraceError
 from ..chains import custom_op
@@ -25,7 +24,7 @@ from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Runner
 from ..chains.runtime import device_of
-from .captured import storage_of
+from .captured import is_dense, storage_of
 from .importer import ImportedGraph
 from .inplace import restore_in_place
 from .partition import FusedChain, Partition
@@ -236,19 +235,8 @@ class _Lowerer:
 def _order_in_memory(tensor: Any) -> list[int] | None:
     """Order a dense tensor's dimensions by stride, outermost first; [] for C order, None for gaps or overlaps."""
     c_order = list(range(tensor.dim()))
-    if _is_dense(tensor, c_order):
+    if is_dense(tensor, c_order):
         return []
     strides = concrete_sizes(tensor.stride())
     by_stride = sorted(c_order, key=lambda k: -strides[k])
-    return by_stride if _is_dense(tensor, by_stride) else None
-
-
-def _is_dense(tensor: Any, order: Sequence[int]) -> bool:
-    """Whether each stride is the product of the sizes inside of it, provably where sizes are symbolic."""
-    expected: Any = 1
-    for k in reversed(order):
-        size, stride = tensor.shape[k], tensor.stride(k)
-        if not statically_known_true(size == 1) and not statically_known_true(stride == expected):
-            return False
-        expected = expected * size
-    return True
+    return by_stride if is_dense(tensor, by_stride) else None
