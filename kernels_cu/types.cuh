@@ -321,6 +321,26 @@ __device__ __forceinline__ T floor_quotient(T a, typename Same<T>::type b) {
     return static_cast<T>(quotient - below > 0.5 ? below + 1.0 : below);
 }
 
+// Of integers as NumPy defines them: by zero 0, and of the smallest number by -1, which the hardware may trap, it wraps.
+__device__ __forceinline__ i64 fmod(i64 a, i64 b) { return b == 0 || b == -1 ? 0 : a % b; }
+__device__ __forceinline__ i64 remainder_of(i64 a, i64 b) {
+    const i64 rest = fmod(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+__device__ __forceinline__ i64 floor_quotient(i64 a, i64 b) {
+    if (b == 0 || b == -1) {
+        return b == 0 ? 0 : static_cast<i64>(0 - static_cast<u64>(a));
+    }
+    const i64 quotient = a / b, rest = a - quotient * b;
+    return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+
+// Shifts as NumPy defines them: a count that is negative, or at least the width, leaves no bit but the sign.
+__device__ __forceinline__ i64 shifted_left(i64 a, i64 count) {
+    return static_cast<u64>(count) < 64 ? static_cast<i64>(static_cast<u64>(a) << count) : 0;
+}
+__device__ __forceinline__ i64 shifted_right(i64 a, i64 count) { return a >> (static_cast<u64>(count) < 64 ? count : 63); }
+
 // top + log(total), rounded once: total is m 2^e, and e times the first bits of log(2) is exact.
 __device__ __forceinline__ float plus_log(float top, float total) {
     if (!(total >= 1e-30f && total <= 1e38f)) {

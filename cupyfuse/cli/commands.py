@@ -93,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_engine(selftest_parser)
     extent = selftest_parser.add_mutually_exclusive_group()
     extent.add_argument(
-        "--quick", action="store_true", help="in seconds: on a GPU float32 alone, without one no compilation of kernels"
+        "--quick",
+        action="store_true",
+        help="in seconds: on a GPU float32 and int64 alone, without one no compilation of kernels",
     )
     extent.add_argument("--markdown", type=_page_path, metavar="FILE", help="also write the errors as a page")
     selftest_parser.set_defaults(command=_selftest, parser=selftest_parser)

@@ -1,6 +1,7 @@
 """Self-test: compare every operator, reduction and head on this machine with exact results.
 
-`tables.py` and `pairs.py` hold the results for special values, the operator tables the accuracy that is required.
+`tables.py` and `pairs.py` hold the results for special values, the operator tables the accuracy that is required;
+NumPy's functions say what operators give of integers.
 Everything runs through the public functions; on a GPU in every kernel template, vectorised and scalar, in all dtypes.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 from .. import __version__
 from ..cuda.compile import cubin
 from ..errors import EngineError
-from . import chains, machine, pointwise, reductions
+from . import chains, integers, machine, pointwise, reductions
 from .formats import FORMATS, available
 from .progress import Progress
 from .report import Report, write_page
@@ -37,7 +38,8 @@ def run(xp: Any, quick: bool = False) -> Report:
     xp : module
         NumPy, or CuPy to run kernels on its current GPU.
     quick : bool
-        Leave out most compilation, which takes longest: without a GPU compile no kernels, on a GPU run float32 alone.
+        Leave out most compilation, which takes longest: without a GPU compile no kernels, on a GPU run float32 and
+        int64 alone.
 
     Returns
     -------
@@ -48,7 +50,7 @@ def run(xp: Any, quick: bool = False) -> Report:
     target = Target(xp, collecting=xp is np and not quick and not _missing_nvrtc())
     report = Report(facts, _engine_sentence(xp, quick))
     formats = [form for form in available() if xp is np or not quick or form.name == "float32"]
-    with Progress(3 * len(formats) + target.collecting) as progress:
+    with Progress(3 * len(formats) + 1 + target.collecting) as progress:
         for form in formats:
             progress.stage(f"special values in {form.name}")
             report.special[form.name] = pointwise.check_specials(target, form) + reductions.check_specials(target, form)
@@ -56,6 +58,9 @@ def run(xp: Any, quick: bool = False) -> Report:
             report.operators[form.name] = pointwise.accuracy(target, form)
             progress.stage(f"accuracy of reductions, products and heads in {form.name}")
             report.chains[form.name] = chains.accuracy(target, form)
+        progress.stage("integers")
+        for form in integers.FORMATS if xp is np or not quick else integers.FORMATS[-1:]:
+            report.integers[form.name] = integers.check(target, form)
         if target.collecting:
             progress.stage(f"compiling {len(target.kernels)} kernels for {_ARCHITECTURE}")
             _compile(target)
@@ -71,7 +76,7 @@ def _engine_sentence(xp: Any, quick: bool) -> str:
         ran = f"The NumPy engine ran, {machine.device_name(np)}. No kernel ran."
     missing = set(FORMATS) - {form.name for form in available()}
     if quick and xp is not np:
-        return f"{ran} A quick run: float32 alone."
+        return f"{ran} A quick run: float32 and int64 alone."
     # Of all formats only bfloat16 may be missing.
     return ran + "".join(f" {name} was not tested: pip install ml_dtypes." for name in missing)
 

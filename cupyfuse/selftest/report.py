@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..dtypes import is_float
 from .measure import Measurement
 from .oracle import EXTENDED
 from .target import Failure, LaunchedKernel
@@ -31,6 +32,7 @@ class Report:
     facts : versions and devices, as (name, value)
     engine : a sentence that names the engine
     special : number of special values compared, by format
+    integers : number of results of integers compared, by dtype
     operators, chains : the largest errors, by format and by name of the operator or result
     kernels, kernels_title : the distinct kernels, and a heading that says whether they ran
     failures : wrong results
@@ -40,6 +42,7 @@ class Report:
     facts: list[tuple[str, str]]
     engine: str
     special: dict[str, int] = field(default_factory=dict)
+    integers: dict[str, int] = field(default_factory=dict)
     operators: dict[str, dict[str, Measurement]] = field(default_factory=dict)
     chains: dict[str, dict[str, Measurement]] = field(default_factory=dict)
     kernels: Sequence[LaunchedKernel] = ()
@@ -59,8 +62,11 @@ class Report:
         """Yield the tables of errors, the number of special values, and the list of kernels, as text."""
         for title, table in (("operator", self.operators), ("reductions, rows and products", self.chains)):
             yield align_columns([_head(title, table), *_rows(table)])
-        compared = ", ".join(f"{count} in {name}" for name, count in self.special.items())
-        yield f"special values compared with their tables: {compared}"
+        for title, counts in (
+            ("special values compared with their tables", self.special),
+            ("results of integers compared with NumPy's", self.integers),
+        ):
+            yield f"{title}: {', '.join(f'{count} in {name}' for name, count in counts.items())}"
         yield self.kernels_title + "".join(f"\n  {line}" for line in _kernel_lines(self.kernels))
 
     def _verdict(self) -> str:
@@ -141,7 +147,7 @@ def _kernel_lines(kernels: Sequence[LaunchedKernel]) -> list[str]:
     lines = []
     for template in sorted({k.template for k in kernels}):
         group = [k for k in kernels if k.template == template]
-        formats = ", ".join(dict.fromkeys(k.dtype for k in group))
+        formats = ", ".join(dict.fromkeys(k.dtype if is_float(k.dtype) else "integers" for k in group))
         found = {k.vectors for k in group}
         variants = [word for word, vectors in (("vectors", True), ("scalars", False)) if vectors in found]
         lines.append(f"{template}: {len(group)}, in {' and '.join(variants)}, in {formats}")

@@ -82,15 +82,15 @@ class Arithmetic(TracedValue):
         return self._trace.apply("not_equal", self, other)
 
     def __and__(self, other: Any) -> Any:
-        return self._trace.mask_logic("logical_and", "&", self, other)
+        return self._trace.apply("bitwise_and", self, other)
 
     def __or__(self, other: Any) -> Any:
-        return self._trace.mask_logic("logical_or", "|", self, other)
+        return self._trace.apply("bitwise_or", self, other)
 
     __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> Any:
-        return self._trace.mask_logic("logical_not", "~", self)
+        return self._trace.apply("invert", self)
 
     def __mod__(self, other: Any) -> Any:
         return self._trace.apply("remainder", self, other)
@@ -111,21 +111,21 @@ class Arithmetic(TracedValue):
         return other // self, other % self
 
     def __xor__(self, other: Any) -> Any:
-        return self._trace.mask_logic("not_equal", "^", self, other)
+        return self._trace.apply("bitwise_xor", self, other)
 
     __rxor__ = __xor__
 
     def __lshift__(self, other: Any) -> Any:
-        return self._trace.call_ufunc("left_shift", "__call__", (self, other), {})
+        return self._trace.apply("left_shift", self, other)
 
     def __rlshift__(self, other: Any) -> Any:
-        return self._trace.call_ufunc("left_shift", "__call__", (other, self), {})
+        return self._trace.apply("left_shift", other, self)
 
     def __rshift__(self, other: Any) -> Any:
-        return self._trace.call_ufunc("right_shift", "__call__", (self, other), {})
+        return self._trace.apply("right_shift", self, other)
 
     def __rrshift__(self, other: Any) -> Any:
-        return self._trace.call_ufunc("right_shift", "__call__", (other, self), {})
+        return self._trace.apply("right_shift", other, self)
 
     # In place
     def _updated(self, value: Any) -> Any:

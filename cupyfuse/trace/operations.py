@@ -18,7 +18,7 @@ from .broadcasting import align
 from .folds import Conversion, fold_along, refolded
 from .library import call_library
 from .number import TracedNumber
-from .promotion import UFUNCS, convert, integer_form
+from .promotion import UFUNCS, convert, integer_form, mask_form
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, refuse_options, user_line
 from .value import NamedConstant
@@ -91,6 +91,7 @@ def apply(op: str, *operands: Any) -> Tracer:
     """Apply a pointwise operator of the table with NumPy's broadcasting and promotion."""
     trace = trace_of(operands)
     given = [as_tracer(o, trace) for o in operands]
+    op = mask_form(op, given)
     converted = convert(op, given)
     if converted.library:
         if op not in UFUNCS and op not in ("where", "clip"):
@@ -277,21 +278,3 @@ def _integer_power(base: Tracer, exponent: float) -> Tracer:
     for _ in range(exponent - 1):
         result = result * base
     return result
-
-
-def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
-    """Apply a logical operator to masks, or its bitwise form to integers."""
-    trace = trace_of(operands)
-    operands = tuple(as_tracer(o, trace) if isinstance(o, (np.ndarray, np.bool_)) else o for o in operands)
-    masks = [isinstance(o, bool) or (isinstance(o, Tracer) and o._node.dtype == "bool") for o in operands]
-    if all(masks):
-        return apply(op, *operands)
-    for o in operands:
-        integer = isinstance(o, Tracer) and (dtypes.is_integer(o._node.dtype) or o._node.dtype in ("bool", "uint64"))
-        if not (integer or isinstance(o, (int, np.integer))):
-            fail(f"the operator {symbol}", "it works on masks (comparisons) and integers; got another dtype")
-    return call_library(_BITWISE[op], operands)
-
-
-_BITWISE = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "not_equal": "bitwise_xor"}
-_BITWISE["logical_not"] = "invert"

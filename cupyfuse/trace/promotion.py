@@ -1,8 +1,8 @@
 """Promotion of operands: the dtypes in which NumPy computes with bools, integers and complex numbers.
 
 Kernels compute with bool, int64 and floats. Narrower integers are computed as int64 and cast back, which wraps around
-as in NumPy. Where that does not serve (powers of integers, complex numbers) NumPy's or CuPy's own ufunc is a library
-step.
+as in NumPy. Where that does not serve (powers of integers, uint64, complex numbers) NumPy's or CuPy's own ufunc is a
+library step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from .user_code import fail, user_line
 UFUNCS: dict[str, np.ufunc] = {
     name: ufunc for name in POINTWISE if isinstance(ufunc := getattr(np, name, None), np.ufunc)
 }
-# Operators of the table that are exact in int64 too; so are all with bool results.
-_EXACT_IN_INTEGERS = ("add", "subtract", "multiply", "negative", "square", "maximum", "minimum", "clip", "where")
 _UNCHANGED_INTEGERS = ("floor", "ceil", "trunc")
 _ADVICE = {
     "subtract": "use ~, ^ or np.logical_not, as NumPy asks for",
@@ -61,13 +59,15 @@ def convert(op: str, operands: list[Tracer]) -> Converted:
     strong = [t._node.dtype for t in operands if t._node.op != "const"]
     values = operands[1:] if op == "where" else operands
     dtype = g.promoted_dtype(t._node for t in values)
+    if not POINTWISE[op].takes_floats and (dtypes.is_float(dtype) or dtypes.is_complex(dtype)):
+        fail(f"{op} of {dtype} arrays", "it works on integers and masks (comparisons); convert with .astype first")
     if all(map(dtypes.is_float, strong)) and not dtypes.is_opaque(dtype):
         return Converted(operands)
     if any(map(dtypes.is_opaque, (*strong, dtype))):
         return Converted(operands, library=True)
     if op in UFUNCS and not any(map(dtypes.is_float, strong)):
         return _by_loop(op, operands, dtype)
-    if dtypes.is_integer(dtype) and op in _EXACT_IN_INTEGERS:
+    if dtypes.is_integer(dtype) and op in ("where", "clip"):
         _check_range(values, dtype)
         return Converted(_as_int64(operands), dtype if dtype != "int64" else "")
     return Converted(operands)
@@ -85,14 +85,11 @@ def _by_loop(op: str, operands: list[Tracer], dtype: str) -> Converted:
         return Converted(operands, library=True)
     if dtypes.is_float(result) or all(map(dtypes.is_float, loop)):
         return Converted([_cast(t, name) for t, name in zip(operands, loop, strict=True)])
-    if result == "bool" or op in _EXACT_IN_INTEGERS:
-        if result != "bool":
-            _check_range(operands, dtype)
-        integers = _as_int64(operands)
-        if op == "square" and result == "int8":
-            integers = [_cast(t, "int64") for t in operands]  # of bools
+    if result != "bool" and POINTWISE[op].gives_integers:
+        _check_range(operands, dtype)
+        integers = [_cast(t, "int64") for t in operands] if dtype == "bool" else _as_int64(operands)
         return Converted(integers, result if result in dtypes.NARROW else "")
-    if op in _UNCHANGED_INTEGERS or op in _INTEGER_FORMS:
+    if result == "bool" or op in _INTEGER_FORMS:
         return Converted(_as_int64(operands), result if result in dtypes.NARROW else "")
     return Converted(operands, library=True)
 
@@ -131,6 +128,20 @@ _INTEGER_FORMS: dict[str, Callable[[Tracer], Tracer]] = {
     "sign": _sign,
     **dict.fromkeys(_UNCHANGED_INTEGERS, Tracer.copy),
 }
+
+
+# Operators on bits, as those on masks.
+_MASK_FORMS = {
+    "bitwise_and": "logical_and",
+    "bitwise_or": "logical_or",
+    "bitwise_xor": "not_equal",
+    "invert": "logical_not",
+}
+
+
+def mask_form(op: str, operands: Sequence[Tracer]) -> str:
+    """Return the logical operator that an operator on bits is on masks alone; any other operator as it is."""
+    return _MASK_FORMS.get(op, op) if all(t._node.dtype == "bool" for t in operands) else op
 
 
 def integer_form(op: str, operands: list[Tracer]) -> Callable[[Tracer], Tracer] | None:

@@ -49,7 +49,6 @@ class Trace:
     power = staticmethod(operations.power)
     matmul = staticmethod(products.matmul)
     dot = staticmethod(products.dot)
-    mask_logic = staticmethod(operations.mask_logic)
     reshape = staticmethod(broadcasting.reshape)
     expand = staticmethod(broadcasting.expand)
     refolded = staticmethod(folds.refolded)

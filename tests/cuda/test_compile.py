@@ -188,21 +188,23 @@ def test_guards_of_nested_products_compile():
 
 
 def test_every_operator_compiles_in_both_types():
-    """One kernel with every operator of the table in it, for float and for double."""
+    """One kernel with every operator of the table in it, for float and for double; and for integers those on them."""
     from cupyfuse.ir.operators import POINTWISE
     from cupyfuse.trace import apply
 
     def everything(x, y, z):
         total = x
         for name, row in POINTWISE.items():
+            if not (row.takes_floats if x.dtype.kind == "f" else row.gives_integers):
+                continue
             operands = (x > y, y, z) if name == "where" else (x, y, z)[: row.arity]
             if name.startswith("logical"):
                 operands = tuple(o > 0 for o in operands)
             value = apply(name, *operands)
-            total = total + (cf.fuse(lambda v: v * 1.0).__wrapped__(value) if row.result != "bool" else value * 1.0)
+            total = total + value.astype(x.dtype)
         return total
 
-    for dtype in ("float32", "float64"):
+    for dtype in ("float32", "float64", "int8", "uint32", "int64"):
         plan = cf.fuse(everything).plan(*[cf.spec((8, 64), dtype)] * 3)
         (kernel,) = kernels_of(plan.steps[0], plan.scheduled.storage)
         assert cubin(kernel.source, "sm_90")

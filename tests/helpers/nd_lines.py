@@ -19,6 +19,7 @@ _UNARY = (
     *("np.zeros_like({0})", "np.ones_like({0})", "{0}.copy()", "np.minimum({0}, 0.5)", "np.exp(np.minimum({0}, 2.0))"),
 )
 _UNARY_INTEGERS = ("-{0}", "np.abs({0})", "{0} * {0}", "np.sign({0})", "{0} // 3", "{0} % 5", "{0} & 3", "~{0}")
+_UNARY_INTEGERS += ("{0} ^ 6", "{0} << 2", "{0} >> 1", "5 << {0}", "7 % {0}")
 _UNARY_INTEGERS += ("{0} + 1", "2 * {0}", "{0} / 3", "{0} * 0.5", "np.maximum({0}, 1)", "np.clip({0}, -2, 3)")
 _BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / {1}", "{0} / (1 + np.abs({1}))", "np.maximum({0}, {1})")
 _BINARY += ("np.minimum({0}, {1})", "np.logaddexp({0}, {1})", "{0} + {1} * {0}", "np.power(np.abs({0}) + 0.5, {1})")

@@ -13,6 +13,8 @@ from support import FLOATS, INF, NAN, assert_equal, compute, dtype_of, unit
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS, Operator, Reduction
 
 POINTWISE_ROWS = [pytest.param(row, id=row.name) for row in POINTWISE.values()]
+FLOAT_ROWS = [pytest.param(row, id=row.name) for row in POINTWISE.values() if row.takes_floats]
+INTEGER_ROWS = [pytest.param(row, id=row.name) for row in POINTWISE.values() if row.gives_integers]
 REDUCTION_ROWS = [pytest.param(row, id=row.name) for row in REDUCTIONS.values()]
 
 # What each operator means, in float64, written without the package: NumPy, SciPy, or the formula of its definition.
@@ -107,7 +109,7 @@ EXACT |= {"fmod", "maximum", "minimum", "clip", "hardtanh", "relu", "relu6"}
 @pytest.mark.parametrize("row", POINTWISE_ROWS)
 def test_rows_state_their_accuracy(row: Operator, rng: np.random.Generator) -> None:
     """The self-test holds operators to this; here only that the statement makes sense."""
-    assert row.exact == (row.name in EXACT or row.result == "bool")
+    assert row.exact == (row.name in EXACT or row.result in ("bool", "int"))
     assert row.ulps in (0.0, 0.5) or row.ulps > 0.5
     if row.scale is not None:
         x = operands(row, rng, 50)
@@ -129,7 +131,7 @@ def test_reductions_state_their_accuracy(row: Reduction, rng: np.random.Generato
     assert (row.ulps == 0) == (row.name in ("max", "min"))
 
 
-@pytest.mark.parametrize("row", POINTWISE_ROWS)
+@pytest.mark.parametrize("row", FLOAT_ROWS)
 def test_numpy_meaning_is_the_definition(row: Operator, rng: np.random.Generator) -> None:
     x = operands(row, rng)
     with np.errstate(all="ignore"):
@@ -140,7 +142,7 @@ def test_numpy_meaning_is_the_definition(row: Operator, rng: np.random.Generator
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("row", POINTWISE_ROWS)
+@pytest.mark.parametrize("row", FLOAT_ROWS)
 def test_dtype_is_kept(row: Operator, dtype: str, rng: np.random.Generator) -> None:
     """The engines widen 16-bit floats before they apply a row: 32 and 64 bits are what rows see."""
     x = [v if v.dtype == bool else v.astype(dtype) for v in operands(row, rng, 16)]
@@ -149,8 +151,24 @@ def test_dtype_is_kept(row: Operator, dtype: str, rng: np.random.Generator) -> N
     assert result.shape == (16,)
 
 
+@pytest.mark.parametrize("row", INTEGER_ROWS)
+def test_integers_have_the_same_meaning(row: Operator, rng: np.random.Generator) -> None:
+    """Engines compute all integers in int64; that narrow ones wrap is in tests/trace/test_integers.py."""
+    x = [rng.integers(-70, 70, 4000) for _ in range(row.arity)]
+    with np.errstate(all="ignore"):
+        result, expected = row.numpy(*x), meaning(row)(*x)
+    assert result.dtype == np.int64
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in POINTWISE.values() if not row.takes_floats])
+def test_integers_alone_have_no_derivative(row: Operator) -> None:
+    x = [np.arange(5)] * row.arity
+    assert row.derivative(Namespace(), row.numpy(*x), *x) == (None,) * row.arity
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("row", POINTWISE_ROWS)
+@pytest.mark.parametrize("row", FLOAT_ROWS)
 def test_float32_meaning_is_accurate(row: Operator, dtype: str, rng: np.random.Generator) -> None:
     """Arguments of any type, computed as the engines do, against float64: a few roundings, inside and of the result."""
     x = [v if v.dtype == bool else v.astype(dtype_of(dtype)) for v in operands(row, rng)]
@@ -205,7 +223,7 @@ class Namespace:
         return lambda *x: POINTWISE[name].numpy(*(np.asarray(v) for v in x))
 
 
-SMOOTH = [row for row in POINTWISE.values() if row.result != "bool"]
+SMOOTH = [row for row in POINTWISE.values() if row.takes_floats and row.result != "bool"]
 KINKS = {"relu6": (0, 6), "hardsigmoid": (-3, 3), "hardswish": (-3, 3)} | dict.fromkeys(
     ("clip", "hardtanh"), (-0.75, 1.25)
 )

@@ -19,12 +19,13 @@ from cupyfuse import heads, selftest
 from cupyfuse.cli import commands as cli
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.ir.operators import table as rows
-from cupyfuse.selftest import chains, pointwise, specials, tables
-from cupyfuse.selftest.formats import FORMATS
+from cupyfuse.selftest import chains, integers, pointwise, specials, tables
+from cupyfuse.selftest.formats import FORMATS, Format
 from cupyfuse.selftest.report import Report
 from cupyfuse.selftest.target import Failure, LaunchedKernel, Target
 
 HALF, SINGLE = FORMATS["float16"], FORMATS["float32"]
+ON_FLOATS = {name for name, row in POINTWISE.items() if row.takes_floats}
 
 
 # What it finds ------------------------------------------------------------------------------------------------------
@@ -35,12 +36,35 @@ def test_operators_are_as_accurate_as_their_rows_say(engine: Engine, dtype: str)
     target = Target(engine.xp)
     found = pointwise.accuracy(target, FORMATS[dtype])
     assert not target.failures, "\n".join(map(str, target.failures[:20]))
-    assert {pointwise.parse_name(name)[0] for name in found} == set(POINTWISE)
+    assert {pointwise.parse_name(name)[0] for name in found} == ON_FLOATS
     for name, one in found.items():
         row = POINTWISE[pointwise.parse_name(name)[0]]
         assert one.count > 20_000
         flushed = engine is CUDA and one.used <= 1  # subnormal results of exact operators
         assert one.ulps == 0 or flushed or not row.exact
+
+
+@pytest.mark.parametrize("form", integers.FORMATS, ids=lambda form: form.name)
+def test_operators_on_integers_are_numpys(engine: Engine, form: Format) -> None:
+    target = Target(engine.xp)
+    a, _ = integers.pairs(form)
+    assert integers.check(target, form) == len(integers.ufuncs()) * a.size
+    assert not target.failures, "\n".join(map(str, target.failures[:20]))
+
+
+def test_every_operator_on_integers_alone_is_checked() -> None:
+    assert set(integers.ufuncs()) >= set(POINTWISE) - ON_FLOATS
+
+
+@pytest.mark.parametrize(("name", "function"), [("left_shift", lambda a, b: a << (b & 63)), ("remainder", np.fmod)])
+def test_a_wrong_operator_on_integers_is_named(name: str, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POINTWISE, name, dataclasses.replace(POINTWISE[name], numpy=function))
+    monkeypatch.setattr(integers, "_everything", integers._everything.__wrapped__)
+    target = Target(np)
+    integers.check(target, integers.FORMATS[-1])
+    (failure,) = target.failures
+    assert (failure.what, failure.dtype) == (name, "int64")
+    assert re.fullmatch(r"-?\d+, -?\d+ \(vectors\)", failure.given) and failure.got != failure.expected
 
 
 CHAINS = {"softmax", "log_softmax", "linear", "batch_norm", "batch_norm, training", "head_softmax, training"}
@@ -138,8 +162,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Report, str
 def test_a_run_passes_and_says_what_ran(page: tuple[Report, str, str]) -> None:
     report, printed, _ = page
     assert report.passed and list(report.operators) == list(report.chains) == list(report.special) == list(FLOATS)
+    assert list(report.integers) == [form.name for form in integers.FORMATS]
     assert "The NumPy engine ran" in printed and "No kernel ran" in printed
-    assert "[13/13] compiling" in printed
+    assert "[14/14] compiling" in printed
     assert cf.__version__ in printed and np.__version__ in printed
     for name in ("gelu", "softplus(1,20)", "logsumexp", "head_softmax, training"):
         assert re.search(rf"^{re.escape(name)} .*\d\.\d\d", printed, re.MULTILINE), name
@@ -184,7 +209,7 @@ def test_the_measured_errors_of_the_documentation_are_those_of_this_table(page: 
     kept = (ROOT / "docs" / "measured-errors.md").read_text(encoding="utf-8")
     here, there = rows_of(page[2]), rows_of(kept)
     assert list(there) == list(here), "run: python -m cupyfuse selftest --markdown docs/measured-errors.md"
-    assert {pointwise.parse_name(n)[0] for n in there} >= set(POINTWISE)
+    assert {pointwise.parse_name(n)[0] for n in there} >= ON_FLOATS
     assert set(there) >= {*REDUCTIONS, *CHAINS}
     for name, cells in there.items():
         assert cells[0] == here[name][0], f"{name}: what is allowed"
@@ -227,7 +252,7 @@ def test_a_quick_run_compiles_nothing_and_checks_the_rest(
     monkeypatch.setattr(selftest, "cubin", refuse)
     monkeypatch.setattr(selftest, "available", lambda: [HALF, SINGLE])  # the others take longer, and run alike
     report = selftest.run(np, quick=True)
-    assert report.passed and "[6/6]" in capsys.readouterr().err
+    assert report.passed and "[7/7]" in capsys.readouterr().err
     assert report.kernels_title == "No kernel ran, and none was compiled: the run was quick."
     whole = page[0]
     for name in ("float16", "float32"):
@@ -235,7 +260,7 @@ def test_a_quick_run_compiles_nothing_and_checks_the_rest(
         assert list(report.chains[name]) == list(whole.chains[name])
 
 
-def test_a_quick_run_on_kernels_is_float32_alone() -> None:
+def test_a_quick_run_on_kernels_is_float32_and_int64_alone() -> None:
     with HOST.active(), pytest.MonkeyPatch.context() as patch:
         for part in (selftest.reductions, selftest.chains):  # minutes on a CPU
             patch.setattr(part, "check_specials", lambda *_: 0, raising=False)
@@ -243,8 +268,8 @@ def test_a_quick_run_on_kernels_is_float32_alone() -> None:
         patch.setattr(selftest.machine, "device_name", lambda xp: "kernels on a CPU")
         report = selftest.run(HOST.xp, quick=True)
     assert report.passed and list(report.operators) == ["float32"]
-    assert {k.dtype for k in report.kernels} == {"float32"}
-    assert "A quick run: float32 alone." in str(report)
+    assert {k.dtype for k in report.kernels} == {"float32", "int64"}
+    assert "A quick run: float32 and int64 alone." in str(report)
 
 
 def test_after_an_interruption_nothing_more_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

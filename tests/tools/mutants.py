@@ -20,6 +20,10 @@ def rows(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_rows.py", "-k", select)
 
 
+def integers(select: str) -> tuple[str, ...]:
+    return ("tests/trace/test_integers.py", "-k", f"host and {select}")
+
+
 STAGES = "kernels_cu/stages.cuh"
 TYPES, COLUMNS = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu"
 
@@ -543,6 +547,34 @@ MUTANTS: tuple[Mutant, ...] = (
         "return copysign(fma(fma(-q, d, x), reciprocal, q), q);",
         "return copysign(q * T(1.000001), q);",
         kernels("affine_softmax-3x33-float64"),
+    ),
+    Mutant(
+        "a remainder of integers with the sign of the dividend",
+        TYPES,
+        "return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;",
+        "return rest;",
+        integers("bytes and int8"),
+    ),
+    Mutant(
+        "a quotient of integers that is cut off",
+        TYPES,
+        "? quotient - 1 : quotient;",
+        "? quotient : quotient;",
+        integers("bytes and int8"),
+    ),
+    Mutant(
+        "the smallest integer by -1, which traps",
+        TYPES,
+        "return b == 0 || b == -1 ? 0 : a % b;",
+        "return b == 0 ? 0 : a % b;",
+        integers("awkward and int64"),
+    ),
+    Mutant(
+        "a shift by the low bits of its count",
+        TYPES,
+        "return a >> (static_cast<u64>(count) < 64 ? count : 63);",
+        "return a >> (count & 63);",
+        integers("bytes and int8"),
     ),
     # Guards and stages
     Mutant(

@@ -39,7 +39,7 @@ class Operator:
     derivative : `derivative(o, y, *x)` gives one partial derivative for each operand, see the package's docstring
     doc : one line of documentation
     flops : cost relative to a multiplication
-    result : "float" (works in floats), "same" (any dtype) or "bool"
+    result : "float" (works in floats), "same" (any dtype), "int" (integers alone) or "bool"
     ulps : the largest error allowed, in ulps of the result; 0 for exact operators
     scale : `scale(*x)`, for operators that cancel inside: errors are in ulps of the larger of this and the result
     quick : a cheaper CUDA expression for 16-bit results, with a relative error below 1e-5 more; empty for none
@@ -61,6 +61,16 @@ class Operator:
     def exact(self) -> bool:
         """Whether the result is never rounded."""
         return self.ulps == 0.0
+
+    @property
+    def takes_floats(self) -> bool:
+        """Whether there is a result of floats."""
+        return self.result != "int"
+
+    @property
+    def gives_integers(self) -> bool:
+        """Whether the result of integers is an integer, computed in int64 as in floats."""
+        return self.result in ("same", "int")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ... import dtypes
 from ...ir.library import writing_call
 from ...ir.operators import POINTWISE
 from ..library import call_library
-from ..operations import apply, as_tracer, mask_logic, power, reduce, trace_of
+from ..operations import apply, as_tracer, power, reduce, trace_of
 from ..products import matmul
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options
@@ -30,12 +30,6 @@ _ALIASES = {
     "cupy_where": "where",
     "mod": "remainder",
     "conj": "conjugate",
-}
-_BITWISE = {
-    "bitwise_and": ("logical_and", "&"),
-    "bitwise_or": ("logical_or", "|"),
-    "bitwise_xor": ("not_equal", "^"),
-    "invert": ("logical_not", "~"),
 }
 REDUCTIONS = {
     "add": "sum",
@@ -144,9 +138,6 @@ def _apply(name: str, inputs: tuple[Any, ...]) -> Any:
         return power(*inputs)
     if name == "positive":
         return +inputs[0]
-    if name in _BITWISE:
-        op, symbol = _BITWISE[name]
-        return mask_logic(op, symbol, *inputs)
     if name in COMPOSED:
         operands = [as_tracer(i, trace) for i in inputs]
         if not any(dtypes.is_opaque(o._node.dtype) for o in operands):
