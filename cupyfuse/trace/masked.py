@@ -67,6 +67,9 @@ class Masked:
     def __neg__(self) -> Masked:
         return self._apply(np.negative, (self,))
 
+    def __invert__(self) -> Masked:
+        return self._apply(np.invert, (self,))
+
     def __abs__(self) -> Masked:
         return self._apply(np.absolute, (self,))
 
@@ -299,10 +302,20 @@ def _method(name: str) -> Callable[..., Any]:
 
 for _name in _METHODS:
     setattr(Masked, _name, _method(_name))
-for _symbol, _name in {
+_COMPARISONS = {
+    "gt": "greater",
+    "ge": "greater_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "eq": "equal",
+    "ne": "not_equal",
+}
+_ARITHMETIC = {
     **{"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "pow": "power"},
-    **{"gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal", "eq": "equal", "ne": "not_equal"},
-}.items():
+    **{"floordiv": "floor_divide", "mod": "remainder", "lshift": "left_shift", "rshift": "right_shift"},
+    **{"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"},
+}
+for _symbol, _name in (_COMPARISONS | _ARITHMETIC).items():
     setattr(Masked, f"__{_symbol}__", _operator(_name, reflected=False))
-    if _symbol in ("add", "sub", "mul", "truediv", "pow"):
-        setattr(Masked, f"__r{_symbol}__", _operator(_name, reflected=True))
+for _symbol, _name in _ARITHMETIC.items():
+    setattr(Masked, f"__r{_symbol}__", _operator(_name, reflected=True))

@@ -69,6 +69,8 @@ CHOICES = (
     "(m[lab > 2].T @ m[lab > 2]) @ v; ((m[lab > 2] @ v) ** 2).sum(); (m[lab > 2].dot(m.T[:, :2])).mean(0); "
     "np.compress([True, False, True], m, axis=0); np.extract(m > 0, m).sum(); np.compress(lab > 2, lab).sum(); "
     "m[lab > 2].T.dot(m[lab > 2] * 2); ((m[lab > 2] - m[lab > 2].mean(0)) ** 2).sum(0); (m[lab > 2] * v).sum(axis=0);"
+    "(m[m > 0] // 0.3 % 2).sum(); (~lab[lab > 2] | 4).sum(); (lab[lab > 2] % 3 ^ 1).sum(); (2 << lab[lab > 2]).sum(); "
+    "(64 // lab[lab > 2] >> 1 & 5).sum(); ((m[m < 1] > 0) & (m[m < 1] > -1)).sum(); "
     "np.mean(np.exp(m[m < 0])); np.sum(m[m > 0] - m[m > 0] ** 2); (m > 0)[m < 1].sum(); lab[lab > 2].mean(); "
     "m[m > 0].size; m[lab > 3].shape[0]; "
     "m[m > 0].prod(); m[lab > 3].prod(axis=0); (m > 0)[m < 1].any(); m[m > 0].all(); np.ptp(m[m > 0]); "
