@@ -17,6 +17,7 @@ _VAR_POSITIONAL, _KEYWORD_ONLY, _VAR_KEYWORD = (
     inspect.Parameter.VAR_KEYWORD,
 )
 
+# The value of each parameter; the names of those to which a call gives nothing.
 Binding = tuple[Sequence[Any], frozenset[str]]
 
 
@@ -73,10 +74,14 @@ class Parameters:
         self._parameters = [p for p in self.signature.parameters.values() if p.name not in self._fixed]
         self.positional = all(p.kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD) for p in self._parameters)
         self._binder = _binder_of(self._parameters)
-        self._has_keywords = any(p.kind is _VAR_KEYWORD for p in self._parameters)
-        self._absent: dict[int, tuple[frozenset[str], list[tuple[int, Any]]]] = {}  # by the binder's mask
+        # Fixed parameters that `**kwargs` would take where a call names them.
+        named = [p.name for p in self.signature.parameters.values() if p.kind is not _POSITIONAL_ONLY]
+        takes_any = any(p.kind is _VAR_KEYWORD for p in self._parameters)
+        self._refused = frozenset(self._fixed).intersection(named if takes_any else ())
+        self._defaults_by_mask: dict[int, tuple[frozenset[str], list[tuple[int, Any]]]] = {}  # the binder's mask
 
     def _read_if_replaced(self) -> None:
+        """Read the signature again if a default was replaced since."""
         plain = self._plain
         if (
             plain is not None
@@ -95,14 +100,14 @@ class Parameters:
         return {p.name: p.default for p in self._parameters if p.default is not inspect.Parameter.empty}
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Binding | None:
-        """Return the value of each parameter, and the names of those that take their defaults or nothing.
+        """Return the value of each parameter, and the names of those that take their defaults, or are empty.
 
-        None if the arguments do not fit the parameters.
+        None if the arguments do not fit the parameters. Fixed parameters are left out.
         """
         if self.positional and not kwargs and len(args) == len(self.names):
             return args, _NO_NAMES
         self._read_if_replaced()
-        if self._has_keywords and any(name in kwargs for name in self._taken_by_name()):
+        if not self._refused.isdisjoint(kwargs):
             return None
         try:
             values, mask = self._binder(*args, **kwargs)
@@ -110,27 +115,25 @@ class Parameters:
             return None
         if not mask:
             return values, _NO_NAMES
-        if mask not in self._absent:
-            self._absent[mask] = self._absent_parameters(mask)
-        names, defaults = self._absent[mask]
+        if mask not in self._defaults_by_mask:
+            self._defaults_by_mask[mask] = self._defaults_of(mask)
+        names, defaults = self._defaults_by_mask[mask]
         filled = list(values)
         for position, value in defaults:
             filled[position] = value
         return filled, names
 
-    def _taken_by_name(self) -> list[str]:
-        """List the fixed parameters that a call could give by name."""
-        parameters = self.signature.parameters
-        return [name for name in self._fixed if parameters[name].kind is not _POSITIONAL_ONLY]
-
-    def _absent_parameters(self, mask: int) -> tuple[frozenset[str], list[tuple[int, Any]]]:
+    def _defaults_of(self, mask: int) -> tuple[frozenset[str], list[tuple[int, Any]]]:
         """Return the names of the parameters that a call does not give, and the positions and values of defaults."""
         absent = [(k, p) for k, p in enumerate(self._parameters) if mask >> k & 1]
         defaults = [(k, p.default) for k, p in absent if p.kind not in (_VAR_POSITIONAL, _VAR_KEYWORD)]
         return frozenset(p.name for _, p in absent), defaults
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Binding:
-        """Return what `find` does; raise TypeError, as the function itself would, where arguments do not fit."""
+        """Return what `find` does; raise TypeError, as the function itself would, where arguments do not fit.
+
+        For parameters none of which is fixed.
+        """
         found = self.find(args, kwargs)
         if found is None:
             self.signature.bind(*args, **kwargs)  # raises the error
@@ -156,9 +159,10 @@ class Parameters:
 
 
 def _binder_of(parameters: Sequence[inspect.Parameter]) -> Callable[..., tuple[tuple[Any, ...], int]]:
-    """Return a function of these parameters: their values, and a mask of those that a call gives nothing.
+    """Return a function of these parameters: their values, and a mask with a bit for each that a call gives nothing.
 
-    Python itself binds the arguments; a misfit is a TypeError.
+    Such a value is `_ABSENT`, or empty. The function is compiled so that Python itself binds the arguments, at the
+    speed of a call; a misfit is a TypeError.
     """
     absent = "absent"
     while any(p.name == absent for p in parameters):

@@ -185,18 +185,22 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
 def _lanes(program: Program, packs: int, access: Access, most: int, reduces: bool) -> int:
     """Choose the lanes of a short row, as measured on an H200 from 2 to 1024 columns."""
     vec, shifted = access
-    singles = 2 * (vec - 1) if shifted else 1  # of a row at most, each of another lane
+    singles = 2 * (vec - 1) if shifted else 1  # elements of a row at most that need a lane each (row_lanes.cu)
     fewest = _power_of_two(max(singles, min(32, -(-packs * vec // most))))
     if not reduces:
         if vec > 1 and packs <= 3:
-            return min(packs, 2)
-        # Fewer packs a lane keep too little in flight, more leave lanes idle in most lengths.
-        wide = 3.2 if len(program.full_inputs) == 1 else 2
-        packs_a_lane = 4.8 if shifted else wide if vec == widest_vec(program) else 4
+            return min(packs, 2)  # no shifted row is so short
+        # With fewer packs, on average, a lane has too little in flight; with more, most lengths leave lanes idle.
+        if shifted:
+            packs_a_lane = 4.8
+        elif vec < widest_vec(program):
+            packs_a_lane = 4.0
+        else:
+            packs_a_lane = 3.2 if len(program.full_inputs) == 1 else 2.0
         return max(fewest, min(32, _power_of_two(math.ceil(packs / packs_a_lane))))
     # Lanes that hold much merge their accumulators with few others.
     lanes = min(32, _power_of_two(-(-packs // 2)), max(64 // vec, fewest))
-    # Of a lane, as measured; other sizes are not limited.
+    # That a lane should have, as measured; 1 does not limit.
     elements = {2: 64 if vec >= 4 else 32, 4: 14}.get(program.input_bytes, 1)
     return max(fewest, min(lanes, _power_of_two(-(-program.domain[1] // elements))))
 

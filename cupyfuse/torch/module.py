@@ -21,10 +21,10 @@ from .distributed import is_fsdp, share_state
 from .explain import explain
 
 M = TypeVar("M", bound=torch.nn.Module)
+_CAPTURE = ("_cupyfuse", "_compiled_call_impl")  # the capture of a fused module, and the call that it compiled
 # Attributes whose values a copy does not take from the original.
-_CAPTURE = ("_cupyfuse", "_compiled_call_impl")  # attributes of fused modules alone
 _UNSHARED = ("_parameters", "_buffers", "_modules", *_CAPTURE)
-_COPIES = ("__copy__", "__deepcopy__")
+_COPY_METHODS = ("__copy__", "__deepcopy__")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class _FuseArguments:
     graphs: bool
 
     @classmethod
-    def of(cls, module: Any) -> _FuseArguments:
-        captured = module.__dict__["_cupyfuse"]
-        return cls(captured.options, captured.graphs)
+    def of(cls, module: Any) -> _FuseArguments | None:
+        """Return the arguments that a module was fused with; None if it was not, but made by a fused module's class."""
+        captured = module.__dict__.get("_cupyfuse")
+        return None if captured is None else cls(captured.options, captured.graphs)
 
 
 def refresh(module: torch.nn.Module) -> None:
@@ -88,12 +89,13 @@ class FusedModule(torch.nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         # Tensors move to another device or dtype: weights prepacked from the old ones should not keep memory.
-        for runner in self.__dict__["_cupyfuse"].runners:
+        captured = self.__dict__.get("_cupyfuse")
+        for runner in captured.runners if captured is not None else ():
             runner.release()
         return super()._apply(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # As the original's class has it, which can be found by name.
+        # As a module of the original class with the same attributes: pickle finds that class by name.
         plain, slots = object.__new__(self._cupyfuse_original), slot_attributes(self)
         plain.__dict__.update((k, v) for k, v in self.__dict__.items() if k not in _CAPTURE)
         for name, value in slots.items():
@@ -105,6 +107,7 @@ class FusedModule(torch.nn.Module):
         return _rebuild, (make, arguments, _FuseArguments.of(self), slots), *more
 
     def __setstate__(self, state: Any) -> None:
+        # A user's method may replace all attributes.
         capture = {name: self.__dict__[name] for name in _CAPTURE if name in self.__dict__}
         super().__setstate__(state)
         self.__dict__.update(capture)
@@ -116,12 +119,12 @@ class FusedModule(torch.nn.Module):
         return replica
 
 
-def _rebuild(make: Callable[..., Any], arguments: Any, choices: _FuseArguments, slots: dict[str, Any]) -> Any:
-    """Make a module of an original class, and a fused one of it, before its state is set: for pickling and copying."""
+def _rebuild(make: Callable[..., Any], arguments: Any, choices: _FuseArguments | None, slots: dict[str, Any]) -> Any:
+    """Make a module of an original class, fused if there are choices, before its state is set: to unpickle and copy."""
     module = make(*arguments)
     for name, value in slots.items():
         object.__setattr__(module, name, value)
-    return _as_fused(module, choices)
+    return module if choices is None else _as_fused(module, choices)
 
 
 def _as_fused(module: Any, choices: _FuseArguments) -> Any:
@@ -138,7 +141,8 @@ def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def copied(module: Any, *memo: Any) -> Any:
-        return _as_fused(method(module, *memo), _FuseArguments.of(module))
+        other, choices = method(module, *memo), _FuseArguments.of(module)
+        return other if other is module or choices is None else _as_fused(other, choices)
 
     return copied
 
@@ -163,7 +167,8 @@ def fused_class(original: Any) -> Any:
     }
     # Methods of these names stay the user's; `cupyfuse.torch.explain` and `refresh` reach every module.
     names.update({name: getattr(original, name) for name in ("explain", "refresh") if hasattr(original, name)})
-    names.update({name: _copying(getattr(original, name)) for name in _COPIES if hasattr(original, name)})
+    methods = {name: getattr(original, name, None) for name in _COPY_METHODS}
+    names.update({name: _copying(method) for name, method in methods.items() if method is not None})
     return type(original)(original.__name__, (FusedModule, original), names)
 
 

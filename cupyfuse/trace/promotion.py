@@ -87,6 +87,7 @@ def _by_loop(op: str, operands: list[Tracer], dtype: str) -> Converted:
         return Converted([_cast(t, name) for t, name in zip(operands, loop, strict=True)])
     if result != "bool" and POINTWISE[op].gives_integers:
         _check_range(operands, dtype)
+        # NumPy computes masks alone as int8.
         integers = [_cast(t, "int64") for t in operands] if dtype == "bool" else _as_int64(operands)
         return Converted(integers, result if result in dtypes.NARROW else "")
     if result == "bool" or op in _INTEGER_FORMS:
@@ -130,7 +131,6 @@ _INTEGER_FORMS: dict[str, Callable[[Tracer], Tracer]] = {
 }
 
 
-# Operators on bits, as those on masks.
 _MASK_FORMS = {
     "bitwise_and": "logical_and",
     "bitwise_or": "logical_or",
@@ -140,7 +140,7 @@ _MASK_FORMS = {
 
 
 def mask_form(op: str, operands: Sequence[Tracer]) -> str:
-    """Return the logical operator that an operator on bits is on masks alone; any other operator as it is."""
+    """Return the logical operator for an operator on bits whose operands are all masks; others as they are."""
     return _MASK_FORMS.get(op, op) if all(t._node.dtype == "bool" for t in operands) else op
 
 

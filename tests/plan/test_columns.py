@@ -45,7 +45,11 @@ def scalars(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any) -> Any:
     return x * np.exp(variance.max() + np.sqrt(gamma * gamma)) - np.log(1 + mean[:1] ** 2)
 
 
-CUT = [batch_norm, residual, twice, outputs]
+def product_with_vector(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any) -> Any:
+    return x @ (gamma / np.sqrt(variance + 1e-5)) + mean[0]
+
+
+CUT = [batch_norm, residual, twice, outputs, product_with_vector]
 # One stores a vector that the row program computes, too; in the other the vectors are a step of their own anyway.
 FUNCTIONS = [*CUT, updates, scalars]
 
@@ -76,6 +80,34 @@ def test_vectors_that_many_rows_would_compute_again_are_computed_once() -> None:
 def test_vectors_that_are_cheap_are_not(function: Callable[..., Any], rows: int, cols: int) -> None:
     plan = plan_of(function, rows, cols)
     assert all(step.domain[0] == rows for step in plan.steps)
+
+
+def test_guards_of_columns_read_what_their_exact_forms_need(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix of one row is no vector of an argument's: scales that are bound fold into a guard of one row."""
+    monkeypatch.setattr(columns, "_WORTH", -1.0)
+
+    def function(x: Any, m: Any, s: Any, g: Any, t: Any) -> Any:
+        return x * np.exp(t) + m / s * g
+
+    rng = np.random.default_rng(0)
+    x, m, t = normal(rng, (ROWS, COLUMNS), "float32"), normal(rng, (1, COLUMNS), "float32"), normal(rng, COLUMNS)
+    for scale in (1.0, 1e-38):  # of the second the factors' quotient is infinite, where m is 0
+        s = np.full(COLUMNS, scale, np.float32)
+        m[0, 3] = 0.0
+        bound = cf.fuse(function).bind(s=engine.array(s), g=engine.array(1 / s))
+        got = engine.host(bound(x=engine.array(x), m=engine.array(m), t=engine.array(t)))
+        assert any(step.domain[0] == 1 for step in bound.plans[0].steps)
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(got, function(x, m, s, 1 / s, t), rtol=1e-5, atol=1e-5)
+
+
+def test_positions_and_casts_are_not_stored() -> None:
+    def loss(x: Any, gamma: Any, labels: Any) -> Any:
+        return cf.cross_entropy(x * np.exp(gamma), labels)
+
+    specs = cf.spec((8192, 8192), "bfloat16"), cf.spec(8192, "bfloat16"), cf.spec(8192, "int64")
+    first, second = cf.fuse(loss).plan(*specs).steps[:2]
+    assert [n.op for n in first.outputs] == ["exp"] and "positions" in second.fused
 
 
 def test_float64_takes_its_own_rate() -> None:

@@ -203,6 +203,41 @@ def test_copies_in_ways_of_their_own(kind: type[nn.Module], way: Any) -> None:
         close(other(x), torch.full((5, 7), 1 / 7))
 
 
+class MadeAgain(nn.Linear):
+    """A copy is another instance of whatever class this one has, moved and filled."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        other = type(self)(self.in_features, self.out_features).to(self.weight.device)
+        other.load_state_dict(self.state_dict())
+        return other
+
+
+class Shared(nn.Linear):
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+class WithoutCopy(nn.Linear):
+    __deepcopy__ = None  # type: ignore[assignment]
+
+
+def test_deep_copies_by_the_class() -> None:
+    x = torch.randn(3, 4)
+    for cls, is_itself in ((MadeAgain, False), (Shared, True), (WithoutCopy, False)):
+        fused = ct.fuse(cls(4, 4))
+        want, captured = fused(x), fused._cupyfuse
+        other = copy.deepcopy(fused)
+        assert (other is fused) == is_itself and (other._cupyfuse is captured) == is_itself
+        torch.testing.assert_close(other(x), want)
+
+
+def test_instances_of_a_fused_class_that_were_not_fused() -> None:
+    """Its own code may make them; they are modules like any other."""
+    made = type(ct.fuse(MadeAgain(4, 4)))(4, 4).double().float()
+    for other in (copy.copy(made), pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        torch.testing.assert_close(other(torch.ones(2, 4)), made(torch.ones(2, 4)))
+
+
 def test_conversions(device: str) -> None:
     plain, fused, x = pair(models.HeadLogSumExp(), device)
     fused(x)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
 
 from ... import dtypes
 from ...devices import Device
@@ -11,46 +12,83 @@ from ...ir.graph import Node
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import LAUNCH
 
-_REPEATED = 4  # FLOPs of each column that are computed again for every row: a launch takes longer
-# Of the peak rate, what vectors reach whose rows each compute them again: on an H200 1024 rows of 8192 elements behind
-# a bfloat16 product took 44.5 us with BatchNorm's ten FLOPs a column among theirs, and 20.9 without.
+_MOST_REPEATED = 4  # FLOPs of a column that every row may compute again: a launch takes longer than these
+# Share of the peak rate at which rows compute vectors again: on an H200, BatchNorm's ten FLOPs a column made 1024 rows
+# of 8192 behind a bfloat16 product take 44.5 us instead of 20.9.
 _REPEATED_SHARE = 0.05
 _WORTH = 2 * LAUNCH  # seconds: a launch of few elements, and the host's time for it
 
 
-def take_columns_out(program: Step, steps: Sequence[Step]) -> tuple[Step | None, Step, dict[Node, str]]:
-    """Cut values of columns alone off a row program: return their step, the rest, and dtypes of stored values.
+class Separated(NamedTuple):
+    """A row program in two steps.
 
-    The step is None where they are few operations, or where another one of `steps` stores a value of theirs.
+    Attributes
+    ----------
+    columns : Step or None
+        Computes the values of columns alone; None where the program stays whole.
+    rest : Step
+    storage : dict
+        The dtype of each value that `columns` writes for `rest`.
     """
-    vectors, work = _values_of_columns(program)
-    if program.domain[0] == 1 or work <= _REPEATED:
-        return None, program, {}
-    others = [n for n in program.nodes if n not in vectors]
-    read = {i for n in others for i in g.eager_inputs(n)}
-    stored = [n for n in vectors if n in read or n in program.outputs]
-    if any(n in step.outputs for step in steps if step is not program for n in stored):
-        return None, program, {}
-    inputs = [i for i in program.inputs if any(i in g.eager_inputs(n) for n in vectors)]
-    columns = step_of("RowProgram", (1, program.domain[1]), list(vectors), inputs, stored, [])
-    kept = [i for i in program.inputs if i in read]
+
+    columns: Step | None
+    rest: Step
+    storage: dict[Node, str]
+
+
+def take_columns_out(program: Step, steps: Sequence[Step]) -> Separated:
+    """Cut values of columns alone off a row program.
+
+    It stays whole if it has one row, if they take at most `_MOST_REPEATED` FLOPs a column, or if another one of `steps`
+    stores one of them.
+    """
+    vectors = _costly_vectors(program)
+    if program.domain[0] == 1 or _work(vectors, program) <= _MOST_REPEATED:
+        return Separated(None, program, {})
     outputs = [o for o in program.outputs if o not in vectors]
-    # A guard that fails computes vectors again, from what they were computed from.
-    guarded = set(g.topological(n.inputs[1] for n in others if n.op == "guard"))
-    repairs = [i for i in dict.fromkeys((*program.repair_inputs, *inputs)) if i in guarded and i not in kept]
-    rest = step_of("RowProgram", program.domain, others, [*kept, *stored], outputs, repairs)
-    return columns, rest, {n: dtypes.compute_dtype(n.dtype) for n in stored if n not in program.outputs}
+    needed = _needed(outputs, (*program.inputs, *vectors))
+    # Results of one element, such as BatchNorm's counter, may be among the vectors.
+    stored = [n for n in vectors if n in needed or n in program.outputs]
+    if any(n in step.outputs for step in steps if step is not program for n in stored):
+        return Separated(None, program, {})
+    rest = _part(program, program.domain[0], needed.keys() - vectors.keys(), stored, outputs)
+    columns = _part(program, 1, _needed(stored, program.inputs), [], stored)
+    return Separated(columns, rest, {n: dtypes.compute_dtype(n.dtype) for n in stored if n not in program.outputs})
 
 
-def _values_of_columns(program: Step) -> tuple[dict[Node, None], float]:
-    """Return the values of columns alone that a row program computes, and the FLOPs of one column."""
+def _part(program: Step, rows: int, needed: Container[Node], given: Sequence[Node], outputs: list[Node]) -> Step:
+    """Return the step of those nodes and inputs of a program that are `needed`; it also reads the `given` values."""
+    nodes = [n for n in program.nodes if n in needed]
+    inputs = [i for i in program.inputs if i in needed]
+    # Exact forms of guards compute vectors again, too, from what they were computed from.
+    exact = set(g.topological(n.inputs[1] for n in nodes if n.op == "guard"))
+    repairs = [i for i in dict.fromkeys((*program.repair_inputs, *program.inputs)) if i in exact and i not in inputs]
+    return step_of("RowProgram", (rows, program.domain[1]), nodes, [*inputs, *given], outputs, repairs)
+
+
+def _needed(roots: Iterable[Node], given: Container[Node]) -> dict[Node, None]:
+    """Return what roots are computed from, and the roots, down to `given` values."""
+    return dict.fromkeys(g.topological(roots, lambda n: () if n in given else g.eager_inputs(n)))
+
+
+def _costly_vectors(program: Step) -> dict[Node, None]:
+    """Return the values of columns alone that take arithmetic: not positions, nor casts of arguments."""
     stages = stages_of(program)
-    vectors = dict.fromkeys(n for n in program.nodes if n.shape[0] == 1 and stages[n] < 0)
-    return vectors, sum(g.flops(n) / n.size for n in vectors if n.shape == (1, program.domain[1]) and n.size)
+    found: dict[Node, None] = {}
+    for node in program.nodes:
+        alone = node.shape[0] == 1 and stages[node] < 0
+        if alone and (g.flops(node) or any(i in found for i in g.eager_inputs(node))):
+            found[node] = None
+    return found
+
+
+def _work(vectors: Iterable[Node], program: Step) -> float:
+    """Return the FLOPs of one column."""
+    return sum(g.flops(n) / n.size for n in vectors if n.shape == (1, program.domain[1]) and n.size)
 
 
 def separate_columns(steps: Sequence[Step], storage: dict[Node, str], device: Device | None) -> list[Step]:
-    """Give the values of columns alone steps of their own, before row programs that would take longer to repeat them.
+    """Give the values of columns alone steps of their own, where rows would take longer to repeat them.
 
     Parameters
     ----------
@@ -59,10 +97,17 @@ def separate_columns(steps: Sequence[Step], storage: dict[Node, str], device: De
         The dtype in which each value is stored; what the new steps write is added.
     device : Device or None
         Of the plan. NumPy computes vectors once for many rows.
+
+    Returns
+    -------
+    list of Step
+        In the order of their launches.
     """
+    if device is None:
+        return list(steps)
     found: list[Step] = []
     for number, step in enumerate(steps):
-        if device is not None and step.kind == "RowProgram" and _repeating_time(step, device) > _WORTH:
+        if step.kind in ("RowProgram", "MatVec") and _repeating_time(step, device) > _WORTH:
             columns, rest, vectors = take_columns_out(step, (*found, *steps[number:]))
             storage.update(vectors)
             found += [with_bytes(s, storage) for s in (columns, rest) if s is not None]
@@ -73,8 +118,8 @@ def separate_columns(steps: Sequence[Step], storage: dict[Node, str], device: De
 
 def _repeating_time(program: Step, device: Device) -> float:
     """Estimate the seconds that a row program takes to compute values of columns for all rows but one."""
-    vectors, work = _values_of_columns(program)
+    vectors = _costly_vectors(program)
     is_double = any(dtypes.compute_dtype(n.dtype) == "float64" for n in vectors)
     rate = device.simt64 if is_double else device.simt
     rows, cols = program.domain
-    return work * (rows - 1) * cols / (_REPEATED_SHARE * rate)
+    return _work(vectors, program) * (rows - 1) * cols / (_REPEATED_SHARE * rate)

@@ -179,8 +179,11 @@ def _ix(*vectors: Any) -> tuple[Tracer, ...]:
     return tuple(x[(None,) * k + (..., *(None,) * (len(found) - 1 - k))] for k, x in enumerate(found))
 
 
-def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    """Return differences of neighbours as `numpy.diff`, of masks whether they differ; None adds nothing at an end."""
+def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append: Any = np._NoValue) -> Any:
+    """Return differences of neighbours as `numpy.diff`, of masks whether they differ.
+
+    Values to put before or behind are joined to the array by a library step.
+    """
     x = as_tracer(a, trace_of((a, prepend, append)))
     if n < 0:
         raise ValueError(f"diff: expected n of at least 0, got {n}\n  at {user_line()}")
@@ -188,10 +191,10 @@ def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any =
         return x
     if x.ndim == 0:
         raise ValueError(f"diff: expected an array of at least one dimension\n  at {user_line()}")
-    (p,) = normalize_axes(axis, x.ndim, "diff")
-    ends = [_at_end(end, x, p) for end in (prepend, append)]
-    if any(end is not None for end in ends):
-        x = call_library("concatenate", [[part for part in (ends[0], x, ends[1]) if part is not None]], {"axis": p})
+    (p,) = normalize_axes((axis,), x.ndim, "diff")
+    parts = [*_end_of_diff(prepend, x, p), x, *_end_of_diff(append, x, p)]
+    if len(parts) > 1:
+        x = call_library("concatenate", [parts], {"axis": p})
     before = (slice(None),) * p
     for _ in range(n):
         pair = x[(*before, slice(1, None))], x[(*before, slice(None, -1))]
@@ -199,12 +202,12 @@ def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any =
     return x
 
 
-def _at_end(end: Any, x: Tracer, axis: int) -> Any:
-    """Return what `_diff` puts at an end of an array: one number stands for all of its last place along the axis."""
-    if end is None or end is np._NoValue:
-        return None
+def _end_of_diff(end: Any, x: Tracer, axis: int) -> list[Any]:
+    """Return the array to put at an end, if any: a number is repeated to one slice."""
+    if end is np._NoValue:
+        return []
     shape = tuple(1 if k == axis else length for k, length in enumerate(x.shape))
-    return end if np.ndim(end) else np.broadcast_to(end, shape)
+    return [end if np.ndim(end) else np.broadcast_to(end, shape)]
 
 
 def _call_on_dtypes(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 _NAMES = """
     sort argsort partition argpartition lexsort searchsorted digitize isin median percentile quantile nanmedian
     nanpercentile nanquantile nanargmax nanargmin argmax argmin cumsum cumprod nancumsum nancumprod cumulative_sum
-    cumulative_prod ediff1d gradient trapezoid interp unwrap concatenate stack hstack vstack dstack
+    cumulative_prod diff ediff1d gradient trapezoid interp unwrap concatenate stack hstack vstack dstack
     column_stack block append insert delete resize repeat tile split array_split hsplit vsplit dsplit unstack flip
     fliplr flipud roll rollaxis rot90 pad triu tril diag diagonal diagflat trace linalg.trace linalg.diagonal take
     take_along_axis choose select broadcast_arrays kron cross linalg.cross cov corrcoef vander convolve correlate
