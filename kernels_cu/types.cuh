@@ -321,7 +321,7 @@ __device__ __forceinline__ T floor_quotient(T a, typename Same<T>::type b) {
     return static_cast<T>(quotient - below > 0.5 ? below + 1.0 : below);
 }
 
-// Of integers as NumPy defines them: by zero 0, and of the smallest number by -1, which the hardware may trap, it wraps.
+// Of integers as in NumPy: by zero 0; the smallest number by -1, which the hardware may trap, wraps around.
 __device__ __forceinline__ i64 fmod(i64 a, i64 b) { return b == 0 || b == -1 ? 0 : a % b; }
 __device__ __forceinline__ i64 remainder_of(i64 a, i64 b) {
     const i64 rest = fmod(a, b);
@@ -335,7 +335,7 @@ __device__ __forceinline__ i64 floor_quotient(i64 a, i64 b) {
     return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
 }
 
-// Shifts as NumPy defines them: a count that is negative, or at least the width, leaves no bit but the sign.
+// Shifts as in NumPy: by a negative count, or at least the width, 0; to the right 0 or -1 by the sign.
 __device__ __forceinline__ i64 shifted_left(i64 a, i64 count) {
     return static_cast<u64>(count) < 64 ? static_cast<i64>(static_cast<u64>(a) << count) : 0;
 }
