@@ -142,7 +142,9 @@ def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def copied(module: Any, *memo: Any) -> Any:
         other, choices = method(module, *memo), _FuseArguments.of(module)
-        return other if other is module or choices is None else _as_fused(other, choices)
+        if other is module or choices is None or not isinstance(other, torch.nn.Module):
+            return other
+        return _as_fused(other, choices)
 
     return copied
 

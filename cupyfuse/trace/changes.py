@@ -56,6 +56,8 @@ class Changes(Arithmetic):
 
     def _replace(self, new: Any) -> None:
         """Replace the value of a writable array, and invalidate arrays that may share its memory."""
+        if dtypes.is_opaque(new._node.dtype):
+            new = new.astype(self._node.dtype, copy=False)  # by a library step: kernels do not take it
         root = self._root
         if self._is_scalar:
             raise TypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -67,6 +68,9 @@ class Masked:
     def __neg__(self) -> Masked:
         return self._apply(np.negative, (self,))
 
+    def __pos__(self) -> Masked:
+        return self._apply(np.positive, (self,))
+
     def __invert__(self) -> Masked:
         return self._apply(np.invert, (self,))
 
@@ -97,9 +101,16 @@ class Masked:
             _refuse(".T of masked elements")
         return MaskedColumns(self)
 
+    def __divmod__(self, other: Any) -> tuple[Masked, Masked]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Masked, Masked]:
+        return other // self, other % self
+
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, Masked) and self.whole.ndim == self.ndim:
-            return self._apply(np.multiply, (self, other))._sum(None)
+            products = self._apply(np.multiply, (self, other))
+            return products._sum(None).astype(products.whole.dtype)
         if self.whole.ndim != 2 or self.ndim != 1 or isinstance(other, Masked):
             _refuse("this product of masked elements")
         product = np.matmul(self.whole, other)
@@ -249,7 +260,7 @@ class MaskedColumns:
             self.T.mask if other.whole.ndim == 2 else self.T.mask[:, 0]
         ):
             _refuse("a product of masked elements with others than those of the same mask")
-        left, right = (apply("where", m.mask, m.whole, 0) for m in (self.T, other))
+        left, right = (m._filled(False if m._is_bool else 0) for m in (self.T, other))
         product: Tracer = np.matmul(left.T, right)
         return product
 
@@ -291,6 +302,17 @@ def _operator(name: str, reflected: bool) -> Callable[[Masked, Any], Masked]:
     return method
 
 
+def _in_place(symbol: str) -> Callable[[Masked, Any], Masked]:
+    """Return the method of an in-place operator, which keeps the dtype: `x[mask]` is an array of its own."""
+    change = getattr(operator, f"i{symbol}")
+
+    def method(self: Masked, other: Any) -> Masked:
+        self.whole = self._apply(lambda whole, value: change(whole.copy(), value), (self, other)).whole
+        return self
+
+    return method
+
+
 def _method(name: str) -> Callable[..., Any]:
     """Return the array method that is the reduction of a name."""
 
@@ -319,3 +341,4 @@ for _symbol, _name in (_COMPARISONS | _ARITHMETIC).items():
     setattr(Masked, f"__{_symbol}__", _operator(_name, reflected=False))
 for _symbol, _name in _ARITHMETIC.items():
     setattr(Masked, f"__r{_symbol}__", _operator(_name, reflected=True))
+    setattr(Masked, f"__i{_symbol}__", _in_place(_symbol))

@@ -206,3 +206,86 @@ def test_integers_fuse_with_floats_and_reductions(engine: Engine) -> None:
 def test_a_router_by_hashes_is_one_step() -> None:
     plan = cf.fuse(hash_router).plan(cf.spec((256, 64), "uint8"))
     assert [step.kind for step in plan.steps] == ["RowProgram"]
+
+
+# Elements that a mask selects ----------------------------------------------------------------------------------------
+
+
+def _aliased(a: Any, k: Any) -> Any:
+    m = a[k]
+    n = m
+    m //= 2
+    m &= 6
+    return n.sum()
+
+
+def _widened(a: Any, k: Any) -> Any:
+    m = a[k]
+    m += np.uint8(3)
+    return m.sum(), (m * 2).sum()
+
+
+def _in_parts(a: Any, k: Any) -> Any:
+    a[k] //= 2
+    a[k] |= 1
+    a[k] <<= 2
+    return a
+
+
+def _kept_apart(a: Any, k: Any) -> Any:
+    m = a[k]
+    m *= 2
+    a[k] = m
+    m += 1
+    return a, m.sum()
+
+
+MASKED: dict[str, Function] = {
+    "an alias sees changes": _aliased,
+    "changes keep the dtype": _widened,
+    "assigned in place": _in_parts,
+    "changed after the assignment": _kept_apart,
+    "products": lambda a, k: a[k] @ a[k],
+    "products of masks": lambda a, k: (a[k] > 1) @ (a[k] > 2),
+    "divmod": lambda a, k: [v.sum() for v in (*divmod(a[k], 4), *divmod(100, a[k]), +a[k])],
+}
+
+
+@ENGINES
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64"])
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_elements(name: str, dtype: str, engine: Engine) -> None:
+    function, a, k = MASKED[name], np.array([9, 100, 6, 3], dtype), np.array([True, True, False, True])
+    expected = function(a.copy(), k)
+    with engine.active(), force_plans():
+        got = engine.host(cf.fuse(function)(engine.array(a), engine.array(k)))
+    for one, other in zip(got, expected, strict=True) if isinstance(expected, (tuple, list)) else [(got, expected)]:
+        assert_equal(one, other)
+
+
+def test_masked_elements_keep_what_their_dtype_holds() -> None:
+    def halves(a: Any, k: Any) -> Any:
+        a[k] //= 2.5
+        return a
+
+    with force_plans(), pytest.raises(cf.TraceError, match="in-place change of a int8 array to float64"):
+        cf.fuse(halves)(np.array([9, 100, 6], np.int8), np.ones(3, bool))
+
+
+@ENGINES
+def test_narrow_integers_take_wide_ones_in_place(engine: Engine) -> None:
+    """Sums of unsigned integers are of uint64, which kernels do not take: NumPy or CuPy converts them."""
+
+    def added(s: Any) -> Any:
+        r = s.copy()
+        r |= s.sum(axis=-1, keepdims=True)
+        r += s.prod(axis=-1, keepdims=True)
+        q = s.copy()
+        q[...] = s.sum(axis=-1, keepdims=True)
+        return r, q
+
+    s = np.array([[3, 5], [7, 250]], np.uint8)
+    with engine.active(), force_plans():
+        got = engine.host(cf.fuse(added)(engine.array(s)))
+    for one, other in zip(got, added(s), strict=True):
+        assert_equal(one, other)
