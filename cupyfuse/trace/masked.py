@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
+from ..ir.operators import COMPARISONS
 from .axes import normalize_axes
 from .operations import apply, reduce
 from .tracer import Tracer
@@ -324,20 +325,12 @@ def _method(name: str) -> Callable[..., Any]:
 
 for _name in _METHODS:
     setattr(Masked, _name, _method(_name))
-_COMPARISONS = {
-    "gt": "greater",
-    "ge": "greater_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "eq": "equal",
-    "ne": "not_equal",
-}
 _ARITHMETIC = {
     **{"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "pow": "power"},
     **{"floordiv": "floor_divide", "mod": "remainder", "lshift": "left_shift", "rshift": "right_shift"},
     **{"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"},
 }
-for _symbol, _name in (_COMPARISONS | _ARITHMETIC).items():
+for _symbol, _name in (COMPARISONS | _ARITHMETIC).items():
     setattr(Masked, f"__{_symbol}__", _operator(_name, reflected=False))
 for _symbol, _name in _ARITHMETIC.items():
     setattr(Masked, f"__r{_symbol}__", _operator(_name, reflected=True))

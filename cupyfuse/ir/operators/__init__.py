@@ -18,4 +18,13 @@ from .table import LIBRARY, UNDERFLOW_ERROR, Operator, Reduction
 POINTWISE: dict[str, Operator] = {row.name: row for row in (*elementary.ROWS, *activations.ROWS)}
 REDUCTIONS: dict[str, Reduction] = {row.name: row for row in reductions.ROWS}
 
-__all__ = ["LIBRARY", "UNDERFLOW_ERROR", "POINTWISE", "REDUCTIONS", "Operator", "Reduction"]
+# Python's names of comparisons, and those of their operators.
+COMPARISONS = {
+    "gt": "greater",
+    "ge": "greater_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "eq": "equal",
+    "ne": "not_equal",
+}
+__all__ = ["COMPARISONS", "LIBRARY", "UNDERFLOW_ERROR", "POINTWISE", "REDUCTIONS", "Operator", "Reduction"]

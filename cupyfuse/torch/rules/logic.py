@@ -9,19 +9,12 @@ from typing import Any
 
 import torch
 
+from ...ir.operators import COMPARISONS
 from .table import binary_operands, overload, rule, swapped_operands
 from .values import Operand, Value, as_mask, pointwise, refuse
 
 T = torch.Tensor
 
-_COMPARISONS = {
-    "gt": "greater",
-    "ge": "greater_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "eq": "equal",
-    "ne": "not_equal",
-}
 # Of masks: the operator, and Python's name for it.
 _LOGIC = {"and": ("logical_and", "and_"), "or": ("logical_or", "or_"), "xor": ("not_equal", "xor")}
 
@@ -43,7 +36,7 @@ def _require_mask(name: str, operand: Any) -> Any:
 
 
 # In-place forms of comparisons and of `logical_*` would have to write masks to floats.
-for _name, _op in _COMPARISONS.items():
+for _name, _op in COMPARISONS.items():
     _compare = getattr(operator, _name)
     _targets = [getattr(torch, _name), getattr(T, _name), _compare, getattr(T, f"__{_name}__")]
     if _op != "equal":  # torch.equal gives a Python bool
