@@ -48,18 +48,14 @@ struct Doubts {
             bits[w] = 0;
         }
     }
-    // The bits from the k-th on, at most 32 of them.
-    __device__ __forceinline__ u32 from(int k) const {
-        u32 low = 0, high = 0;  // registers cannot be indexed
+    // Set the bits from the k-th on, at most 32 of them, where `more` has one.
+    __device__ __forceinline__ void add(int k, u32 more) {
+        const u64 shifted = static_cast<u64>(more) << k % 32;
 #pragma unroll
-        for (int w = 0; w < words; ++w) {
-            low = k / 32 == w ? bits[w] : low;
-            high = k / 32 + 1 == w ? bits[w] : high;
+        for (int w = 0; w < words; ++w) {  // registers cannot be indexed
+            bits[w] |= k / 32 == w ? static_cast<u32>(shifted) : k / 32 + 1 == w ? static_cast<u32>(shifted >> 32) : 0;
         }
-        return static_cast<u32>((static_cast<u64>(high) << 32 | low) >> k % 32);
     }
-    __device__ __forceinline__ void set(int k, bool value) { bits[k / 32] |= static_cast<u32>(value) << k % 32; }
-
     __device__ __forceinline__ bool any() const {
         u32 all = 0;
 #pragma unroll

@@ -66,7 +66,7 @@ __device__ __forceinline__ void finish_row(
         const bool small = inside && !marked && fabsf(sum) < of_row.accurate_from() + of_col[j].accurate_from();
         flagged |= static_cast<u32>(small) << j;
         kept |= static_cast<u32>(small || marked || !inside) << j;
-        sums.v[j] = scaled(sum, of_row.exponent() + of_col[j].exponent());
+        sums.v[j] = scaled(sum, of_row, of_col[j]);
     }
     if (packs && kept == 0) {
         store_global<4>(at, sums);

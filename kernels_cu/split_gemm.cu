@@ -7,8 +7,8 @@
 //                                           atoms whose layout suits tiles of any size (split_pieces.cuh)
 //     a, b, depth                           the operands themselves, with the inverse scales; and k
 //     flags, width                          for split_repair.cu (Doubts), and this kernel's Columns
-// split_repair.cu computes the elements that this kernel cannot give, of which it writes nothing: rows and columns with
-// infinities or NaN, and elements that may be inaccurate because of small elements of the operands.
+// split_repair.cu writes again what this kernel cannot give: rows and columns with infinities or NaN, and elements that may be
+// inaccurate because of small elements of the operands.
 // An element of C has the same bits whatever m, n and Columns are.
 //
 // A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. A warp of a third warpgroup copies the
@@ -82,36 +82,36 @@ struct ThreadRows {
     }
 };
 
-// Find which elements of the tile at `col` this kernel has to `skip`, and note those that are to be repaired one by one; returns
-// whether there are any.
-template <int Columns, class P>
-__device__ __forceinline__ bool find_doubts(
-    const P& p, const float (&sum)[Columns / 2], const float* columns, const ThreadRows& rows, i64 col, i64 tile,
-    Doubts<Columns>& skip) {
-    const int lane = threadIdx.x % 32;
-    Doubts<Columns> doubts;
+// Which elements of a chunk of columns are beyond the last row or column, as bits.
+template <int Chunk, class P>
+__device__ __forceinline__ u32 find_outside(const P& p, const ThreadRows& rows, i64 col) {
+    const int columns = at_most(p.cols - col, Chunk);
+    u32 outside = 0;
 #pragma unroll
-    for (int k = 0; k < Columns / 2; ++k) {
-        const int h = row_of_sum(k) / 8, at = column_of_sum(k);
-        const SplitRow of_row = rows.split[h], of_col = SplitRow::of(columns[at]);
-        const bool inside = rows.first + 8 * h < p.rows && col + lane % 4 * 2 + at < p.cols;
-        const bool marked = of_row.is_marked() || of_col.is_marked();
-        const bool small = fabsf(sum[k]) < of_row.accurate_from() + of_col.accurate_from();
-        skip.set(k, !inside || marked || small);
-        doubts.set(k, inside && !marked && small);
+    for (int k = 0; k < Chunk / 2; ++k) {
+        outside |= static_cast<u32>(rows.first + row_of_sum(k) >= p.rows || column_of_sum(k) >= columns) << k;
     }
-    if (doubts.any()) {
-        const TileOrder order(p.rows, p.cols, tile_rows, Columns);
-        doubts.write(p.flags, order.count(), tile * warps_a_tile + threadIdx.x / 32);
-    }
-    return doubts.any();
+    return outside;
 }
 
-// Run the row program on a chunk of Chunk columns from `col` on, in packs of V: on all of them, or if Some, on those that `skip`
-// has no bit of.
+// Which sums of a chunk of columns may be inaccurate, as bits: none of marked rows and columns, which are repaired as a whole,
+// nor beyond the last ones.
+template <int Count>
+__device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const float* columns, const ThreadRows& rows) {
+    u32 doubts = 0;
+#pragma unroll
+    for (int k = 0; k < Count; ++k) {
+        const SplitRow of_row = rows.split[row_of_sum(k) / 8], of_col = SplitRow::of(columns[column_of_sum(k)]);
+        doubts |= static_cast<u32>(fabsf(sum[k]) < of_row.accurate_from() + of_col.accurate_from()) << k;
+    }
+    return doubts;
+}
+
+// Run the row program on a chunk of Chunk columns from `col` on, in packs of V: on all of them, or if Some, on those that are not
+// `outside`.
 template <int Chunk, int V, bool Some, class P>
 __device__ __forceinline__ void finish_chunk(
-    const P& p, const float (&sum)[Chunk / 2], const float* columns, const ThreadRows& rows, i64 col, u32 skip,
+    const P& p, const float (&sum)[Chunk / 2], const float* columns, const ThreadRows& rows, i64 col, u32 outside,
     const typename P::Row (&r)[2]) {
     static_assert(!Some || V == 1, "a bit for each element");
     typedef decltype(p.template tile<V>(At<0>())) Tile;
@@ -119,21 +119,20 @@ __device__ __forceinline__ void finish_chunk(
     Tile tiles[count / V];
 #pragma unroll
     for (int k = 0; k < count; k += V) {
-        if (!Some || !(skip >> k & 1)) {
+        if (!Some || !(outside >> k & 1)) {
             const int h = row_of_sum(k) / 8, at = column_of_sum(k);
             Tile& tile = tiles[k / V];
             p.template load<V>(At<0>(), rows.first + 8 * h, col + at, tile);
             p.template load_columns<V>(At<0>(), col + at, tile);
 #pragma unroll
             for (int v = 0; v < V; ++v) {
-                const u32 exponents = rows.split[h].exponent() + SplitRow::of(columns[at + v]).exponent();
-                tile.product.v[v] = scaled(sum[k + v], exponents);
+                tile.product.v[v] = scaled(sum[k + v], rows.split[h], SplitRow::of(columns[at + v]));
             }
         }
     }
 #pragma unroll
     for (int k = 0; k < count; k += V) {
-        if (!Some || !(skip >> k & 1)) {
+        if (!Some || !(outside >> k & 1)) {
             const int h = row_of_sum(k) / 8, at = column_of_sum(k);
             const i64 row = rows.first + 8 * h;
             p.template store<V>(At<0>(), row, col + at, compute_held<P, V>(p, tiles[k / V], row, col + at, r[h]).out);
@@ -142,19 +141,14 @@ __device__ __forceinline__ void finish_chunk(
 }
 
 // Give the tile at `col` to the row program, once its message is written, from the accumulators of both consumer warpgroups. A
-// thread has pairs of neighbouring columns of two rows. There is no tile where `tile` is negative.
+// thread has pairs of neighbouring columns of two rows.
 template <int Columns, int V, int Chunk, int Stages, class P>
 __device__ __forceinline__ void finish_tile(
     const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, i64 tile, const ThreadRows& rows,
     i64 col) {
     constexpr int chunks = Columns / Chunk;
     const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
-    Doubts<Columns> skip;
     const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
-    bool any_noted = false;
-    if (messages.any_doubtful || !whole) {
-        any_noted = find_doubts<Columns>(p, sum, messages.columns + pair, rows, col, tile, skip);
-    }
     typename P::Row r[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -162,25 +156,30 @@ __device__ __forceinline__ void finish_tile(
             p.begin(rows.first + 8 * h, r[h]);
         }
     }
-    if (!skip.any()) {  // without branches between the packs
+    Doubts<Columns> noted;  // what is to be repaired element by element
 #pragma unroll 1
-        for (int c = 0; c < chunks; ++c) {
-            float part[Chunk / 2];
-            take_chunk<0>(c, sum, part);
-            const int first = pair + c * Chunk;
-            finish_chunk<Chunk, V, false>(p, part, messages.columns + first, rows, col + first, 0, r);
+    for (int c = 0; c < chunks; ++c) {
+        constexpr int count = Chunk / 2;
+        float part[count];
+        take_chunk<0>(c, sum, part);
+        const int first = pair + c * Chunk;
+        const float* const columns = messages.columns + first;
+        const u32 outside = whole ? 0 : find_outside<Chunk>(p, rows, col + first);
+        if (messages.any_doubtful) {
+            noted.add(c * count, find_doubts(part, columns, rows));
         }
-    } else {
-#pragma unroll 1
-        for (int c = 0; c < chunks; ++c) {
-            float part[Chunk / 2];
-            take_chunk<0>(c, sum, part);
-            const int first = pair + c * Chunk;
-            finish_chunk<Chunk, 1, true>(p, part, messages.columns + first, rows, col + first, skip.from(c * (Chunk / 2)), r);
+        if (outside == 0) {  // without branches between the packs
+            finish_chunk<Chunk, V, false>(p, part, columns, rows, col + first, 0, r);
+        } else {
+            finish_chunk<Chunk, 1, true>(p, part, columns, rows, col + first, outside, r);
         }
     }
-    const u32 lanes = __ballot_sync(0xffffffffu, any_noted);
-    if (lane == 0 && tile >= 0) {
+    if (noted.any()) {
+        const TileOrder order(p.rows, p.cols, tile_rows, Columns);
+        noted.write(p.flags, order.count(), tile * warps_a_tile + threadIdx.x / 32);
+    }
+    const u32 lanes = __ballot_sync(0xffffffffu, noted.any());
+    if (lane == 0) {
         p.flags[tile * warps_a_tile + threadIdx.x / 32] = lanes;
     }
 }
@@ -291,6 +290,7 @@ __device__ __forceinline__ void copy_operands(
     const TileOrder order(p.rows, p.cols, tile_rows, Columns);
     TileScales<Columns> scales;  // of the last tile: none yet
     u32 told = 1;                // before the barrier's first phase, the one of parity 1 has ended
+    const auto tell_last = [&] { tell(messages, scales, told++); };
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         i64 row, col;
@@ -298,7 +298,9 @@ __device__ __forceinline__ void copy_operands(
         const TileScales<Columns> own(p.a, p.b, row, col);
         Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row, own.a);
         Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col, own.b);
-        tell(messages, scales, told++);
+        if (tile != blockIdx.x) {
+            tell_last();
+        }
         scales = own;
         // The larger operand first: the other one is in the L2 cache more often.
         const auto copy_block = [&](const Ring<Shape, Stages>& to, bool with_a, bool with_b, bool alike) {
@@ -333,7 +335,7 @@ __device__ __forceinline__ void copy_operands(
             }
         }
     }
-    tell(messages, scales, told);
+    tell_last();
 }
 
 // Compute this block's tiles, by the consumer warpgroups.
@@ -347,7 +349,7 @@ __device__ __forceinline__ void multiply(
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const u32 rows = warpgroup * (Shape::rows_a_warpgroup / 8 * Shape::group);
     float part[Columns / 2], sum[Columns / 2];  // over 64 columns, over all
-    i64 last = -1, row = p.rows, col = 0;       // the tile in `sum`: none yet, so beyond the last row
+    i64 last = -1, row = p.rows, col = 0;       // the tile in `sum`: none yet
     ThreadRows of_rows(p.a, row);
     u64 a, b;
     u32 says, heard = 0;
@@ -406,6 +408,11 @@ __device__ __forceinline__ void multiply(
         ring.advance();
     };
 
+    const auto finish_last = [&] {
+        barrier_wait(messages.written_barrier(), heard++ & 1);
+        finish_tile<Columns, V, Chunk>(p, sum, messages, last, of_rows, col);
+    };
+
     // All blocks of a tile but the first.
     const auto add_blocks = [&](bool both) {
 #pragma unroll 1
@@ -429,10 +436,10 @@ __device__ __forceinline__ void multiply(
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         begin_block(false);
-        // The previous tile, while the tensor cores work on this one.
-        barrier_wait(messages.written_barrier(), heard++ & 1);
-        finish_tile<Columns, V, Chunk>(p, sum, messages, last, of_rows, col);
-        barrier_arrive(messages.read_barrier());
+        if (last >= 0) {  // the previous tile, while the tensor cores work on this one
+            finish_last();
+            barrier_arrive(messages.read_barrier());
+        }
         finish_block(false);
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
@@ -447,8 +454,7 @@ __device__ __forceinline__ void multiply(
         order.at(tile, row, col);
         of_rows = ThreadRows(p.a, row);
     }
-    barrier_wait(messages.written_barrier(), heard & 1);
-    finish_tile<Columns, V, Chunk>(p, sum, messages, last, of_rows, col);
+    finish_last();
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }

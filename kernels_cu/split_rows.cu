@@ -65,6 +65,7 @@ __device__ __forceinline__ void split_rows(
     const RowScale scale(top);
     u32 found = 0;  // see RowFindings
     u8* const marks = lo_marks(inverse, groups) + row;
+    u32 with_lo = 0;  // a bit for each piece that a thread holds: whether the block of 64 columns has lo
     const auto store = [&](const Piece& piece, i64 p) {
         uint4 hi, lo;
         found = RowFindings::both(found, split(piece, scale, hi, lo));
@@ -75,25 +76,39 @@ __device__ __forceinline__ void split_rows(
             const u32 neighbours = 0xffu << threadIdx.x % 32 / 8 * 8;
             const u32 any = __ballot_sync(neighbours, any_number(lo)) & neighbours;
             found |= RowFindings::of_block(any != 0);
-            if (rank % 8 == 0) {
-                marks[p * groups] = any != 0;
-            }
+            return any != 0;
+        }
+        return false;
+    };
+    const auto mark = [&](i64 p, bool has_lo) {
+        if (Parts == 2 && rank % 8 == 0) {
+            marks[p * groups] = has_lo;
         }
     };
 #pragma unroll
     for (int i = 0; i < Held; ++i) {
         const int p = i * Threads + rank;
         if (p < pieces && row < groups * 8) {
-            store(held[i], p);
+            with_lo |= static_cast<u32>(store(held[i], p)) << i;
         }
     }
     for (i64 p = Held * Threads + rank; p < pieces && row < groups * 8; p += Threads) {
         Piece piece;
         piece.load(from, p * 8, columns, aligned);
-        store(piece, p);
+        mark(p, store(piece, p));
     }
     found = of_row<Threads>(found, slots + 32, [](u32 a, u32 b) { return RowFindings::both(a, b); });
+    const float entry = scale.inverse(found);
+    if (!SplitRow::of(entry).lo_everywhere()) {  // else nobody asks where
+#pragma unroll
+        for (int i = 0; i < Held; ++i) {
+            const int p = i * Threads + rank;
+            if (p < pieces && row < groups * 8) {
+                mark(p, with_lo >> i & 1);
+            }
+        }
+    }
     if (rank == 0 && row < rows) {
-        inverse[row] = scale.inverse(found);
+        inverse[row] = entry;
     }
 }

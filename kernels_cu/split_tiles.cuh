@@ -37,6 +37,9 @@ struct SplitRow {
     // Whether elements of it may have to be repaired.
     __device__ __forceinline__ bool is_doubtful() const { return is_marked() || accurate_from() > 0.0f; }
     __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
+    // That exponent in two halves, rounded down and up, each in its place in a float's bits.
+    __device__ __forceinline__ u32 half() const { return (bits & 0x7f000000u) >> 1; }
+    __device__ __forceinline__ u32 other_half() const { return (bits & 0x7f800000u) - half(); }
     // The least magnitude at which a sum is accurate. Each small element errs by at most 2^-36 and is multiplied with less
     // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them.
     __device__ __forceinline__ float accurate_from() const {
@@ -46,16 +49,17 @@ struct SplitRow {
 };
 
 // Where lo of an operand is not zero: a byte for each row and 64 columns, behind the scales, which are padded to 8 rows.
-// That of a row and block of columns is at block * groups * 8 + row, so that a word of 8 bytes is of a group of rows.
+// That of a row and block of columns is at block * groups * 8 + row, so that a word of 8 bytes is of a group of rows. Rows that
+// have lo everywhere may have none.
 __device__ __forceinline__ u8* lo_marks(float* inverse, i64 groups) { return reinterpret_cast<u8*>(inverse + groups * 8); }
 __device__ __forceinline__ const u64* lo_marks(const float* inverse, i64 groups) {
     return reinterpret_cast<const u64*>(inverse + groups * 8);
 }
 
-// x times two powers of two, given the sum of their biased exponents. Half of it at a time, so that no intermediate result
-// overflows or underflows unless the final one does.
-__device__ __forceinline__ float scaled(float x, u32 exponents) {
-    const u32 half = exponents / 2;
-    const float first = exact_multiply_add(x, __uint_as_float(half << 23), -0.0f);
-    return exact_multiply_add(first, __uint_as_float((exponents - half) << 23), -0.0f);
+// x times the inverse scales of its row and column. Half of both exponents at a time, so that no intermediate result overflows
+// or underflows unless the final one does: the factors, 2^(127 - 254) to 2^127, are about equal. The smallest is 0 as a float,
+// where both scales are 2^-126 and the result is 0 in any case.
+__device__ __forceinline__ float scaled(float x, SplitRow row, SplitRow col) {
+    const float first = exact_multiply_add(x, __uint_as_float(row.half() + col.half()), -0.0f);
+    return exact_multiply_add(first, __uint_as_float(row.other_half() + col.other_half()), -0.0f);
 }

@@ -170,12 +170,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "both rows as the first one", GEMM, "col + at, r[h]).out", "col + at, r[0]).out", epilogues("row_factor-finite")
     ),
-    Mutant("rows of the next tile", GEMM, "inside = rows.first + 8 * h < p.rows &&", "inside =", splits("several")),
-    Mutant("doubts that are forgotten", GEMM, "if (!skip.any()) {", "if (true) {", splits("several")),
-    Mutant("doubts of the first chunk", GEMM, "skip.from(c * (Chunk / 2))", "skip.from(0)", splits("several")),
+    Mutant("rows of the next tile", GEMM, "rows.first + row_of_sum(k) >= p.rows || ", "", splits("several")),
+    Mutant("columns of the next tile", GEMM, " || column_of_sum(k) >= columns", "", splits("several")),
+    Mutant("doubts of the first chunk", GEMM, "noted.add(c * count,", "noted.add(0,", splits("every_width")),
     Mutant(
-        "bits of the next word", DOUBTS, "k / 32 + 1 == w ? bits[w]", "k / 32 + 2 == w ? bits[w]", splits("every_width")
+        "a message for the epilogue of no tile", GEMM, "if (tile != blockIdx.x) {", "if (true) {", splits("several")
     ),
+    Mutant("bits of the next word", DOUBTS, "k / 32 + 1 == w ?", "k / 32 + 2 == w ?", splits("every_width")),
     Mutant("doubts of the lower row", DOUBTS, "k / 2 % 2 * 8", "0", splits("every_width")),
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
     Mutant("lo of A for that of B", GEMM, "with_lo == lo_of_a ?", "with_lo != lo_of_b ?", splits("lo_is")),
@@ -203,7 +204,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "marks of one piece", ROWS, "0xffu << threadIdx.x % 32 / 8 * 8", "1u << threadIdx.x % 32", splits("22_bits")
     ),
     Mutant("marks of half a block", SPLIT_COLUMNS, "any_lo |= any", "any_lo = any", splits("22_bits")),
-    Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", splits("exponents")),
+    Mutant("an odd power of two", TILES, "row.other_half() + col", "row.half() + col", splits("exponents")),
+    Mutant(
+        "marks that are left out beside others",
+        ROWS,
+        "if (!SplitRow::of(entry).lo_everywhere()) {",
+        "if (false) {",
+        splits("22_bits"),
+    ),
     Mutant("flags of one operand alone", GEMM, " + of_col.accurate_from()", "", splits("magnitudes or nothing_else")),
     Mutant(
         "one element of a lane", REPAIR, "rest != 0; ++k, rest >>= 1", "rest != 0; ++k, rest = 0", splits("every_width")
