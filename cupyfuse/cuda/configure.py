@@ -111,15 +111,14 @@ def fitting_vec(program: Program, row_stride_bits: int | None = None) -> int:
     return vec
 
 
-def accesses(program: Program, strides: Sequence[int] | None = None) -> Iterator[Access]:
+def accesses(program: Program, strides: Sequence[int] | None = None, cols: int | None = None) -> Iterator[Access]:
     """Yield the ways to access the rows of arrays with these row strides, contiguous ones by default, widest first.
 
-    Shifted vectors have to begin at the same column in all arrays.
+    Shifted vectors have to begin at the same column in all arrays. Rows have `cols` columns, if not the program's.
     """
-    cols = program.domain[1]
+    cols = program.domain[1] if cols is None else cols
     strides = [cols] if strides is None else strides
-    by_rows = not program.by_columns and any(n.reduction for n in program.step.nodes)
-    together = by_rows and any(p.extent == FULL for p in program.parameters)
+    together = not program.by_columns and any(p.extent == FULL for p in program.parameters)
     vec = widest_vec(program)
     while vec > 1:
         if all(n % vec == 0 for n in (cols, *strides)):
@@ -153,7 +152,7 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
             threads //= 2  # every warp has accumulators of its own in shared memory
         return Config("column_stats", threads, 4 if vec < 8 else 2, vec, strip, column_splits(program.domain))
     if not any(n.reduction for n in program.step.nodes):
-        return Config("elementwise", 256, 1, vec)
+        return Config("elementwise", 256, 1, vec, shifted=shifted)
     packs = max(1, -(-cols // vec))
     packed = _is_packed(program)
     most = _most_packed(program) if packed else _most_held(program)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
-from ..cuda.configure import Access, Config, accesses, default_config, widest_vec
+from ..cuda.configure import Access, Config, accesses, default_config
 from ..cuda.kernel import Kernel
 from ..cuda.launch import launcher
 from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
@@ -218,11 +218,11 @@ class KernelLaunch:
         self.numbers_slot = numbers
         self.arguments = KernelArguments(self.program, place)
         self.clusters = clusters
-        self.accesses = list(accesses(self.program, self.arguments.row_strides))
         if self._is_one_row():
             self.rows, self.cols = 1, self.rows * self.cols
-            widths = (8, 4, 2, 1)
-            self.accesses = [Access(v) for v in widths if v <= widest_vec(self.program) and self.cols % v == 0]
+            self.accesses = list(accesses(self.program, cols=self.cols))
+        else:
+            self.accesses = list(accesses(self.program, self.arguments.row_strides))
         self.config = default_config(self.program, self.accesses[0], clusters)
         self.kernels = emit_kernels(self.program, self.config, conditional=flag >= 0)
 

@@ -70,7 +70,7 @@ def force(monkeypatch: pytest.MonkeyPatch, config: Config, cols: int) -> None:
         )
 
     monkeypatch.setattr(kernel_launch, "default_config", choose)
-    monkeypatch.setattr(kernel_launch, "accesses", lambda program, strides: iter([Access(config.vec, True), Access(1)]))
+    monkeypatch.setattr(kernel_launch, "accesses", lambda *_, **__: iter([Access(config.vec, True), Access(1)]))
 
 
 def check_in_orders(case: Case) -> None:
@@ -186,17 +186,27 @@ def test_every_single_element_has_a_lane(function: Any, dtype: str) -> None:
                 assert config.group * config.items * config.vec >= cols
 
 
+ANYWHERE = {
+    "rows": lambda y, bias, factor: softmax(y),
+    "elements": lambda y, bias, factor: np.maximum(y, 0) * 0.5,
+    "elements of columns and rows": lambda y, bias, factor: (y + bias) * factor,
+}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cols", [256, 260, 263])
-def test_arrays_may_begin_anywhere(dtype: str, cols: int) -> None:
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_arrays_may_begin_anywhere(name: str, dtype: str, cols: int) -> None:
     """Argument and result at every element of a vector, together and apart; nothing beside the result is written."""
     rng = np.random.default_rng(cols)
-    data = normal(rng, (3, cols), dtype)
-    exact = data.astype(np.float64)
-    expected = np.exp(exact - exact.max(1, keepdims=True))
-    expected /= expected.sum(1, keepdims=True)
-    fused = cf.fuse(lambda y: cf.softmax(y, axis=1))
+    data, bias, factor = (normal(rng, shape, dtype) for shape in ((3, cols), cols, (3, 1)))
+    exact = [a.astype(np.float64) for a in (data, bias, factor)]
+    with np.errstate(all="ignore"):
+        expected = np.asarray(cf.fuse(ANYWHERE[name])(*exact))
+    fused = cf.fuse(ANYWHERE[name])
+    scale = np.abs(expected).max()
     with HOST.active():
+        others = [HOST.array(bias), HOST.array(factor)]
         for start in range(8):
             for shift in (0, 1):
                 source, target = (
@@ -209,8 +219,8 @@ def test_arrays_may_begin_anywhere(dtype: str, cols: int) -> None:
                 y[...] = data
                 first = start + shift
                 out = target[first : first + 3 * cols].reshape(3, cols)
-                fused(y, out=out)
-                error = np.abs(np.asarray(out, np.float64) - expected).max()
+                fused(y, *others, out=out)
+                error = np.abs(np.asarray(out, np.float64) - expected).max() / scale
                 assert error <= (2e-6 if dtype == "float32" else 4e-3), (start, shift)
                 around = np.concatenate([np.asarray(target[:first]), np.asarray(target[first + 3 * cols :])])
                 assert (around == 7).all(), (start, shift)
@@ -228,6 +238,9 @@ def test_rows_are_shifted_where_that_needs_wider_vectors() -> None:
     assert ways(8192, "float32", [8193, 8197])[0] == Access(4, True)
     assert ways(8192, "float32", [8192, 8193]) == [Access(1)]
     assert ways(8192, "float32", [8192, 8194])[:2] == [Access(2), Access(2, True)]
+    biased = program_of(lambda y, bias: np.exp(y + bias), cf.spec((64, 8191)), cf.spec(8191))
+    assert next(accesses(biased)) == Access(4, True)
+    assert next(accesses(biased, cols=64 * 8191)) == Access(4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -39,6 +39,10 @@ def splits(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_split.py", "-k", f"host and ({select})")
 
 
+def anywhere(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_rows.py", "-k", f"begin_anywhere and ({select})")
+
+
 def epilogues(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_split_epilogues.py", "-k", f"host and ({select})")
 
@@ -373,6 +377,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rows("row_shared and normalised"),
     ),
     Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < total;", "k <= total;", kernels("pointwise")),
+    Mutant("packs before a row", "kernels_cu/elementwise.cu", "col < 0 || col + V", "col + V", anywhere("elements")),
+    Mutant("packs behind a row", "kernels_cu/elementwise.cu", " || col + V > p.cols", "", anywhere("elements")),
+    Mutant(
+        "one pack less of a shifted row", "kernels_cu/elementwise.cu", "1 + (p.cols", "(p.cols", anywhere("elements")
+    ),
     Mutant(
         "a share one row too long",
         COLUMNS,
