@@ -223,7 +223,9 @@ __device__ __forceinline__ void gemm(const P& p) {
     SHARED_DYNAMIC(shared);
     const typename Shape::Stream ring(shared);
     const u32 blocks = static_cast<u32>((p.depth + 63) / 64);
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == Shape::consumers) {
+        prefetch_tensor_map(p.a);
+        prefetch_tensor_map(p.b);
         ring.init();
     }
     if (Shape::cluster == 1) {

@@ -72,6 +72,13 @@ __device__ __forceinline__ void tensor_copy(u32 to, const TensorMap& from, int e
 #endif
 }
 
+// Fetch a tensor map that copies will need soon.
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#endif
+}
+
 // The same to this address in each block of the cluster whose bit is set, counted by the barrier of that block.
 __device__ __forceinline__ void tensor_copy_to(
     u32 to, const TensorMap& from, int element, int line, u32 barrier, unsigned short blocks) {

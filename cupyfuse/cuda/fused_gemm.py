@@ -99,6 +99,8 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
     # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
     chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
+    if chunk == 32 and not (program.reads_columns or program.full_inputs):
+        chunk = 64
     tiles = tiles_of(step, processors)
     assert step.epilogue is not None
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
