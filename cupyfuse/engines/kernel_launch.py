@@ -23,6 +23,8 @@ from ..ir.numbers import Number
 from ..plan.schedule import Step, state_size
 
 _MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
+# Threads of elementwise work have several packs where blocks are so many that all multiprocessors still have work.
+_MANY_BLOCKS, _PACKS_A_THREAD = 1 << 14, 8
 
 # Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments,
 # and slots of their own hold the arrays that library steps take and give.
@@ -314,7 +316,10 @@ def _thread_blocks(config: Config, rows: int, cols: int) -> int:
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":
-        blocks = -(-rows * (cols // config.vec) // config.threads)
+        packs = 1 + (cols + config.vec - 2) // config.vec if config.shifted else cols // config.vec
+        blocks = -(-rows * packs // config.threads)
+        if blocks >= _MANY_BLOCKS:
+            blocks = -(-blocks // _PACKS_A_THREAD)
     else:
         blocks = min(rows, _MAX_BLOCKS // config.cluster) * config.cluster
     return max(1, min(blocks, _MAX_BLOCKS))

@@ -226,6 +226,25 @@ def test_arrays_may_begin_anywhere(name: str, dtype: str, cols: int) -> None:
                 assert (around == 7).all(), (start, shift)
 
 
+@pytest.mark.parametrize("shape", [(100, 130), (3, 9001), (2, 8192), (9000, 2)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("name", ["elements", "elements of columns and rows"])
+def test_threads_have_several_packs(monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, int]) -> None:
+    """Of rows that are shorter than a block, longer, and one; nothing is computed twice in place."""
+    monkeypatch.setattr(kernel_launch, "_MANY_BLOCKS", 2)
+    rng = np.random.default_rng(shape[1])
+    y, bias, factor = (normal(rng, s, "float32") for s in (shape, shape[1], (shape[0], 1)))
+
+    def function(y: Any, bias: Any, factor: Any) -> Any:
+        y += ANYWHERE[name](y, bias, factor)
+
+    expected = y.copy()
+    function(expected, bias, factor)
+    with HOST.active():
+        changed = HOST.array(y)
+        cf.fuse(function)(changed, HOST.array(bias), HOST.array(factor))
+    np.testing.assert_allclose(HOST.host(changed), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_rows_are_shifted_where_that_needs_wider_vectors() -> None:
     def ways(cols: int, dtype: str, strides: list[int] | None = None) -> list[Access]:
         return list(accesses(program_of(softmax, cf.spec((64, cols), dtype)), strides))

@@ -43,6 +43,10 @@ def anywhere(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_rows.py", "-k", f"begin_anywhere and ({select})")
 
 
+def several_packs() -> tuple[str, ...]:
+    return ("tests/cuda/test_rows.py", "-k", "several_packs")
+
+
 def epilogues(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_split_epilogues.py", "-k", f"host and ({select})")
 
@@ -376,7 +380,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "slot(set, 0)",
         rows("row_shared and normalised"),
     ),
-    Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < total;", "k <= total;", kernels("pointwise")),
+    Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < end;", "k <= end;", kernels("pointwise")),
+    Mutant("the next row's packs", "kernels_cu/elementwise.cu", "            ++row;\n", "", several_packs()),
+    Mutant(
+        "packs of the next block", "kernels_cu/elementwise.cu", "of_block < packs.total ?", "false ?", several_packs()
+    ),
     Mutant("packs before a row", "kernels_cu/elementwise.cu", "col < 0 || col + V", "col + V", anywhere("elements")),
     Mutant("packs behind a row", "kernels_cu/elementwise.cu", " || col + V > p.cols", "", anywhere("elements")),
     Mutant(
