@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -14,6 +15,15 @@ from . import slices
 MOST_COPIED = 16
 # Pointwise operators on arguments that are computed again in another shape, rather than stored and read back.
 _MOST_RESHAPED = 8
+
+# Choices by position whose results parts know, and that they pass by; and operators in the condition of one.
+_MOST_PASSED, _DEEPEST = 256, 4
+_DECIDABLE: dict[str, Callable[..., bool]] = {
+    "equal": operator.eq,
+    "less": operator.lt,
+    "greater_equal": operator.ge,
+    "logical_and": lambda a, b: a and b,
+}
 
 Slice = tuple[int, int, int]  # of one axis: the first index, the step, the number of indices
 FlatSlices = tuple[tuple[tuple[int, int], ...], int]  # of rows or columns: (count, stride) pairs, and the first index
@@ -102,40 +112,87 @@ class Part:
         return self._copy(node, self._shape_of(node))
 
     def again(self, node: g.Node, stored: Collection[g.Node]) -> g.Node | None:
-        if self._is_long(node, stored):
+        taken = self._taken(node, stored)
+        if taken is None:
             return None
         done: dict[g.Node, g.Node] = {}
-        for each in g.topological([node], lambda each: self._operands(each, stored)):
-            shape = self._shape_of(each)
+
+        def part_of(operand: g.Node) -> g.Node:
+            found = done[taken[operand]]
+            return (
+                g.broadcast(g.cast(found, operand.dtype), self._shape_of(operand)) if operand.op == "where" else found
+            )
+
+        for each in g.topological([taken[node]], lambda n: [taken[i] for i in self._operands(n, stored)]):
             if self._is_kept(each):
                 done[each] = each
-            elif self._operands(each, stored):
-                done[each] = g.with_inputs(each, [done[i] for i in each.inputs], shape)
+            elif operands := self._operands(each, stored):
+                done[each] = g.with_inputs(each, [part_of(i) for i in operands], self._shape_of(each))
             elif each.op == "positions":
                 done[each] = self._positions(each)
             else:
-                done[each] = self._copy(each, shape)
-        return done[node]
+                done[each] = self._copy(each, self._shape_of(each))
+        found = part_of(node)
+        # A value that the graph has already gets a node for this view of it.
+        return g.Node("broadcast", (found,), found.shape, found.dtype) if found in done else found
 
     def copies(self, node: g.Node, stored: Collection[g.Node]) -> bool:
         return bool(self._operands(node, stored))
 
-    def _is_long(self, root: g.Node, stored: Collection[g.Node]) -> bool:
-        """Whether computing the part takes more than `MOST_COPIED` operators; looks at few more than these."""
-        copied: set[g.Node] = set()
+    def _taken(self, root: g.Node, stored: Collection[g.Node]) -> dict[g.Node, g.Node] | None:
+        """Return the node that the part takes for each node beneath it: itself, or what a choice by position chooses.
+
+        None if the part takes more than `MOST_COPIED` operators; looks at few more than these.
+        """
+        taken: dict[g.Node, g.Node] = {}
+        copied = passed = 0
         left = [root]
-        while left and len(copied) <= MOST_COPIED:
-            node = left.pop()
-            operands = self._operands(node, stored)
-            if operands and node not in copied:
-                copied.add(node)
+        while left:
+            operand = node = left.pop()
+            if operand in taken:
+                continue
+            while node not in stored and not self._is_kept(node) and (chosen := self._chosen(node)) is not None:
+                node = chosen
+                passed += 1
+                if passed > _MOST_PASSED:
+                    return None
+            taken[operand] = node
+            if node not in taken or node is operand:
+                taken[node] = node
+                operands = self._operands(node, stored)
+                copied += bool(operands)
+                if copied > MOST_COPIED:
+                    return None
                 left += operands
-        return len(copied) > MOST_COPIED
+        return taken
 
     def _operands(self, node: g.Node, stored: Collection[g.Node]) -> tuple[g.Node, ...]:
         """Return the inputs to cut for the part of a node; none if that is the node itself, or read from memory."""
         computed = node.pointwise and node.op != "guard" and node not in stored and not in_memory(node)
         return node.inputs if computed and not self._is_kept(node) else ()
+
+    def _chosen(self, node: g.Node) -> g.Node | None:
+        """Return the operand that a choice by position takes for all of the part; None for other nodes.
+
+        So what was assigned to one element, and is read from there, is the value that was assigned.
+        """
+        if node.op != "where" or (condition := self._known(node.inputs[0], 0)) is None:
+            return None
+        return node.inputs[1] if condition else node.inputs[2]
+
+    def _known(self, node: g.Node, depth: int) -> int | None:
+        """Return the one value that a comparison of positions, or its operand, has in the part; None if unknown."""
+        if node.op == "const":
+            return node.value if type(node.value) in (int, bool) else None
+        if node.op == "positions":
+            dims, offset = (self.rows, self.cols)[node.axis]
+            return None if dims else offset
+        if node.op == "cast" and node.dtype != "bool":
+            return self._known(node.inputs[0], depth)
+        if node.op not in _DECIDABLE or depth == _DEEPEST:
+            return None
+        known = [self._known(i, depth + 1) for i in node.inputs]
+        return None if None in known else _DECIDABLE[node.op](*known)
 
     def _is_kept(self, node: g.Node) -> bool:
         """Whether a node is its own part: a constant, or of length one along the axes that are cut."""

@@ -206,7 +206,7 @@ def _mask_along(x: Tracer, axis: int, indices: Slice) -> Tracer:
     start, step, count = indices
     if step < 0:
         start, step = start + (count - 1) * step, -step
-    index = positions(x._trace, x.ndim, axis, x.shape[axis])
+    index = positions(x._trace, x.ndim, axis, x.shape[axis], along=0 if axis in x._axes.rows else 1)
     if count == 1:
         return apply("equal", index, start)
     in_range = apply("logical_and", index >= start, index < start + (count - 1) * step + 1)

@@ -375,6 +375,51 @@ def test_graphs_and_plans_of_loops_grow_with_their_rounds(loop: Any) -> None:
     assert max(flops) <= MOST_FLOPS
 
 
+def running(x: Any) -> Any:
+    a = x[:, 0].copy()
+    for j in range(1, len(a)):
+        a[j] = a[j - 1] * 0.5 + a[j]
+    return a
+
+
+def running_rows(x: Any) -> Any:
+    a = x.copy()
+    for j in range(1, len(a)):
+        a[j] = a[j - 1] * 0.5 + x[j]
+    return a
+
+
+def by_columns(x: Any) -> Any:
+    a = np.zeros_like(x)
+    for j in range(x.shape[1]):
+        a[:, j] = x[:, j] * 2 + a[:, j - 1]
+    return a
+
+
+def back_and_forth(x: Any) -> Any:
+    a = np.zeros(len(x), np.float32)
+    for j in range(len(a)):
+        a[j] = x[j].sum()
+    for j in range(len(a) - 2, -1, -1):
+        a[j] += a[j + 1] / 3
+    return a, a[2:5] * a[-3:], a[4] + a[0]
+
+
+@pytest.mark.parametrize("program", [running, running_rows, by_columns, back_and_forth], ids=lambda f: f.__name__)
+def test_elements_assigned_one_by_one(program: Any, engine: Engine, rng: np.random.Generator) -> None:
+    x = normal(rng, (9, 9), "float64")
+    with force_plans():
+        actual = engine.host(cf.fuse(program)(*engine.arrays([x])))
+    expected = program(x)
+    for a, e in zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]:
+        np.testing.assert_allclose(a, e, rtol=1e-5)
+        assert np.asarray(a).dtype == np.asarray(e).dtype
+    nodes = [len(cf.fuse(program).trace((cf.spec((n, n), "float64"),)).graph.order) for n in (30, 60, 120)]
+    assert nodes[2] < 20 * 120 and nodes[2] - nodes[1] < 2.2 * (nodes[1] - nodes[0])
+    if program is not back_and_forth:
+        assert len(cf.fuse(program).plan(cf.spec((60, 60), "float64")).steps) == 1
+
+
 @pytest.mark.parametrize("extra", [0, 1])
 def test_parts_are_read_from_memory_where_they_take_many_operators(
     extra: int, engine: Engine, rng: np.random.Generator
