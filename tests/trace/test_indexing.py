@@ -375,6 +375,24 @@ def test_graphs_and_plans_of_loops_grow_with_their_rounds(loop: Any) -> None:
     assert max(flops) <= MOST_FLOPS
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int64", "bool"])
+def test_extrema_of_masked_integers(dtype: str, engine: Engine) -> None:
+    x = np.arange(-12, 12).reshape(4, 6).astype(dtype)
+    rows = np.array([True, False, True, True])
+    for function in (
+        lambda x, rows: x[x != 3].max(),
+        lambda x, rows: x[x < 5].min() + x[x > -3].max(keepdims=True),
+        lambda x, rows: x[rows].max(axis=0),
+        lambda x, rows: np.min(x[rows], -2),
+    ):
+        with force_plans():
+            actual, expected = engine.host(cf.fuse(function)(*engine.arrays([x, rows]))), function(x, rows)
+        assert_equal(actual, expected)
+        assert np.asarray(actual).dtype == expected.dtype
+    with pytest.raises(ValueError, match="zero-size array"), force_plans():
+        cf.fuse(lambda x: x[x > 100].max() + 1)(x)
+
+
 def running(x: Any) -> Any:
     a = x[:, 0].copy()
     for j in range(1, len(a)):
