@@ -15,7 +15,7 @@ from .cache import PlanCache
 from .call import contains_tracer, run
 from .inline_cache import InlineCache
 from .parameters import Parameters
-from .planned_function import PlannedFunction
+from .planned_function import NOT_GIVEN, PlannedFunction
 from .registry import register_own
 from .signature import Signature, TracedArgument
 from .tracing import graph_key
@@ -98,8 +98,9 @@ class Bound:
         missing = [name for name in free if name not in given]
         return TypeError(f"missing argument {missing[0]!r}" if missing else f"{self!r}: the arguments do not fit")
 
-    def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, out: Any = NOT_GIVEN, **kwargs: Any) -> Any:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
+        out = self._fused.given_out(out, kwargs)
         free_values, defaulted = self._free_values(args, kwargs)
         settings = (*self._fused.product_settings, plans_are_forced())
         known = self._inline_cache.find(free_values, defaulted, settings)

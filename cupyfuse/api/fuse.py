@@ -12,7 +12,7 @@ from ..settings import DEFAULT_WORKSPACE, plans_are_forced
 from . import lazy
 from .bind import Bound
 from .call import contains_tracer, run
-from .planned_function import PlannedFunction
+from .planned_function import NOT_GIVEN, PlannedFunction
 from .registry import register_own
 from .signature import TracedArgument
 
@@ -30,7 +30,7 @@ class Fused(PlannedFunction):
         # Pickled by qualified name, as functions are.
         return str(getattr(self, "__qualname__", None) or self.__wrapped__.__qualname__)
 
-    def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, out: Any = NOT_GIVEN, **kwargs: Any) -> Any:
         """Run the function fused.
 
         Parameters
@@ -39,7 +39,8 @@ class Fused(PlannedFunction):
             The function's own arguments. Arrays are NumPy arrays, CuPy arrays, or arrays of any library with DLPack.
             With Dask arrays among them the results are Dask arrays: the call extends their graph, and computes nothing.
         out : array or sequence of arrays, optional
-            Receives the result; one array for each result where the function returns several.
+            Receives the result; one array for each result where the function returns several. Of a function that has
+            a parameter `out` of its own it is the argument for that one.
 
         Raises
         ------
@@ -48,6 +49,7 @@ class Fused(PlannedFunction):
         TypeError, ValueError
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
+        out = self.given_out(out, kwargs)
         values, defaulted = self.parameters.bind(args, kwargs)
         settings = (*self.product_settings, plans_are_forced())
         known = self._inline_cache.find(values, defaulted, settings)
@@ -196,13 +198,13 @@ def fuse(
     Returns
     -------
     Fused
-        Called like `fn`, with an additional keyword `out`. Without `fn`, a decorator. Called by another fused function,
-        it becomes part of that one, and takes its options.
+        Called like `fn`, with an additional keyword `out`, unless `fn` has a parameter of that name. Without `fn`, a
+        decorator. Called by another fused function, it becomes part of that one, and takes its options.
 
     Raises
     ------
     TypeError
-        `fn` is not callable, or has a parameter named `out`; `max_workspace` is not an int.
+        `fn` is not callable; `max_workspace` is not an int.
     ValueError
         `precision` is not one of the names, or `max_workspace` is not positive.
 

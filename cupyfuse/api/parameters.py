@@ -21,9 +21,33 @@ _VAR_POSITIONAL, _KEYWORD_ONLY, _VAR_KEYWORD = (
 Binding = tuple[Sequence[Any], frozenset[str]]
 
 
+def _declaring(function: Any) -> Any:
+    """Return the function whose parameters a function takes: that within wrappers that pass on what they are given.
+
+    `functools.wraps` makes every wrapper look like the function that it wraps. Those which pass arguments on take
+    `*args, **kwargs`, perhaps behind some first parameters of that function; others have parameters of their own.
+    """
+    if isinstance(function, MethodType):
+        return MethodType(_declaring(function.__func__), function.__self__)
+    while hasattr(function, "__wrapped__") and "__signature__" not in getattr(function, "__dict__", ()):
+        if isinstance(function, FunctionType):
+            *first, args, kwargs = [None, None, *_parameters(function)]
+            if args is None or kwargs is None or (args.kind, kwargs.kind) != (_VAR_POSITIONAL, _VAR_KEYWORD):
+                break
+            own = [p.name for p in first if p is not None]
+            if own != [p.name for p in _parameters(function.__wrapped__, True)][: len(own)]:
+                break
+        function = function.__wrapped__
+    return function
+
+
+def _parameters(function: Any, follow_wrapped: bool = False) -> list[inspect.Parameter]:
+    return list(inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values())
+
+
 def _default_objects(function: Any) -> Iterator[Any]:
     """Yield the objects whose identities show whether defaults were replaced: values, and names of those by name."""
-    plain = inspect.unwrap(function)
+    plain = _declaring(function)
     if isinstance(plain, functools.partial):
         yield from (*plain.keywords, *plain.keywords.values())
         yield from _default_objects(plain.func)
@@ -64,7 +88,7 @@ class Parameters:
 
     def _read(self) -> None:
         """Read the function's signature, and note the default values that it has now."""
-        self.signature = inspect.signature(self._function)
+        self.signature = inspect.signature(_declaring(self._function), follow_wrapped=False)
         self._defaults = list(_default_objects(self._function))
         # A plain function without defaults by name: its defaults are one tuple.
         function: Any = self._function

@@ -51,6 +51,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
 
 
+NOT_GIVEN: Any = inspect.Parameter.empty  # the target of the results of a call that gives none
+
+
 class PlannedFunction:
     """A function, its signature, and the options of its plans.
 
@@ -77,8 +80,7 @@ class PlannedFunction:
         self.__wrapped__ = function
         self.parameters = Parameters(function)
         self.names = self.parameters.names
-        if "out" in self.names:
-            raise TypeError("fn: a fused function cannot have a parameter named 'out', which fuse adds; rename it")
+        self.has_out = "out" in self.names
         package = package_of(getattr(function, "__module__", None))
         self.environment = Environment(function, self._check_static(static), package)
         self._precision = None if precision is None else check_precision(precision)
@@ -128,6 +130,18 @@ class PlannedFunction:
     def signature(self) -> inspect.Signature:
         """The function's signature, with the default values that it has now."""
         return self.parameters.signature
+
+    def given_out(self, out: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the target of the results that a call gives by `out=`, or None.
+
+        A function with a parameter `out` takes it as that one, which is added to the other arguments by name.
+        """
+        if out is NOT_GIVEN:
+            return None
+        if self.has_out:
+            kwargs["out"] = out
+            return None
+        return out
 
     def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """Call the plain function within the trace of another fused function."""

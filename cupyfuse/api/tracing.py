@@ -97,7 +97,7 @@ def trace_function(
     if not results.has_arrays and not first.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array")
     axes = tuple(t._axes for t in results.leaves)
-    traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.numpy_only)
+    traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.numpy_only, first.viewed)
     return Tracing(traced, results, first.constants, read)
 
 

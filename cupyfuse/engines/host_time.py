@@ -14,6 +14,7 @@ from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Plan, Traced
 from ..plan.schedule import Step
+from ..plan.views import with_views_stored
 from ..trace import Call
 from .numpy import BLOCK
 
@@ -58,7 +59,7 @@ def reason_to_run_as_written(plan: Plan, traced: Traced) -> str:
     within `max_workspace`; changes of arguments once library steps that may fail are done. It also runs for functions
     that call this package's own operations.
     """
-    nodes = list(g.topological(traced.graph.roots))
+    nodes = list(g.topological(with_views_stored(traced.graph, traced.viewed).roots))
     may_fail = any(n.op == "library" for n in nodes)
     if not traced.numpy_only or (traced.graph.effects and may_fail) or plan.blocks is not None:
         return ""

@@ -126,7 +126,7 @@ def _is_complex(result: Any) -> bool:
     return getattr(getattr(result, "dtype", None), "kind", "") == "c"
 
 
-_WRITING, _SETITEM = "writing.", "setitem"
+_WRITING, _SETITEM, _SELECTED = "writing.", "setitem", "selected."
 
 
 def writing_call(name: str) -> str:
@@ -134,11 +134,18 @@ def writing_call(name: str) -> str:
     return _WRITING + name
 
 
+def selected_call(name: str) -> str:
+    """Return how a `LibraryCall` names a reduction of the elements that a mask selects, such as "max"."""
+    return _SELECTED + name
+
+
 def display_name(function: str) -> str:
     """Return a function's name as in a user's code, for messages and reports."""
     indexing = {"getitem": "x[index]", "setitem": "x[index] = y"}
     if function in indexing:
         return indexing[function]
+    if function.startswith(_SELECTED):
+        return f"x[mask].{function.removeprefix(_SELECTED)}"
     return function if function.startswith("scipy.") else f"np.{function.removeprefix(_WRITING)}"
 
 
@@ -149,6 +156,8 @@ def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Calla
     """
     if name == "getitem":
         return getitem
+    if name.startswith(_SELECTED):
+        return partial(_reduce_selected, name.removeprefix(_SELECTED))
     if name == _SETITEM or name.startswith(_WRITING):
         write = setitem if name == _SETITEM else attrgetter(name.removeprefix(_WRITING))(namespace)
         changed = partial(_changed_by, write)
@@ -166,6 +175,11 @@ def _changed_by(write: Callable[..., Any], array: Any, *arguments: Any, **option
     """Return an array after a function has written to it."""
     write(array, *arguments, **options)
     return array
+
+
+def _reduce_selected(name: str, array: Any, mask: Any, axis: int | None) -> Any:
+    """Reduce the elements that a mask of the leading axes selects, all of them or along the axis that they have."""
+    return getattr(array[mask], name)(axis=axis)
 
 
 def on_copy(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..ir.graph import Graph
+from dataclasses import replace
+from operator import itemgetter
+
 from ..rewrite import simplify
 from ..settings import Settings
 from ..trace import Axes
@@ -11,14 +13,17 @@ from .block_planner import BlockPlanner
 from .plan import Output, Plan, Traced
 from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
 from .schedule import (
+    MOST_FLOPS,
     Cost,
     Layout,
     NotRowwise,
     choose_products,
+    cost_of,
     one_pass_variances,
     takes_epilogues,
     unfused_cost,
 )
+from .views import with_views_stored, within_flops
 
 
 def build(
@@ -39,6 +44,37 @@ def build(
         Argument numbers whose arrays stay the same from call to call.
     """
     settings = settings or Settings()
+    written = with_views_stored(traced.graph, traced.viewed)
+    cost = unfused_cost(written, fixed_values(written, bound))
+    chosen = within_flops(traced.graph, traced.viewed, written)
+    repeats = unfused_cost(chosen, fixed_values(chosen, bound)).repeatable / max(1, cost.repeatable)
+    forms = [(written, MOST_FLOPS)]
+    if chosen is not written and repeats <= MOST_FLOPS:
+        forms.insert(0, (chosen, MOST_FLOPS / max(1.0, repeats)))
+    plans = []
+    for graph, most_flops in forms:
+        plan = _plan_of(replace(traced, graph=graph), layouts, settings, bound, cost, most_flops)
+        found = cost_of(plan.steps)
+        repeated = graph is not written and found.repeatable > MOST_FLOPS * cost.repeatable  # by rewriting
+        if not repeated:
+            plans.append((found.bytes, plan))
+            if found.bytes <= cost.bytes:
+                return plan
+    return min(plans, key=itemgetter(0))[1]
+
+
+def _plan_of(
+    traced: Traced,
+    layouts: dict[int, Layout] | None,
+    settings: Settings,
+    bound: frozenset[int],
+    written: Cost,
+    most_flops: float,
+) -> Plan:
+    """Build the plan of a traced function with at most `most_flops` times the FLOPs of its graph.
+
+    `written` is the cost of the function as written, but for what bound arguments alone fix.
+    """
     simplified, notes = simplify(traced.graph)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
     graph = one_pass_variances(graph) if takes_epilogues(settings) else graph
@@ -48,14 +84,10 @@ def build(
         graph, prepacking = split_off(graph, fixed, "prepacked")
         prepare = plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
-    def plan_of(graph: Graph, cost_as_written: Cost | None) -> Plan:
-        """Schedule a graph with the results of the function, and make it the function's plan."""
-        scheduled = scheduled_for(graph, layouts, settings, cost_as_written)
-        results = zip(scheduled.graph.outputs, traced.axes, strict=True)
-        outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
-        return Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)
-
-    plan = plan_of(graph, None if bound else unfused_cost(traced.graph))
+    scheduled = scheduled_for(graph, layouts, settings, None if bound else written, most_flops)
+    results = zip(scheduled.graph.outputs, traced.axes, strict=True)
+    outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
+    plan = Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)
     if plan.workspace > settings.max_workspace:
         planner = BlockPlanner(traced.name, simplified, traced.axes, layouts or {}, settings, bound)
         try:

@@ -14,6 +14,7 @@ from ..trace import Axes, AxisLabels, Call
 from .picture import notebook_html, svg
 from .report import record, report
 from .schedule import Schedule, Step, assign_offsets, base_of, state_bytes, step_time
+from .views import Viewed
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -70,6 +71,8 @@ class Traced:
         The operations as written.
     numpy_only : bool
         Whether all of them are NumPy's functions or array operators, none this package's.
+    viewed : dict
+        For views of computed values that the graph computes again: the value, and which view of it.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Traced:
     axes: tuple[Axes | AxisLabels, ...]
     calls: tuple[Call, ...]
     numpy_only: bool = True
+    viewed: Viewed = field(default_factory=dict)
 
 
 class Source(NamedTuple):

@@ -10,17 +10,31 @@ from ..ir.graph import Graph, Node
 from ..settings import Settings
 from ..trace import Axes
 from .plan import Output, Plan
-from .schedule import Cost, Layout, Schedule, base_of, fuse_epilogues, round_values, schedule, separate_columns
+from .schedule import (
+    MOST_FLOPS,
+    Cost,
+    Layout,
+    Schedule,
+    base_of,
+    fuse_epilogues,
+    round_values,
+    schedule,
+    separate_columns,
+)
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
 _READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library")
 
 
 def scheduled_for(
-    graph: Graph, layouts: dict[int, Layout] | None, settings: Settings, cost_as_written: Cost | None = None
+    graph: Graph,
+    layouts: dict[int, Layout] | None,
+    settings: Settings,
+    cost_as_written: Cost | None = None,
+    most_flops: float = MOST_FLOPS,
 ) -> Schedule:
-    """Schedule a graph, and fuse epilogues into its products; `cost_as_written` as for `schedule`."""
-    scheduled = schedule(graph, layouts, cost_as_written)
+    """Schedule a graph, and fuse epilogues into its products; `cost_as_written` and `most_flops` as for `schedule`."""
+    scheduled = schedule(graph, layouts, cost_as_written, most_flops)
     results = set(map(base_of, scheduled.graph.roots))
     fused = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
     scheduled.steps = separate_columns(fused, scheduled.storage, settings.device)

@@ -16,36 +16,11 @@ from dataclasses import dataclass
 
 from ..ir import graph as g
 from ..ir import slices
+from ..ir.parts import Reshaped, in_memory
 from .axes import Axes
 from .tracer import Tracer
 
 _VIEW_COST = 1e-3  # elements; decides between folds that differ in the number of views
-
-_CHEAP = 8  # pointwise operators on arguments that are recomputed on reshaped ones rather than stored and read back
-
-
-def reshape_by_recomputing(node: g.Node, shape: g.Shape) -> g.Node | None:
-    """Reshape a value by computing it from reshaped arguments; None if it is not cheap pointwise work on these."""
-    done: dict[g.Node, g.Node] = {}
-    for each in g.topological([node]):
-        if each.size == 1 and shape != (1, 1):
-            done[each] = each  # a number, which broadcasts to any shape
-        elif each.op == "input":
-            done[each] = g.reshape(each, shape)
-        elif each.op == "reshape":
-            done[each] = done[each.inputs[0]]
-        elif each.pointwise and len(done) < _CHEAP and all(i.size in (1, each.size) for i in each.inputs):
-            done[each] = g.with_inputs(each, [done[i] for i in each.inputs], shape)
-        else:
-            return None
-    return done[node]
-
-
-def in_memory(node: g.Node) -> bool:
-    """Whether a value is always stored in memory, never computed as it is read."""
-    while node.op in g.VIEWS:
-        node = node.inputs[0]
-    return node.op in ("input", "const", "strided", "put") or g.is_product(node) or (node.reduction and node.axis == 0)
 
 
 def strides_of(x: Tracer) -> tuple[g.Node, dict[int, int]]:
@@ -127,7 +102,7 @@ class Conversion:
             return 2.0 * rows * cols + self._store_cost
         if op == "transpose":
             return _VIEW_COST if 1 in node.shape else 2.0 * node.size + self._store_cost
-        if self._store_cost and reshape_by_recomputing(node, self.node_shape) is not None:
+        if self._store_cost and Reshaped(self.node_shape).again(node) is not None:
             return 2 * _VIEW_COST
         return _VIEW_COST + self._store_cost
 
@@ -157,8 +132,13 @@ class Conversion:
         if op == "transpose":
             return g.transpose(node)
         if op == "reshape":
-            recomputed = None if in_memory(node) else reshape_by_recomputing(node, self.node_shape)
-            return g.reshape(node, self.node_shape) if recomputed is None else recomputed
+            view = Reshaped(self.node_shape)
+            found = None if in_memory(node) else view.again(node)
+            if found is None:
+                return view.of_stored(node)
+            if found is not node:
+                self.x._trace.viewed[found] = (node, view)
+            return found
         folded = self.x._trace.folded
         if self._key not in folded:
             dims, base = self._dims

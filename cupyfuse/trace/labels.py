@@ -62,10 +62,12 @@ def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
     return apply("where", apply("logical_and", label >= 0, label < n), found, np.nan).astype(x._node.dtype)
 
 
-def positions(trace: TraceProtocol, ndim: int, axis: int, n: int, dtype: str = "int64") -> Tracer:
-    """Return 0, 1, 2, ... along one axis of an array of `ndim` dimensions."""
-    node = g.positions(n, 1, dtype)
-    return trace.array(node, Axes(tuple(n if p == axis else 1 for p in range(ndim)), (), (axis,)))
+def positions(trace: TraceProtocol, ndim: int, axis: int, n: int, dtype: str = "int64", along: int = 1) -> Tracer:
+    """Return 0, 1, 2, ... along one axis of an array of `ndim` dimensions, which are rows of its node or columns."""
+    rows, cols = ((axis,), ()) if along == 0 else ((), (axis,))
+    return trace.array(
+        g.positions(n, along, dtype), Axes(tuple(n if p == axis else 1 for p in range(ndim)), rows, cols)
+    )
 
 
 def take_along_axis(x: Tracer, indices: Any, axis: Any = -1) -> Tracer:

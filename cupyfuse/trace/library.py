@@ -297,7 +297,15 @@ def _call_on_samples(
     return _map_results(lambda r: _describe(found.name, r, samples), result)
 
 
-_ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError, np.exceptions.AxisError, np.linalg.LinAlgError)
+_ERRORS = (
+    TypeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+    ZeroDivisionError,
+    np.exceptions.AxisError,
+    np.linalg.LinAlgError,
+)
 
 
 def reraise(name: str, error: Exception) -> NoReturn:

@@ -10,8 +10,10 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
+from ..ir.library import selected_call
 from ..ir.operators import COMPARISONS
 from .axes import normalize_axes
+from .library import call_library
 from .operations import apply, reduce
 from .tracer import Tracer
 from .user_code import fail
@@ -195,9 +197,14 @@ class Masked:
         return self._max(axis) - self._min(axis)
 
     def _extreme(self, op: str, axis: Any) -> Tracer:
-        """Return the largest or smallest element; NaN if none is selected, where NumPy raises an error."""
+        """Return the largest or smallest element; NaN if none is selected, where NumPy raises an error.
+
+        No integer says that none is selected: of integers it is a library step, which raises NumPy's error.
+        """
         if not dtypes.is_float(self.whole._node.dtype):
-            _refuse(f"{op} of masked integers")
+            leading = self.mask[(slice(None),) * self.ndim + (0,) * (self.mask.ndim - self.ndim)]
+            found: Tracer = call_library(selected_call(op), [self.whole, leading, None if axis is None else 0])
+            return found
         found = reduce(op, self._filled(-np.inf if op == "max" else np.inf), self._along(axis))
         return apply("where", self._count(axis) > 0, found, np.nan)
 

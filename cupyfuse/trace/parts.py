@@ -12,18 +12,14 @@ import numpy as np
 
 from ..ir import graph as g
 from ..ir import slices
+from ..ir.parts import FlatSlices, Part, Slice
 from .axes import Axes
 from .broadcasting import expand
-from .folds import in_fold, in_memory, strides_of
+from .folds import in_fold, strides_of
 from .labels import positions
 from .operations import apply
 from .tracer import Tracer
 from .user_code import fail, user_line
-
-# Pointwise operators that a part is computed by again; a value that takes more of them is stored, and the part read.
-MOST_COPIED = 16
-
-Slice = tuple[int, int, int]  # of one axis: the first index, the step, the number of indices
 
 
 @dataclass(frozen=True)
@@ -106,11 +102,24 @@ def part(x: Tracer, selection: Selection) -> Tracer:
     )
     axes = Axes(selection.counts, *folds)
     if x.size and 0 not in axes.shape:
-        cut = _Cut(x._node, (_flatten_slices(rows, x.shape), _flatten_slices(cols, x.shape)), axes.node_shape)
-        return x._trace.array(cut.part(x._trace.stored), axes.picked(selection.order))
+        flat = _flatten_slices(rows, x.shape), _flatten_slices(cols, x.shape)
+        node = _part_of(x, Part(*flat, axes.node_shape, x._node.shape))
+        return x._trace.array(node, axes.picked(selection.order))
     base, strides = strides_of(x)
     dims = [(count, step * strides.get(p, 0)) for p, _, step, count in rows + cols]
     return x._trace.array(slices.strided_copy(base, dims or [(1, 0)], axes.node_shape), axes.picked(selection.order))
+
+
+def _part_of(x: Tracer, view: Part) -> g.Node:
+    """Return a part of an array's node: of the node in memory if it has a long history, else computed for itself."""
+    node, trace = x._node, x._trace
+    found = view.again(node, trace.stored)
+    if found is None:
+        trace.stored.add(node)
+        return view.of_stored(node)
+    if found is not node and view.copies(node, trace.stored):
+        trace.viewed[found] = (node, view)
+    return found
 
 
 def _rows_and_cols(x: Tracer) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -119,10 +128,7 @@ def _rows_and_cols(x: Tracer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(p for p in range(x.ndim) if p not in rows + cols) + rows, cols
 
 
-_FlatSlices = tuple[tuple[tuple[int, int], ...], int]  # of rows or columns: (count, stride) pairs, and the first index
-
-
-def _flatten_slices(slices: list[tuple[int, int, int, int]], shape: tuple[int, ...]) -> _FlatSlices:
+def _flatten_slices(slices: list[tuple[int, int, int, int]], shape: tuple[int, ...]) -> FlatSlices:
     """Combine the slices (axis, start, step, count) of the axes that are folded into rows, or into columns."""
     dims: list[tuple[int, int]] = []
     offset, stride = 0, 1
@@ -134,119 +140,6 @@ def _flatten_slices(slices: list[tuple[int, int, int, int]], shape: tuple[int, .
         offset += start * stride
         stride *= shape[p]
     return tuple(dims), offset
-
-
-class _Cut:
-    """Cuts a node to a part of a shape, and with it the nodes that it is computed from by a few pointwise operators.
-
-    A node that takes more of them is stored, and its part read from memory. What is computed from it then begins with
-    it, so that an index adds at most `MOST_COPIED` operators to the graph. Without that bound, a loop that indexes what
-    it computed the round before would copy the copies of that round, and those of all rounds before it.
-    """
-
-    def __init__(self, root: g.Node, slices: tuple[_FlatSlices, _FlatSlices], shape: g.Shape):
-        self.root, self.shape = root, shape
-        self.rows, self.cols = slices
-        # Whether all rows, and all columns, are selected in order.
-        self.all = [
-            count == n and first == 0 and _is_whole(dims)
-            for (dims, first), count, n in zip(slices, shape, root.shape, strict=True)
-        ]
-
-    def part(self, stored: set[g.Node]) -> g.Node:
-        """Return the part of the node, which is added to the `stored` ones if it is read from memory."""
-        if self._is_long(stored):
-            stored.add(self.root)
-        done: dict[g.Node, g.Node] = {}
-        for node in g.topological([self.root], lambda node: self._operands(node, stored)):
-            shape = self._shape_of(node)
-            if self._is_kept(node):
-                done[node] = node
-            elif self._operands(node, stored):
-                done[node] = g.with_inputs(node, [done[i] for i in node.inputs], shape)
-            elif node.op == "positions":
-                done[node] = self._positions(node)
-            else:
-                done[node] = self._copy(node, shape)
-        return done[self.root]
-
-    def _is_long(self, stored: set[g.Node]) -> bool:
-        """Whether computing the part alone takes more than `MOST_COPIED` operators; looks at few more than these."""
-        copied: set[g.Node] = set()
-        left = [self.root]
-        while left and len(copied) <= MOST_COPIED:
-            node = left.pop()
-            operands = self._operands(node, stored)
-            if operands and node not in copied:
-                copied.add(node)
-                left += operands
-        return len(copied) > MOST_COPIED
-
-    def _operands(self, node: g.Node, stored: set[g.Node]) -> tuple[g.Node, ...]:
-        """Return the inputs to cut for the part of a node; none if that is the node itself, or read from memory."""
-        computed = node.pointwise and node.op != "guard" and node not in stored and not in_memory(node)
-        return node.inputs if computed and not self._is_kept(node) else ()
-
-    def _is_kept(self, node: g.Node) -> bool:
-        """Whether a node is its own part: a constant, or of length one along the axes that are cut."""
-        if node.op == "const":
-            return True
-        lengths = zip(self.all, node.shape, self.root.shape, strict=True)
-        return all(whole or length == 1 != n for whole, length, n in lengths)
-
-    def _shape_of(self, node: g.Node) -> g.Shape:
-        """Return the shape of a node's part: nodes broadcast, so they may have length one along rows or columns."""
-        rows, cols = (n if node.shape[a] != 1 else 1 for a, n in enumerate(self.shape))
-        return rows, cols
-
-    def _positions(self, node: g.Node) -> g.Node:
-        """Compute the part of a node of positions 0, 1, 2, ..."""
-        dims, offset = (self.rows, self.cols)[node.axis]
-        if not dims:
-            return g.cast(g.const(offset), node.dtype)
-        if len(dims) != 1:
-            return self._copy(node, self._shape_of(node))
-        count, step = dims[0]
-        positions = g.positions(count, node.axis, node.dtype)
-        return g.pointwise("add", g.pointwise("multiply", positions, g.const(step)), g.const(offset))
-
-    def _copy(self, node: g.Node, shape: g.Shape) -> g.Node:
-        """Copy the part, of a shape, of a node in memory."""
-        (row_dims, first_row), (col_dims, first_col) = self.rows, self.cols
-        transposed = node.op == "transpose"
-        base = node.inputs[0] if transposed else node
-        down, across = (1, node.shape[0]) if transposed else (node.shape[1], 1)
-        dims, offset = [], 0
-        if node.shape[0] != 1:
-            dims += [(n, s * down) for n, s in row_dims]
-            offset += first_row * down
-        if node.shape[1] != 1:
-            dims += [(n, s * across) for n, s in col_dims]
-            offset += first_col * across
-        if shape == node.shape and offset == 0 and _is_whole(dims):
-            return node
-        if len(row_dims) <= 1 and len(col_dims) <= 1:
-            return slices.slice_view(node, _as_slice(self.rows, node.shape[0]), _as_slice(self.cols, node.shape[1]))
-        return slices.strided_copy(base, dims or [(1, 0)], shape, offset)
-
-
-def _as_slice(flat: _FlatSlices, length: int) -> Slice:
-    """Return slices of at most one dimension as one slice of the rows or columns of a node, which are so many."""
-    if length == 1:
-        return 0, 1, 1
-    dims, first = flat
-    count, step = dims[0] if dims else (1, 1)
-    return first, step, count
-
-
-def _is_whole(dims: Sequence[tuple[int, int]]) -> bool:
-    """Whether (count, stride) pairs step through memory element by element."""
-    stride = 1
-    for n, s in reversed(dims):
-        if s != stride:
-            return False
-        stride *= n
-    return True
 
 
 # Writing ------------------------------------------------------------------------------------------------------------
@@ -313,7 +206,7 @@ def _mask_along(x: Tracer, axis: int, indices: Slice) -> Tracer:
     start, step, count = indices
     if step < 0:
         start, step = start + (count - 1) * step, -step
-    index = positions(x._trace, x.ndim, axis, x.shape[axis])
+    index = positions(x._trace, x.ndim, axis, x.shape[axis], along=0 if axis in x._axes.rows else 1)
     if count == 1:
         return apply("equal", index, start)
     in_range = apply("logical_and", index >= start, index < start + (count - 1) * step + 1)

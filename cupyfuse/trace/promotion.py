@@ -7,8 +7,11 @@ library step.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +29,9 @@ _ADVICE = {
     "subtract": "use ~, ^ or np.logical_not, as NumPy asks for",
     "negative": "use ~, ^ or np.logical_not, as NumPy asks for",
 }
+
+
+Casting = Literal["same_kind", "unsafe"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def convert(op: str, operands: list[Tracer]) -> Converted:
     if op in UFUNCS and not any(map(dtypes.is_float, strong)):
         return _by_loop(op, operands, dtype)
     if dtypes.is_integer(dtype) and op in ("where", "clip"):
-        _check_range(values, dtype)
+        _check_range(values, "int64" if op == "where" else dtype)  # NumPy's `where` lets integers wrap around
         return Converted(_as_int64(operands), dtype if dtype != "int64" else "")
     return Converted(operands)
 
@@ -90,7 +96,10 @@ def _by_loop(op: str, operands: list[Tracer], dtype: str) -> Converted:
         # NumPy computes masks alone as int8.
         integers = [_cast(t, "int64") for t in operands] if dtype == "bool" else _as_int64(operands)
         return Converted(integers, result if result in dtypes.NARROW else "")
-    if result == "bool" or op in _INTEGER_FORMS:
+    if result == "bool":
+        has_integers = any(dtypes.is_integer(t._node.dtype) for t in operands if t._node.op != "const")
+        return Converted([_comparable(t) if has_integers else t for t in _as_int64(operands)])
+    if op in _INTEGER_FORMS:
         return Converted(_as_int64(operands), result if result in dtypes.NARROW else "")
     return Converted(operands, library=True)
 
@@ -117,6 +126,39 @@ def _check_range(operands: Sequence[Tracer], dtype: str) -> None:
         value = t._node.value
         if t._node.op == "const" and not limits.min <= value <= limits.max:
             raise OverflowError(f"Python integer {value} out of bounds for {dtype}\n  at {user_line()}")
+
+
+def _comparable(x: Tracer) -> Tracer:
+    """Return an operand of a comparison of integers: infinity for a Python integer that int64 cannot hold."""
+    value, int64 = x._node.value, np.iinfo(np.int64)
+    if x._node.op != "const" or type(value) is not int or int64.min <= value <= int64.max:
+        return x
+    return x._trace.array(g.const(math.copysign(math.inf, value)), x._axes)
+
+
+def held_by(dtype: str, value: Any, casting: Casting | None = None) -> Any:
+    """Return what is written to an array of a dtype: a Python number as the array holds it, other values unchanged.
+
+    Without `casting` it is assigned, with it copied as by `np.copyto`.
+
+    Raises
+    ------
+    OverflowError, ValueError, TypeError
+        The array cannot hold the number.
+    """
+    if type(value) not in (int, float):
+        return value
+    held = np.zeros((), dtypes.to_numpy(dtype))
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of bfloat16
+            if casting is None:
+                held[()] = value
+            else:
+                np.copyto(held, value, casting=casting)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise type(error)(f"{error}\n  at {user_line()}") from error
+    return held.item() if type(value) is int and not -(2**63) <= value < 2**63 else value
 
 
 def _sign(x: Tracer) -> Tracer:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
+from ..ir.parts import View
 from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
 from .user_code import fail, user_line
@@ -23,6 +24,7 @@ class TraceProtocol(Protocol):
     effects: dict[int, g.Node]
     folded: dict[tuple[object, ...], g.Node]
     stored: set[g.Node]
+    viewed: dict[g.Node, tuple[g.Node, View]]
     strict: bool
     numpy_only: bool
     traces_created: bool

@@ -54,11 +54,6 @@ def test_only_functions_can_be_fused(wrong: Any) -> None:
         cf.fuse(wrong)
 
 
-def test_the_name_out_is_taken() -> None:
-    with pytest.raises(TypeError, match="out"):
-        cf.fuse(lambda x, out: x)
-
-
 def test_precision_is_checked() -> None:
     with pytest.raises(ValueError, match="precision: expected one of 'highest'"):
         cf.fuse(lambda x: x, precision="exact")

@@ -49,6 +49,28 @@ def test_out_of_zero_dimensions() -> None:
     assert out == 66
 
 
+def test_a_parameter_named_out_is_the_functions_own(engine: Engine) -> None:
+    def exponential(x: Any, out: Any = None) -> Any:
+        return np.exp(x, out=out) + 1
+
+    def scaled(out: Any, by: Any = 2.0) -> Any:
+        out *= by
+        return out.sum()
+
+    fused, x = cf.fuse(exponential), X / 8
+    target = engine.array(np.zeros_like(x))
+    for arguments, named in (((), {}), ((None,), {}), ((), {"out": None}), ((target,), {}), ((), {"out": target})):
+        np.testing.assert_allclose(engine.host(fused(engine.array(x), *arguments, **named)), np.exp(x) + 1, rtol=1e-6)
+    np.testing.assert_allclose(engine.host(target), np.exp(x), rtol=1e-6)
+    target = engine.array(x)
+    np.testing.assert_allclose(engine.host(cf.fuse(scaled).bind(by=3.0)(out=target)), x.sum() * 3, rtol=1e-6)
+    np.testing.assert_allclose(engine.host(target), x * 3, rtol=1e-6)
+    inside = cf.fuse(lambda x: fused(x, out=x * 0) + fused(x, out=None))
+    np.testing.assert_allclose(engine.host(inside(engine.array(x))), 2 * (np.exp(x) + 1), rtol=1e-6)
+    with pytest.raises(TypeError, match="argument 'out' is bound"):
+        fused.bind(out=target)(x, out=target)
+
+
 READ_ONLY = np.zeros((4, 3), np.float32)
 READ_ONLY.flags.writeable = False
 

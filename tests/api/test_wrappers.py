@@ -129,3 +129,84 @@ def test_functions_of_libraries_that_wrap_their_own_are_constants() -> None:
     fused = cf.fuse(lambda x: special.expit(x) + np.linalg.norm(x) + cf.gelu(x))
     assert_equal(fused(ONES), fused(ONES))
     assert len(fused._runnables) == 1
+
+
+def with_scale(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(x: Any, scale: float = 2.0) -> Any:
+        return function(x) * scale
+
+    return wrapper
+
+
+def times(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(factor: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) * factor
+
+    return wrapper
+
+
+def passing_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def changing_x(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(x + 1, *args, **kwargs)
+
+    return wrapper
+
+
+def squared(x: Any) -> Any:
+    return x * x
+
+
+def added(x: Any, y: Any = 3.0) -> Any:
+    return x + y
+
+
+class Model:
+    @passing_on
+    def added(self, x: Any, y: Any = 3.0) -> Any:
+        return x + y
+
+    @with_scale
+    def plain(self) -> Any:
+        return W
+
+
+WRAPPED: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
+    (with_scale(squared), ("x", "scale")),
+    (passing_on(with_scale(squared)), ("x", "scale")),
+    (with_scale(passing_on(squared)), ("x", "scale")),
+    (times(added), ("factor", "args", "kwargs")),
+    (passing_on(added), ("x", "y")),
+    (changing_x(added), ("x", "y")),
+    (functools.lru_cache(changing_x(added)), ("x", "y")),
+    (Model.added, ("self", "x", "y")),
+    (Model().added, ("x", "y")),
+)
+
+
+@pytest.mark.parametrize(("function", "names"), WRAPPED)
+def test_parameters_are_those_of_what_is_called(function: Callable[..., Any], names: tuple[str, ...]) -> None:
+    assert cf.fuse(function).names == names
+
+
+def test_wrappers_with_parameters_of_their_own() -> None:
+    fused = cf.fuse(with_scale(squared))
+    assert_equal(fused(W), W * W * 2)
+    assert_equal(fused(W, scale=5.0), W * W * 5)
+    assert_equal(fused.bind(scale=3.0)(W), W * W * 3)
+    fused = cf.fuse(times(added))
+    assert_equal(fused(2.0, W), (W + 3) * 2)
+    assert_equal(fused(2.0, W, y=1.0), (W + 1) * 2)
+    assert_equal(cf.fuse(changing_x(added)).bind(y=W)(W), 2 * W + 1)
+    with pytest.raises(TypeError, match="factor"):
+        cf.fuse(times(added))()

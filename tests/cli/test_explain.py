@@ -46,7 +46,6 @@ class Model:
     def forward(self, x):
         return x + 1
 
-def out_of_range(x, out): return x
 serve = head.bind(weight=np.ones((5, 4), np.float32))
 number = 3
 """
@@ -207,7 +206,6 @@ def test_arguments_that_make_no_sense(arguments: list[str], said: str, capsys: p
         (["mine:fails", *X], 'return x / {}["missing"]'),
         (["mine:shapes", *X, "--spec", "y=3x4"], "mine.py:"),
         (["mine:shapes", *X, "--value", "y=None"], "return x @ y"),
-        (["mine:out_of_range", *X], "cannot have a parameter named 'out'"),
         (["mine:scaled", "--value", "x=1", "--value", "by=1"], "cannot fuse scaled"),
     ],
 )

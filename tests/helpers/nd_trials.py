@@ -18,6 +18,8 @@ from cupyfuse.api import planned_function
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import MOST_FLOPS, base_of, cost_of, unfused_cost
+from cupyfuse.plan.views import with_views_stored
+from cupyfuse.rewrite import simplify
 from cupyfuse.settings import force_plans
 
 Array = np.ndarray[Any, Any]
@@ -132,7 +134,7 @@ def recorded() -> Iterator[list[tuple[Any, Plan]]]:
 
     def record(traced: Any, *args: Any, **options: Any) -> Plan:
         plan = build(traced, *args, **options)
-        made.append((traced.graph, plan))
+        made.append((with_views_stored(traced.graph, traced.viewed), plan))
         return plan
 
     with mock.patch.object(planned_function, "build", record):
@@ -147,7 +149,7 @@ def costs_hold(graph: Any, plan: Plan) -> None:
     products, reductions and library steps, and results, which a step writes also where NumPy returns a view. Of a plan
     in blocks one block counts; as written, a sum over all blocks is written once, here as zeros, then read and written.
     """
-    forms, cost = [unfused_cost(graph), unfused_cost(plan.graph)], cost_of(plan.steps)
+    forms, cost = [unfused_cost(graph), unfused_cost(simplify(graph)[0])], cost_of(plan.steps)
     free = sum(s.reads + s.writes for s in plan.steps if s.kind == "Copy") + 8 * len(plan.steps)
     free += 2 * sum(root.nbytes for root in graph.roots)
     if plan.blocks is not None and plan.blocks.zeros is not None:

@@ -69,7 +69,6 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.array([x, None], dtype=object), r"an array of objects: .*list or tuple of arrays"),
     (lambda x: np.array([x, "a"]), r"an array of a list with 'a' in it: .*list or tuple of arrays"),
     (lambda x: x.strides, r"\.strides: .*sliding_window_view"),
-    (lambda x: (x > 0)[x > 0].max(), r"max of masked integers"),
     (lambda x: x[x > 0] + x[0], r"masked elements and an array"),
     (lambda x: max(x[0], x[1]), r"branch on an array's values"),
     (lambda x: x[x[:, 0] > 0].T @ x, r"a product of masked elements"),

@@ -84,11 +84,19 @@ class Schedule:
     storage: dict[Node, str]
 
 
-def schedule(graph: Graph, layouts: dict[int, Layout] | None = None, cost_as_written: Cost | None = None) -> Schedule:
-    """Partition a simplified graph into steps; `cost_as_written` is that of the function it was simplified from."""
+def schedule(
+    graph: Graph,
+    layouts: dict[int, Layout] | None = None,
+    cost_as_written: Cost | None = None,
+    most_flops: float = MOST_FLOPS,
+) -> Schedule:
+    """Partition a simplified graph into steps with at most `most_flops` times its FLOPs.
+
+    `cost_as_written` is that of the function it was simplified from.
+    """
     graph = insert_copies(results_in_memory(graph), layouts or {})
     while True:
-        scheduler, steps = best_partition(graph, cost_as_written)
+        scheduler, steps = best_partition(graph, cost_as_written, most_flops)
         mixed = scheduler.values_rounded_for_some(steps)
         if not mixed:
             return Schedule(graph, steps, scheduler.storage(steps))

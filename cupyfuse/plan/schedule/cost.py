@@ -5,17 +5,18 @@ Bytes are counted per operation: each reads every operand once and writes its re
 conversions between dtypes are no operations of their own.
 
 A schedule may compute a value in several steps instead of storing it, as long as the plan has at most `MOST_FLOPS`
-times the FLOPs of the graph, each value computed once, and moves no more bytes than the graph's operations one by one.
+times the FLOPs of the graph and of the function as written, each value computed once, and moves no more bytes than the
+graph's operations one by one. As written, views of computed values are no work.
 Matrix products, which are always stored, are left out of that comparison: beside a large one, anything would pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from ...ir import graph as g
-from ...ir.graph import Graph
+from ...ir.graph import Graph, Node
 from .steps import Step
 
 MOST_FLOPS = 1.5
@@ -38,11 +39,11 @@ class Cost:
         return self.flops - self.products
 
 
-def unfused_cost(graph: Graph) -> Cost:
-    """Count the cost of a graph if each operation runs once, by itself."""
+def unfused_cost(graph: Graph, without: Container[Node] = ()) -> Cost:
+    """Count the cost of a graph if each operation runs once, by itself; that of some nodes left out."""
     flops = products = moved = 0
     for node in g.topological(graph.roots, g.eager_inputs):
-        if node.op not in _FREE:
+        if node.op not in _FREE and node not in without:
             flops += g.flops(node)
             products += g.flops(node) if g.is_product(node) else 0
             moved += node.nbytes + sum(i.nbytes for i in set(g.eager_inputs(node)) if i.op != "const")

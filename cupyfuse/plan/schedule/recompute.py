@@ -28,7 +28,9 @@ _ROUNDS = 8
 _VECTORS = 1 / 8
 
 
-def best_partition(graph: Graph, cost_as_written: Cost | None) -> tuple[Scheduler, list[Step]]:
+def best_partition(
+    graph: Graph, cost_as_written: Cost | None, most_flops: float = MOST_FLOPS
+) -> tuple[Scheduler, list[Step]]:
     """Partition a graph within the bounds of `cost` with the fewest values stored; else with the fewest bytes moved.
 
     Parameters
@@ -36,6 +38,8 @@ def best_partition(graph: Graph, cost_as_written: Cost | None) -> tuple[Schedule
     graph : Graph
     cost_as_written : Cost or None
         Of the function as written, which may compute a value twice that the graph holds once.
+    most_flops : float
+        How many times the FLOPs of the graph the steps may have.
 
     Returns
     -------
@@ -43,7 +47,7 @@ def best_partition(graph: Graph, cost_as_written: Cost | None) -> tuple[Schedule
     steps : list of Step
     """
     once = unfused_cost(graph)
-    limit = max(MOST_FLOPS * once.repeatable, 0 if cost_as_written is None else cost_as_written.repeatable)
+    limit = max(most_flops * once.repeatable, 0 if cost_as_written is None else cost_as_written.repeatable)
     best: tuple[Scheduler, list[Step], Cost] | None = None
     for scheduler in _candidates(graph, once):
         within = scheduler.run_within(once.products + limit)

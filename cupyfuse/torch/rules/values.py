@@ -17,10 +17,10 @@ from ...dtypes import is_float
 from ...errors import TraceError
 from ...ir import graph as g
 from ...ir.operators import POINTWISE
+from ...ir.parts import Reshaped
 from ...trace import Trace, Tracer
 from ...trace.broadcasting import align as align_nodes
 from ...trace.broadcasting import expand
-from ...trace.folds import reshape_by_recomputing
 from .promotion import default_float, promote
 
 Shape = tuple[int, ...]
@@ -148,7 +148,7 @@ def _recompute(tracer: Tracer, fold: Fold) -> Tracer | None:
     rows, cols = tracer._axes.rows, tracer._axes.cols
     if list(rows + cols) != sorted(rows + cols):
         return None
-    node = reshape_by_recomputing(tracer._node, fold)
+    node = Reshaped(fold).again(tracer._node)
     return None if node is None else tracer._trace.array(node, (0, 1))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ...ir.library import writing_call
 from ..library import call_library
 from ..operations import apply
+from ..promotion import Casting, held_by
 from ..tracer import Tracer
 from ..user_code import fail
 
@@ -28,11 +29,13 @@ def _write_by_library(name: str, x: Any, *arguments: Any, **options: Any) -> Non
     target._assign(call_library(writing_call(name), [target, *arguments], options))
 
 
-def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
+def _copyto(dst: Any, src: Any, casting: Casting = "same_kind", where: Any = True) -> None:
     target = _check_target("copyto", dst)
     if casting != "same_kind":
         fail("np.copyto with casting=", "that option is not supported; convert with .astype first")
-    value = target._trace.tracer_of(src)
+    value = target._trace.tracer_of(held_by(target._node.dtype, src, casting))
+    if type(src) in (int, float):
+        value = value.astype(target.dtype)  # Python numbers take the dtype of the array
     target._assign_all(value if where is True else apply("where", where, value.astype(target.dtype), target))
 
 

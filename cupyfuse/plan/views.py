@@ -1,0 +1,140 @@
+"""Choice between reading views of computed values from memory and computing them again.
+
+A view of a computed value, such as `y[1:]`, can be computed from views of what the value is computed from: nothing is
+stored, but views that overlap compute their common elements several times. Which is better depends on all uses of the
+value. While a function is traced all views are computed again; where that takes more than `MOST_FLOPS` times the FLOPs
+as written, some of them become views of values in memory here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
+from ..ir.parts import View
+from .schedule import MOST_FLOPS, unfused_cost
+
+Viewed = Mapping[Node, tuple[Node, View]]  # of which values views are, and which
+
+
+def with_views_stored(graph: Graph, viewed: Viewed) -> Graph:
+    """Return the graph as written: each value is computed once, and its views are views of it in memory."""
+    if not viewed:
+        return graph
+    return _Rebuilt(graph, viewed).graph()
+
+
+def within_flops(graph: Graph, viewed: Viewed, written: Graph) -> Graph:
+    """Return the graph with views computed again, of as many values as `MOST_FLOPS` times those `written` allow."""
+    most = MOST_FLOPS * unfused_cost(written).repeatable
+    if not viewed or unfused_cost(graph).repeatable <= most:
+        return graph
+    chosen = _Chosen(graph, viewed, most).graph()
+    return chosen if unfused_cost(chosen).repeatable <= most else written
+
+
+class _Rebuilt:
+    """A graph whose views of computed values are rebuilt, as views of values in memory."""
+
+    def __init__(self, graph: Graph, viewed: Viewed):
+        self.traced, self.viewed = graph, viewed
+        self.done: dict[Node, Node] = {}  # of each node of the graph, the rebuilt one
+        first: dict[tuple[Node, View], Node] = {}
+        self.same = {node: first.setdefault(view, node) for node, view in viewed.items()}  # equal views are one
+        self.roots = dict.fromkeys(self.same.get(n, n) for n in graph.roots)
+
+    def graph(self) -> Graph:
+        for node in g.topological(self.roots, self.operands):
+            if node in self.viewed:
+                self.done[node] = self.view(node)
+            else:
+                self.done[node] = g.with_inputs(node, [self.done[self.same.get(i, i)] for i in node.inputs])
+        return self.traced.replace({n: self.done[self.same.get(n, n)] for n in self.traced.roots})
+
+    def operands(self, node: Node) -> Iterable[Node]:
+        """Return what a node is computed from as written: a view from the value that it is a view of."""
+        if node in self.viewed:
+            value = self.viewed[node][0]
+            return (self.same.get(value, value),)
+        return [self.same.get(i, i) for i in node.inputs]
+
+    def view(self, node: Node) -> Node:
+        """Build a view of a value that is built already."""
+        (value,) = self.operands(node)
+        return self.viewed[node][1].of_stored(self.done[value])
+
+
+class _Chosen(_Rebuilt):
+    """A graph in which the views of some values are computed again, and those of others are read from memory.
+
+    Values are gone through in the order of their computation. The views of one are computed again if the graph then has
+    at most so many FLOPs: those as written, those of all views, less what nothing but the views needed.
+    """
+
+    def __init__(self, graph: Graph, viewed: Viewed, most: float):
+        super().__init__(graph, viewed)
+        self.most = most
+        order = list(g.topological(self.roots, self.operands))
+        self.users: dict[Node, list[Node]] = {node: [] for node in order}
+        self.views_of: dict[Node, list[Node]] = {}
+        for node in order:
+            for i in self.operands(node):
+                self.users[i].append(node)
+            if node in viewed:
+                (value,) = self.operands(node)
+                self.views_of.setdefault(value, []).append(node)
+        self.flops_of = {n: 0 if n in viewed or g.is_product(n) else g.flops(n) for n in order}  # in the graph so far
+        self.flops = sum(self.flops_of.values())
+        self.have: set[Node] = set()  # rebuilt nodes
+        self.unneeded: set[Node] = set()  # values that are computed for their views alone
+        self.stored: set[Node] = set()  # nodes that are read from memory, as rebuilt
+
+    def view(self, node: Node) -> Node:
+        (value,) = self.operands(node)
+        if value in self.views_of:
+            self._choose(value, self.views_of.pop(value))
+        return self.done[node] if node in self.done else super().view(node)
+
+    def _choose(self, value: Node, views: list[Node]) -> None:
+        """Build the views of a value if they may be computed again; otherwise note that it is read from memory."""
+        built = self.done[value]
+        self.have.update(self.done.values())
+        found = {node: self.viewed[node][1].again(built, self.stored) for node in views}
+        again = {node: view for node, view in found.items() if view is not None}
+        fresh = {node: self._fresh(view) for node, view in again.items()}
+        flops = {node: sum(map(g.flops, nodes)) for node, nodes in fresh.items()}
+        unneeded = self._needed_by_views_alone(value, views)
+        after = self.flops + sum(flops.values()) - sum(self.flops_of[n] for n in unneeded)
+        if len(again) < len(views) or after > self.most:
+            self.stored.add(built)
+            return
+        self.flops = after
+        self.flops_of.update(flops)
+        self.unneeded |= unneeded
+        self.have.update(n for nodes in fresh.values() for n in nodes)
+        self.done.update(again)
+
+    def _fresh(self, view: Node) -> list[Node]:
+        """List the nodes of a view that is computed again, but for those that the graph has anyway."""
+        have = self.have
+        nodes = g.topological([view], lambda n: () if n in have else n.inputs)
+        return [n for n in nodes if n not in have]
+
+    def _needed_by_views_alone(self, value: Node, views: list[Node]) -> set[Node]:
+        """Find the values that nothing needs once the views of a value are computed again."""
+        gone: set[Node] = set()
+        left = [value]
+        while left:
+            node = left.pop()
+            users = self.users[node]
+            if (
+                node in gone
+                or node in self.roots
+                or not all(u in gone or u in self.unneeded or u in views for u in users)
+            ):
+                continue
+            if all(self.viewed[v][1].copies(self.done[node], self.stored) for v in views):
+                gone.add(node)
+                left += self.operands(node)
+        return gone - self.unneeded
