@@ -1,7 +1,8 @@
 // Accumulators of reductions.
 //
-// Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add(x) for each element.
-// Only ExpSum, and what extends it, looks ahead, to rescale once per tile instead of once per element.
+// Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add(x, at) for each element,
+// with its position along the reduced axis. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
+// per tile instead of once per element.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
 // every mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All
@@ -17,7 +18,7 @@ struct Sum {
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
     __device__ __forceinline__ void lead(int, u32) {}
-    __device__ __forceinline__ void add(T x) { v += x; }
+    __device__ __forceinline__ void add(T x, i64) { v += x; }
     __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v += __shfl_xor_sync(members, v, mask); }
     __device__ __forceinline__ T total() const { return v; }
@@ -29,7 +30,7 @@ struct Product {
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
     __device__ __forceinline__ void lead(int, u32) {}
-    __device__ __forceinline__ void add(T x) { v *= x; }
+    __device__ __forceinline__ void add(T x, i64) { v *= x; }
     __device__ __forceinline__ void merge(const Product& o) { v *= o.v; }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v *= __shfl_xor_sync(members, v, mask); }
     __device__ __forceinline__ T total() const { return v; }
@@ -41,12 +42,12 @@ struct Max {
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
     __device__ __forceinline__ void lead(int, u32) {}
-    __device__ __forceinline__ void add(T x) { v = nan_max(v, x); }
+    __device__ __forceinline__ void add(T x, i64) { v = nan_max(v, x); }
     __device__ __forceinline__ void merge(const Max& o) { v = nan_max(v, o.v); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) {
         v = nan_max(v, __shfl_xor_sync(members, v, mask));
     }
-    __device__ __forceinline__ T top() const { return v; }
+    __device__ __forceinline__ T extreme() const { return v; }
 };
 
 template <class T>
@@ -55,45 +56,63 @@ struct Min {
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
     __device__ __forceinline__ void lead(int, u32) {}
-    __device__ __forceinline__ void add(T x) { v = nan_min(v, x); }
+    __device__ __forceinline__ void add(T x, i64) { v = nan_min(v, x); }
     __device__ __forceinline__ void merge(const Min& o) { v = nan_min(v, o.v); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) {
         v = nan_min(v, __shfl_xor_sync(members, v, mask));
     }
-    __device__ __forceinline__ T bottom() const { return v; }
+    __device__ __forceinline__ T extreme() const { return v; }
 };
 
-// The maximum m and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018).
-template <class T>
-struct ExpSum {
+// The maximum m, or minimum, that others extend by what is relative to it.
+template <class T, bool Largest>
+struct Extreme {
     typedef T Value;
-    T m = -infinity<T>();
+    T m = best_of_none();
+    T ahead = best_of_none();  // the extreme that settle() moves m to
+
+    static __device__ __forceinline__ T best_of_none() { return Largest ? -infinity<T>() : infinity<T>(); }
+    static __device__ __forceinline__ T best(T a, T b) { return Largest ? nan_max(a, b) : nan_min(a, b); }
+
+    __device__ __forceinline__ void peek(T x) { ahead = best(ahead, x); }
+    __device__ __forceinline__ void settle() { m = ahead; }
+    __device__ __forceinline__ void add(T, i64) {}
+    __device__ __forceinline__ void lead(int mask, u32 members) {
+        ahead = best(ahead, __shfl_xor_sync(members, ahead, mask));
+    }
+    __device__ __forceinline__ void exchange(int, bool, u32) {}
+    __device__ __forceinline__ void merge(const Extreme& o) { m = ahead = best(m, o.m); }
+    __device__ __forceinline__ T extreme() const { return m; }
+};
+template <class T>
+using Top = Extreme<T, true>;
+template <class T>
+using Bottom = Extreme<T, false>;
+
+// What `Base`, a Top, holds, and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018).
+template <class Base>
+struct ExpSum : Base {
+    typedef typename Base::Value T;
     T s = T(0);
-    T ahead = -infinity<T>();  // the maximum that settle() rescales s to
 
     // (-inf) - (-inf) would be NaN: while all elements are -inf, exponentials are relative to 0.
     static __device__ __forceinline__ T base(T m) { return m == -infinity<T>() ? T(0) : m; }
 
-    __device__ __forceinline__ void peek(T x) { ahead = nan_max(ahead, x); }
     __device__ __forceinline__ void settle() {
-        if (ahead != m) {
-            s *= exp_in_sum(m - base(ahead));
-            m = ahead;
+        if (this->ahead != this->m) {
+            s *= exp_in_sum(this->m - base(this->ahead));
+            Base::settle();
         }
     }
-    __device__ __forceinline__ void add(T x) { s += exp_in_sum(x - base(m)); }
-    __device__ __forceinline__ void lead(int mask, u32 members) {
-        ahead = nan_max(ahead, __shfl_xor_sync(members, ahead, mask));
-    }
+    __device__ __forceinline__ void add(T x, i64) { s += exp_in_sum(x - base(this->m)); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ExpSum& o) {
-        const T top = nan_max(m, o.m);
-        s = s * exp_in_sum(m - base(top)) + o.s * exp_in_sum(o.m - base(top));
-        m = ahead = top;
+        const T top = nan_max(this->m, o.m);
+        s = s * exp_in_sum(this->m - base(top)) + o.s * exp_in_sum(o.m - base(top));
+        Base::merge(o);
     }
-    __device__ __forceinline__ T top() const { return m; }
     // Relative to an infinite or NaN top the sum is NaN, as (inf - inf) makes it.
-    __device__ __forceinline__ T total() const { return isfinite(m) ? s : m - m; }
+    __device__ __forceinline__ T total() const { return isfinite(this->m) ? s : this->m - this->m; }
 };
 
 // What `Base`, an ExpSum or an extension of it, holds, and the sum of x - m, of fewer than 2^32 elements. Where the maximum
@@ -115,10 +134,10 @@ struct Distances : Base {
         }
         Base::settle();
     }
-    __device__ __forceinline__ void add(T x) {
+    __device__ __forceinline__ void add(T x, i64 at) {
         n += 1;
         d += x - Base::base(this->m);
-        Base::add(x);
+        Base::add(x, at);
     }
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
         n += __shfl_xor_sync(members, n, mask);
@@ -154,10 +173,10 @@ struct ExpDistances : Base {
         }
         Base::settle();
     }
-    __device__ __forceinline__ void add(T x) {
+    __device__ __forceinline__ void add(T x, i64 at) {
         const T distance = x - Base::base(this->m);
         e += distance * exp_in_sum(distance);
-        Base::add(x);
+        Base::add(x, at);
     }
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
         e += __shfl_xor_sync(members, e, mask);
@@ -171,6 +190,37 @@ struct ExpDistances : Base {
     __device__ __forceinline__ T exp_distances() const { return isfinite(this->m) ? e : this->m - this->m; }
 };
 
+// What `Base`, a Top or a Bottom or an extension of it, holds, and the first position of the extreme: of NaN if there is one.
+// Of no elements it is behind all. Places are unsigned.
+template <class Base, class Place>
+struct FirstPlace : Base {
+    typedef typename Base::Value T;
+    static constexpr Place none = ~Place(0);
+    Place first = none;
+
+    static __device__ __forceinline__ bool same(T a, T b) { return a == b || (a != a && b != b); }
+    static __device__ __forceinline__ Place earlier(Place a, Place b) { return b < a ? b : a; }
+
+    __device__ __forceinline__ void settle() {
+        first = same(this->m, this->ahead) ? first : none;
+        Base::settle();
+    }
+    __device__ __forceinline__ void add(T x, i64 at) {
+        first = same(x, this->m) ? earlier(first, static_cast<Place>(at)) : first;
+        Base::add(x, at);
+    }
+    __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
+        first = earlier(first, __shfl_xor_sync(members, first, mask));
+        Base::exchange(mask, upper, members);
+    }
+    __device__ __forceinline__ void merge(const FirstPlace& o) {
+        const T both = Base::best(this->m, o.m);
+        first = earlier(same(this->m, both) ? first : none, same(o.m, both) ? o.first : none);
+        Base::merge(o);
+    }
+    __device__ __forceinline__ i64 place() const { return static_cast<i64>(first); }
+};
+
 // Count, mean and sum of squared deviations (Welford 1962; merged as in Chan, Golub and LeVeque 1979), of elements relative
 // to the first one, so that a mean far larger than the spread loses no digits.
 template <class T>
@@ -182,7 +232,7 @@ struct Moments {
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
     __device__ __forceinline__ void lead(int, u32) {}
-    __device__ __forceinline__ void add(T x) {
+    __device__ __forceinline__ void add(T x, i64) {
         first = n == T(0) ? x : first;
         n += T(1);
         const T y = x - first;

@@ -178,12 +178,12 @@ __device__ __forceinline__ void resident_stage(
             if ((i * team.size() + team.rank()) * V < span.packed) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
-                    p.add(At<S>(), e.packs[i * V + j], totals);
+                    p.add(At<S>(), e.packs[i * V + j], span.column((i * team.size() + team.rank()) * V) + j, totals);
                 }
             }
         }
         if (has_single) {
-            p.add(At<S>(), e.single, totals);
+            p.add(At<S>(), e.single, span.single(team.rank()), totals);
         }
         finish_stage<P, S>(p, team, row, totals, r);
     }
@@ -206,7 +206,7 @@ __device__ __forceinline__ void accumulate_pack(
         totals.settle();
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-            p.add(At<S>(), e[j], totals);
+            p.add(At<S>(), e[j], col + j, totals);
         }
     }
 }
@@ -324,7 +324,7 @@ __device__ __forceinline__ void stream_share(
                 if (start + i * step < last) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
-                        p.add(At<S>(), e[i * V + j], totals);
+                        p.add(At<S>(), e[i * V + j], span.column(start + i * step) + j, totals);
                     }
                 }
             }

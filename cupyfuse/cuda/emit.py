@@ -184,8 +184,9 @@ class Writer:
     def emit_totals(self, stage: int) -> str:
         """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
 
-        Templates call `peek` for each element of a tile, `settle` once, then `add` for each element. Lanes of a warp
-        combine by `lead`, `settle` and `exchange`; `merge` adds the totals of others (see `reductions.cuh`).
+        Templates call `peek` for each element of a tile, `settle` once, then `add` for each element, with its position
+        along the reduced axis. Lanes of a warp combine by `lead`, `settle` and `exchange`; `merge` adds the totals of
+        others (see `reductions.cuh`).
         """
         accumulators = self.program.accumulators(stage)
         lines = [f"struct Totals{stage} {{"]
@@ -200,11 +201,10 @@ class Writer:
         lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
         lines.append("};")
         lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
-        for action in ("peek", "add"):
-            body = " ".join(f"t.{a.name}.{action}({self.read_field(a.operand)});" for a in accumulators)
-            lines.append(
-                f"__device__ void {action}(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {body} }}"
-            )
+        for action, given, passed in (("peek", "", ""), ("add", "i64 at, ", ", at")):
+            body = " ".join(f"t.{a.name}.{action}({self.read_field(a.operand)}{passed});" for a in accumulators)
+            head = f"__device__ void {action}(At<{stage}>, const Element& e, {given}Totals{stage}& t) const"
+            lines.append(f"{head} {{ {body} }}")
         return "\n".join(lines)
 
     def read_field(self, node: Node) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
-from ..ir.operators import POINTWISE, REDUCTIONS
+from ..ir.operators import POINTWISE, REDUCTIONS, extended_extremum, extensions, place_bits
 from ..plan.schedule import Step, base_of, stages_of
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
@@ -259,27 +259,30 @@ class Program:
     def _find_accumulators(self, stage: int) -> list[Accumulator]:
         """Make one accumulator for each reduction, or for several that share it.
 
-        Reductions about the maximum of an operand share one ExpSum, also without an expsum; it gives the maximum, too.
+        Those about an extremum of an operand share one, which gives that extremum, too.
         """
         result: list[Accumulator] = []
         for operand, nodes in self.reductions(stage).items():
-            about_max = [n for n in nodes if REDUCTIONS[n.op].about == "max"]
-            sharing = [n for n in nodes if n in about_max or (n.op == "max" and about_max)]
-            groups = [[n] for n in nodes if n not in sharing] + ([sharing] if sharing else [])
-            for readers in groups:
-                kind = _accumulator_type([n.op for n in readers], c_type(readers[0].dtype))
+            groups: dict[str, list[Node]] = {}
+            for node in nodes:
+                groups.setdefault(extended_extremum(node.op) or node.op, []).append(node)
+            # Those that extend nothing come first.
+            for op, readers in sorted(groups.items(), key=lambda group: any(n.op != group[0] for n in group[1])):
+                kind = _accumulator_type(op, readers)
                 result.append(Accumulator(f"t{len(result)}", kind, operand, readers))
         return result
 
 
-def _accumulator_type(ops: list[str], element: str) -> str:
-    """Return the C++ type of the accumulator that reductions share: their own, or an expsum with its extensions."""
-    if len(ops) == 1 and REDUCTIONS[ops[0]].about != "max":
-        return f"{REDUCTIONS[ops[0]].accumulator}<{element}>"
-    kind = f"{REDUCTIONS['expsum'].accumulator}<{element}>"
-    for name, row in REDUCTIONS.items():
-        if name in ops and row.about == "max" and name != "expsum":
-            kind = f"{row.accumulator}<{kind}>"
+def _accumulator_type(op: str, readers: list[Node]) -> str:
+    """Return the C++ type of the accumulator that reductions share: that of `op`, or its base with extensions."""
+    x, ops = readers[0].inputs[0], {n.op for n in readers}
+    element = c_type(x.dtype if REDUCTIONS[readers[0].op].gives_position else readers[0].dtype)
+    if ops == {op}:
+        return f"{REDUCTIONS[op].accumulator}<{element}>"
+    kind = f"{REDUCTIONS[op].base}<{element}>"
+    for row in extensions(ops):
+        place = f", u{place_bits(x.shape[readers[0].axis])}" if row.gives_position else ""
+        kind = f"{row.accumulator}<{kind}{place}>"
     return kind
 
 

@@ -37,7 +37,7 @@ def repair_function(name: str, node: Node, scope: Scope, repair: Callable[[Node]
         f"Sum<{kind}> total;",
         f"for (i64 col = 0; col < {elements.shape[1]}; ++col) {{",
         *(f"    {line}" for line in (*loops, *body.lines)),
-        f"    total.add({value});",
+        f"    total.add({value}, col);",
         "    if (isnan(total.total())) {",
         "        break;",
         "    }",
@@ -60,7 +60,7 @@ def _inner_product(name: str, kind: str, product: Node, scope: Scope, repair: Ca
         f"Sum<{kind}> {name};",
         f"for (i64 k = team.rank(); k < {a.shape[1]}; k += team.size()) {{",
         *(f"    {line}" for line in body.lines),
-        f"    {name}.add({left} * {right});",
+        f"    {name}.add({left} * {right}, k);",
         "}",
         f"team.reduce({name});",
     ]

@@ -136,6 +136,8 @@ def _step_seconds(step: Step) -> float:
 def _arithmetic_seconds(node: Node) -> float:
     """Estimate the seconds of an operator whose operands are in the caches."""
     flops = max(g.flops(node), node.size)
+    if node.op in _CALL_ELEMENT and node.reduction:
+        return _CALL_ELEMENT[node.op] * node.inputs[0].size
     if node.reduction:
         return flops * _FLOP.get(node.dtype, _OTHER_FLOP) + node.inputs[0].size * _REDUCED
     if g.is_product(node):

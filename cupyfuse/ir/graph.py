@@ -283,7 +283,8 @@ def broadcast(node: Node, shape: Shape) -> Node:
 def reduce(op: str, node: Node, axis: int, gradient: str = "") -> Node:
     """Reduce along an axis, which keeps the length one; `gradient` is that of an extremum."""
     shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
-    return Node(op, (node,), shape, node.dtype, axis=axis, gradient=gradient)
+    dtype = "int64" if REDUCTIONS[op].gives_position else node.dtype
+    return Node(op, (node,), shape, dtype, axis=axis, gradient=gradient)
 
 
 def matmul(a: Node, b: Node) -> Node:

@@ -11,11 +11,13 @@ def drop_unit_reductions(node: Node) -> Node:
     """Replace reductions along an axis of length 1, exactly, ±inf and NaN included.
 
     Sum, product, mean, max, min and logsumexp are x itself; expsum is exp(x - x), 1 for finite x and NaN otherwise;
-    moment2 is (x - x)^2; distances and expdistances are x - x. Saves the reduction.
+    moment2 is (x - x)^2; distances and expdistances are x - x; argmax and argmin are 0. Saves the reduction.
     """
     if not node.reduction or node.inputs[0].shape[node.axis] != 1:
         return node
     x = node.inputs[0]
+    if REDUCTIONS[node.op].gives_position:
+        return g.broadcast(g.cast(g.const(0), node.dtype), node.shape)
     if REDUCTIONS[node.op].identity_on_one:
         return g.cast(x, x.dtype)  # a constant by itself would be weak in promotion
     difference = g.pointwise("subtract", x, x)

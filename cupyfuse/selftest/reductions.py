@@ -95,7 +95,9 @@ def _matrix(rows: Sequence[Row], length: int, form: Format) -> Any:
 
 
 def _expected_when_repeated(expected: str, name: str) -> str:
-    """Return the entry for a row of repeated cells: infinities and NaN stay, of other numbers any is allowed."""
+    """Return the entry for a row of repeated cells: infinities, NaN and first positions stay; other numbers change."""
+    if name in REDUCTIONS and REDUCTIONS[name].gives_position:
+        return expected
     if expected in ("inf", "-inf"):
         return "inf|-inf" if name == "prod" else expected
     return expected if expected == "nan" or (name == "softmax" and expected == "0") else ANY_FINITE

@@ -137,41 +137,41 @@ add          max  max       |   inf
 
 # Cells of a row, and its reductions. `error`: raises as NumPy does.
 REDUCED = """
-cells            sum      prod  max  min      mean expsum moment2 logsumexp distances expdistances
+cells            sum      prod  max  min      mean expsum moment2 logsumexp distances expdistances argmax argmin
 
--inf            -inf      -inf -inf -inf      -inf    nan     nan      -inf       nan          nan
-inf              inf       inf  inf  inf       inf    nan     nan       inf       nan          nan
-nan              nan       nan  nan  nan       nan    nan     nan       nan       nan          nan
--0               +-0        -0   -0   -0       +-0      1       0       +-0         0            0
-3                  3         3    3    3         3      1       0         3         0            0
-max              max       max  max  max       max      1       0       max         0            0
--max            -max      -max -max -max      -max      1       0      -max         0            0
-sub              sub       sub  sub  sub       sub      1       0       sub         0            0
+-inf            -inf      -inf -inf -inf      -inf    nan     nan      -inf       nan          nan     0      0
+inf              inf       inf  inf  inf       inf    nan     nan       inf       nan          nan     0      0
+nan              nan       nan  nan  nan       nan    nan     nan       nan       nan          nan     0      0
+-0               +-0        -0   -0   -0       +-0      1       0       +-0         0            0     0      0
+3                  3         3    3    3         3      1       0         3         0            0     0      0
+max              max       max  max  max       max      1       0       max         0            0     0      0
+-max            -max      -max -max -max      -max      1       0      -max         0            0     0      0
+sub              sub       sub  sub  sub       sub      1       0       sub         0            0     0      0
 
--inf,-inf,-inf  -inf      -inf -inf -inf      -inf    nan     nan      -inf       nan          nan
-inf,inf,inf      inf       inf  inf  inf       inf    nan     nan       inf       nan          nan
--inf,1,2        -inf      -inf    2 -inf      -inf      ~     nan         ~      -inf          nan
-1,2,inf          inf       inf  inf    1       inf    nan     nan       inf       nan          nan
-1,inf,-inf       nan      -inf  inf -inf       nan    nan     nan       inf       nan          nan
-nan,1,2          nan       nan  nan  nan       nan    nan     nan       nan       nan          nan
-inf,-inf,nan     nan       nan  nan  nan       nan    nan     nan       nan       nan          nan
-1,2,nan          nan       nan  nan  nan       nan    nan     nan       nan       nan          nan
-0,1,inf          inf       nan  inf    0       inf    nan     nan       inf       nan          nan
-0,1,-inf        -inf       nan    1 -inf      -inf      ~     nan         ~      -inf          nan
-0,1,nan          nan       nan  nan  nan       nan    nan     nan       nan       nan          nan
-0,0,0              0         0    0    0         0      3       0       ln3       +-0          +-0
--0,-0,-0         +-0        -0   -0   -0       +-0      3       0       ln3       +-0          +-0
--0,0,-0          +-0         0  +-0  +-0       +-0      3       0       ln3       +-0          +-0
-1,1,1              3         1    1    1         1      3       0         ~       +-0          +-0
-2,-2,0             0        -0    2   -2         0      ~       ~         ~        -6            ~
-max,max,max      inf       inf  max  max  inf(max)      3   inf|0       max       +-0          +-0
--max,-max,-max  -inf      -inf -max -max -inf(-max)     3   inf|0      -max       +-0          +-0
-max,-max,0         0    nan|-0  max -max         0      1 inf|nan       max      -inf      nan|+-0
-max,1,1          max       max  max    1         ~      1     inf       max      -inf          +-0
--max,-inf,1     -inf       inf    1 -inf      -inf      1     nan         1      -inf          nan
-max,inf,1        inf       inf  inf    1       inf    nan     nan       inf       nan          nan
+-inf,-inf,-inf  -inf      -inf -inf -inf      -inf    nan     nan      -inf       nan          nan     0      0
+inf,inf,inf      inf       inf  inf  inf       inf    nan     nan       inf       nan          nan     0      0
+-inf,1,2        -inf      -inf    2 -inf      -inf      ~     nan         ~      -inf          nan     2      0
+1,2,inf          inf       inf  inf    1       inf    nan     nan       inf       nan          nan     2      0
+1,inf,-inf       nan      -inf  inf -inf       nan    nan     nan       inf       nan          nan     1      2
+nan,1,2          nan       nan  nan  nan       nan    nan     nan       nan       nan          nan     0      0
+inf,-inf,nan     nan       nan  nan  nan       nan    nan     nan       nan       nan          nan     2      2
+1,2,nan          nan       nan  nan  nan       nan    nan     nan       nan       nan          nan     2      2
+0,1,inf          inf       nan  inf    0       inf    nan     nan       inf       nan          nan     2      0
+0,1,-inf        -inf       nan    1 -inf      -inf      ~     nan         ~      -inf          nan     1      2
+0,1,nan          nan       nan  nan  nan       nan    nan     nan       nan       nan          nan     2      2
+0,0,0              0         0    0    0         0      3       0       ln3       +-0          +-0     0      0
+-0,-0,-0         +-0        -0   -0   -0       +-0      3       0       ln3       +-0          +-0     0      0
+-0,0,-0          +-0         0  +-0  +-0       +-0      3       0       ln3       +-0          +-0     0      0
+1,1,1              3         1    1    1         1      3       0         ~       +-0          +-0     0      0
+2,-2,0             0        -0    2   -2         0      ~       ~         ~        -6            ~     0      1
+max,max,max      inf       inf  max  max  inf(max)      3   inf|0       max       +-0          +-0     0      0
+-max,-max,-max  -inf      -inf -max -max -inf(-max)     3   inf|0      -max       +-0          +-0     0      0
+max,-max,0         0    nan|-0  max -max         0      1 inf|nan       max      -inf      nan|+-0     0      1
+max,1,1          max       max  max    1         ~      1     inf       max      -inf          +-0     0      1
+-max,-inf,1     -inf       inf    1 -inf      -inf      1     nan         1      -inf          nan     2      1
+max,inf,1        inf       inf  inf    1       inf    nan     nan       inf       nan          nan     1      2
 
-empty              0         1 error error     nan  error     nan      -inf     error        error
+empty              0         1 error error     nan  error     nan      -inf     error        error error  error
 """
 
 # Cells of a row, its softmax and its log_softmax.

@@ -12,7 +12,7 @@ import numpy as np
 from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
-from ..ir.operators import REDUCTIONS
+from ..ir.operators import REDUCTIONS, extended_extremum
 from .axes import normalize_axes
 from .broadcasting import align
 from .folds import Conversion, fold_along, refolded
@@ -135,7 +135,9 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         return _reduce_integers(op, x, axis, keepdims, dtype)
     if op == "logsumexp" and any(x.shape[p] == 0 for p in positions):
         return reduce("sum", x, axis, keepdims) - np.inf
-    if (op in ("max", "min") or REDUCTIONS[op].about == "max") and any(x.shape[p] == 0 for p in positions):
+    if REDUCTIONS[op].gives_position and any(x.shape[p] == 0 for p in positions):
+        raise ValueError(f"attempt to get {op} of an empty sequence\n  at {user_line()}")
+    if (REDUCTIONS[op].base or extended_extremum(op)) and any(x.shape[p] == 0 for p in positions):
         raise ValueError(f"{op}: zero-size array to a reduction operation which has no identity\n  at {user_line()}")
     x = _fold_for_reduction(op, x, positions)
     node = _reduce_node(op, x._node, _fully_reduced_axes(x, positions))
@@ -172,6 +174,8 @@ def _reduce_node(op: str, node: g.Node, node_axes: list[int]) -> g.Node:
     """Reduce a node along its columns (1), rows (0), both or neither."""
     if op == "mean" and len(node_axes) == 2:  # one division
         return g.pointwise("divide", _reduce_node("sum", node, node_axes), g.const(float(node.size)))
+    if REDUCTIONS[op].gives_position and not node_axes:
+        return g.broadcast(g.cast(g.const(0), "int64"), node.shape)
     if REDUCTIONS[op].about == "max" and not node_axes:
         distance = g.pointwise("subtract", node, g.stop_gradient(node))
         return g.pointwise("exp", distance) if op == "expsum" else distance

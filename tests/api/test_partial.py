@@ -44,6 +44,9 @@ CHAINS: dict[str, tuple[Callable[..., Any], int]] = {
     "label_smoothing": (lambda x, w, b: cf.cross_entropy(scores(x, w, b), labels(), label_smoothing=0.1), 1),
     "entropy": (lambda x, w, b: entropy(scores(x, w, b)), 2),
     "extremes": (lambda x, w, b: np.stack([scores(x, w, b).max(axis=1), scores(x, w, b).min(axis=1)]), 1),
+    "places": (lambda x, w, b: (scores(x, w, b).argmax(axis=1), scores(x, w, b).argmin(axis=1)), 1),
+    "rounded": (lambda x, w, b: np.argmax(np.round(scores(x, w, b)), axis=1), 1),
+    "accuracy": (lambda x, w, b: (cf.softmax(scores(x, w, b), 1), scores(x, w, b).argmax(1) == labels()), 1),
     "prod": (lambda x, w, b: np.prod(scores(x, w, b), axis=1), 1),
     "any": (lambda x, w, b: (scores(x, w, b) > 2.5).any(axis=1), 1),
     "count": (lambda x, w, b: (scores(x, w, b) > 0).sum(axis=1), 1),
@@ -83,7 +86,8 @@ def run(
 def finish(parts: cf.Partial, rows: np.ndarray[Any, Any], widths: Sequence[int]) -> list[Any]:
     """Return each shard's result of columns of a matrix."""
     ends = np.cumsum(widths)
-    shards = [parts.local(np.ascontiguousarray(rows[:, e - n : e])) for e, n in zip(ends, widths, strict=True)]
+    cut = [(int(e - n), int(e)) for e, n in zip(ends, widths, strict=True)]
+    shards = [parts.local(np.ascontiguousarray(rows[:, first:end]), start=first) for first, end in cut]
     while True:
         total = parts.combine([s.state for s in shards])
         if shards[0].last:
@@ -139,7 +143,7 @@ def test_dtypes(name: str, dtype: str, rng: np.random.Generator) -> None:
     assert np.abs(got.astype(float) - expected[0]).max() <= 2 * own + 4 * unit(dtype) * np.abs(expected[0]).max()
 
 
-@pytest.mark.parametrize("name", ["logsumexp", "softmax", "normalised", "cross_entropy", "extremes"])
+@pytest.mark.parametrize("name", ["logsumexp", "softmax", "normalised", "cross_entropy", "extremes", "places"])
 def test_engines(name: str, engine: Engine, rng: np.random.Generator) -> None:
     function, _ = CHAINS[name]
     given = arguments(rng)
@@ -163,7 +167,9 @@ def test_states_merge_in_groups(group: int, rng: np.random.Generator) -> None:
 @pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("widths", [(2, 2), (1, 3), (4,), (0, 4), (1, 1, 1, 1)], ids=str)
-@pytest.mark.parametrize("name", ["logsumexp", "softmax", "log_softmax", "max", "min", "sum", "mean", "distances"])
+@pytest.mark.parametrize(
+    "name", ["logsumexp", "softmax", "log_softmax", "max", "min", "sum", "mean", "distances", "argmax", "argmin"]
+)
 def test_special_values_are_those_of_one_call(name: str, widths: tuple[int, ...], dtype: str) -> None:
     """All rows of four of these: infinities and NaN meet at every place of every shard."""
     values = np.array([INF, -INF, NAN, 0.0, -0.0, 3.0], dtype)
@@ -171,6 +177,8 @@ def test_special_values_are_those_of_one_call(name: str, widths: tuple[int, ...]
     reductions: dict[str, Callable[..., Any]] = {
         "max": lambda x: x.max(axis=1),
         "min": lambda x: x.min(axis=1),
+        "argmax": lambda x: x.argmax(axis=1),
+        "argmin": lambda x: x.argmin(axis=1),
         "sum": lambda x: x.sum(axis=1),
         "mean": lambda x: x.mean(axis=1),
         "distances": lambda x: cf.log_softmax(x, axis=1).sum(axis=1),

@@ -26,7 +26,7 @@ Out0<V>& out) const {
 SOFTMAX_END = """\
     template <class Team>
     __device__ void finish(At<0>, const Totals0& t, const Team& team, i64 row, Row& r) const {
-        r.v0 = t.t0.top();
+        r.v0 = t.t0.extreme();
         r.v3 = t.t0.total();
         r.v3_reciprocal = reciprocal_of(r.v3);
     }"""

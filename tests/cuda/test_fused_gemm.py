@@ -10,7 +10,7 @@ import bounds
 import numpy as np
 import pytest
 from bounds import Value
-from support import CUDA, HOST, Engine, dtype_of, kinds, normal, sprinkle
+from support import CUDA, HOST, Engine, assert_equal, dtype_of, kinds, normal, sprinkle
 
 import cupyfuse as cf
 from cupyfuse import devices, settings
@@ -379,6 +379,37 @@ def test_numbers_of_the_call(engine: Engine, rng: np.random.Generator) -> None:
     one_plan = [engine.host(fused(*given, s)) for s in (1.0, 2.0)]
     assert len(fused.plans) == 1 and fused.plans[0].steps[0].epilogue is not None
     np.testing.assert_array_equal(one_plan[0] * np.float16(2), one_plan[1])
+
+
+@pytest.mark.rotates
+@CUTS
+@pytest.mark.parametrize(("m", "columns"), [(133, 7), (133, 300), (133, 523), (9, 4300)])
+def test_first_positions(
+    engine: Engine, m: int, columns: int, cut: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Of sums of few integers, so that the extreme is in many columns and tiles; rows of infinities and NaN, too."""
+    monkeypatch.setattr(tiles, "_TILES", (cut,))
+    x = rng.integers(-1, 2, (m, 8)).astype(dtype_of("bfloat16"))
+    w = rng.integers(-1, 2, (columns, 8)).astype(dtype_of("bfloat16"))
+    x[0] = 0.0
+    x[1], x[2] = np.nan, [-np.inf] + [0] * 7  # NaN where w has a zero there
+
+    def places(x: Any, w: Any) -> Any:
+        y = x @ w.T
+        return y.argmax(axis=1), y.argmin(axis=1), y.max(axis=1)
+
+    def beside(x: Any, w: Any) -> Any:
+        y = (x @ w.T).astype("float32")
+        return y.argmax(axis=1), cf.logsumexp(y, axis=1)
+
+    for special in (0.0, -np.inf, np.inf):
+        w[min(259, columns - 1), 3] = special
+        with np.errstate(all="ignore"):
+            y = x.astype(np.float64) @ w.astype(np.float64).T
+        found = run(engine, places, [x, w], 2)
+        for ours, right in zip(found, (y.argmax(1), y.argmin(1), y.max(1).astype(x.dtype)), strict=True):
+            assert_equal(ours, right)
+        assert_equal(run(engine, beside, [x, w], 2)[0], y.argmax(1))
 
 
 @pytest.mark.rotates

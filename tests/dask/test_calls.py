@@ -187,6 +187,7 @@ def test_fused_functions(chunks: Any, rng: np.random.Generator) -> None:
     check(cf.fuse(entropy), x)  # two merges
     check(cf.fuse(lambda x: x - x.mean(axis=0)), x)
     check(cf.fuse(lambda x: (x / x.shape[0]).T + np.arange(x.shape[0])), x)  # lengths and positions are of all rows
+    check(cf.fuse(lambda x: (np.round(x).argmax(axis=1), np.argmin(np.round(x), axis=0))), x)
     check(cf.fuse(lambda x: x), x)
     check(cf.fuse(lambda x: x + bias), x)  # an array around the function
     check(cf.fuse(lambda x, y: (x - y, y.max(axis=1), x.mean())), x, 2 * x.rechunk((3, 5)))

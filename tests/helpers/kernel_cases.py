@@ -55,6 +55,17 @@ def column_extremes(y: Any) -> Any:
     return y.max(axis=0), y.min(axis=0)
 
 
+def places(y: Any) -> Any:
+    """Of rounded numbers, which have ties; beside what shares the accumulator of the maximum."""
+    z = np.round(y)
+    return z.argmax(axis=1), z.argmin(axis=1), z.max(axis=1), cf.logsumexp(z, axis=1)
+
+
+def column_places(y: Any) -> Any:
+    z = np.round(y)
+    return z.argmax(axis=0), z.argmin(axis=0), z.min(axis=0)
+
+
 def moments(y: Any) -> Any:
     return y.mean(axis=1), y.var(axis=1)
 
@@ -215,9 +226,13 @@ CASES: list[Case] = [
     # Rows that blocks share.
     *(Case(exponentials, (2, 16400), dtype) for dtype in ("float16", "float32", "float64")),
     *(Case(extremes, (3, 20003), special=special) for special in (False, True)),
+    *(Case(places, (3, 20003), special=special) for special in (False, True)),
     Case(collapsed, (2, 16500)),
     Case(collapsed, (2, 16501), special=True),
     Case(softmax, (1, 131075)),
+    *(Case(places, shape) for shape in [(7, 1), (5, 2), (9, 31), (3, 513), (2, 1500), (3, 5001), (1, 40001)]),
+    *(Case(places, (3, 700), dtype) for dtype in ("float16", "bfloat16", "float64")),
+    *(Case(column_places, shape) for shape in COLUMNS),
     *(Case(column_reductions, shape) for shape in COLUMNS),
     *(Case(column_reductions, (40, 48), dtype) for dtype in ("float16", "bfloat16", "float64")),
     *(Case(column_moments, shape, offset=100_000.0) for shape in [(1500, 4), (40, 3)]),
@@ -234,8 +249,8 @@ CASES: list[Case] = [
     Case(normalised_columns, (21, 24)),
     *(
         Case(p, (9, 50), special=True)
-        for p in (softmax, reductions, column_reductions, normalised, exponentials, extremes)
+        for p in (softmax, reductions, column_reductions, normalised, exponentials, extremes, places, column_places)
     ),
-    *(Case(program, (5, 1400), special=True) for program in (softmax, reductions, affine_softmax)),
-    Case(column_reductions, (1030, 5), special=True),
+    *(Case(program, (5, 1400), special=True) for program in (softmax, reductions, affine_softmax, places)),
+    *(Case(program, (1030, 5), special=True) for program in (column_reductions, column_places)),
 ]

@@ -172,6 +172,8 @@ EAGER_REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "expsum": lambda x: np.exp(x - x.max()).sum(),
     "distances": lambda x: (x - x.max()).sum(),
     "expdistances": lambda x: ((x - x.max()) * np.exp(x - x.max())).sum(),
+    "argmax": np.argmax,
+    "argmin": np.argmin,
     "logsumexp": scipy_special.logsumexp,
 }
 
@@ -183,7 +185,7 @@ def test_the_table_of_reductions_is_what_numpy_and_scipy_give(name: str, dtype: 
     for row in specials.reduction_rows():
         x = form.rounded([symbols.value(c, form) for c in row.cells]).astype(form.computed.dtype)
         if row.expected[name] == "error":
-            with pytest.raises(ValueError, match="zero-size array"):
+            with pytest.raises(ValueError, match=r"zero-size array|empty sequence"):
                 EAGER_REDUCTIONS[name](x)
             continue
         with np.errstate(all="ignore"):

@@ -160,7 +160,7 @@ def argument(number: int, shape: tuple[int, int]) -> Node:
 
 @pytest.mark.parametrize("length", [4, 1])
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("name", sorted(REDUCTIONS))
+@pytest.mark.parametrize("name", sorted(name for name, row in REDUCTIONS.items() if not row.gives_position))
 def test_reductions(name: str, axis: int, length: int) -> None:
     # Of one element a reduction is the identity, and so is its gradient. One zero anywhere sends all of PyTorch's
     # products along another way, on which infinities come out otherwise.
@@ -177,6 +177,16 @@ def test_reductions(name: str, axis: int, length: int) -> None:
     plan = build(Traced("slope", extract_graph([found], [(x, "x"), (c, "c")]), ((0, 1),), ()))
     (value,) = execute(plan, [rows, cotangent], "numpy")
     np.testing.assert_allclose(value, expected.numpy(), rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_positions_have_no_gradient(name: str) -> None:
+    """What is computed from one is a constant: of two terms here, the other has the gradient."""
+    x, c = argument(0, (3, 4)), argument(1, (3, 4))
+    place = g.cast(g.reduce(name, x, 1), "float64")
+    assert gradients([g.pointwise("exp", place)], [g.reduce("sum", c, 1)], [x]) == [None]
+    (found,) = gradients([g.pointwise("multiply", x, place)], [c], [x])
+    assert found is not None and found.op == "multiply" and set(found.inputs) == {c, place}
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])

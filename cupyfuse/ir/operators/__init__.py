@@ -12,11 +12,31 @@ one partial derivative for each operand, None where it is zero everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from . import activations, elementary, reductions
 from .table import LIBRARY, UNDERFLOW_ERROR, Operator, Reduction
 
 POINTWISE: dict[str, Operator] = {row.name: row for row in (*elementary.ROWS, *activations.ROWS)}
 REDUCTIONS: dict[str, Reduction] = {row.name: row for row in reductions.ROWS}
+
+
+def extended_extremum(name: str) -> str | None:
+    """Return the extremum whose accumulator that of a reduction extends, if any."""
+    about = REDUCTIONS[name].about
+    return about if about is not None and REDUCTIONS[about].base else None
+
+
+def extensions(names: Collection[str]) -> list[Reduction]:
+    """Return the rows whose accumulators extend an extremum's for the reductions `names` about it, in their order."""
+    wanted = {*names, *(REDUCTIONS[name].extends for name in names)}
+    return [row for name, row in REDUCTIONS.items() if name in wanted and extended_extremum(name)]
+
+
+def place_bits(n: int) -> int:
+    """Return the bits in which accumulators hold a position among n elements, or one that is behind them."""
+    return 32 if n < 1 << 32 else 64
+
 
 # Python's names of comparisons, and those of their operators.
 COMPARISONS = {
@@ -27,4 +47,15 @@ COMPARISONS = {
     "eq": "equal",
     "ne": "not_equal",
 }
-__all__ = ["COMPARISONS", "LIBRARY", "UNDERFLOW_ERROR", "POINTWISE", "REDUCTIONS", "Operator", "Reduction"]
+__all__ = [
+    "COMPARISONS",
+    "LIBRARY",
+    "UNDERFLOW_ERROR",
+    "POINTWISE",
+    "REDUCTIONS",
+    "Operator",
+    "Reduction",
+    "extended_extremum",
+    "extensions",
+    "place_bits",
+]

@@ -57,6 +57,10 @@ def _scale_of_expdistances(x: Array, axis: int) -> Array:
     return (np.exp(-distance) * finite * (2 + finite)).sum(axis=axis, keepdims=True)
 
 
+def _scale_of_position(x: Array, axis: int) -> Array:
+    return np.full_like(x.max(axis=axis, keepdims=True), x.shape[axis])
+
+
 def _scale_of_moment2(x: Array, axis: int) -> Array:
     # The error of the mean, n roundings, enters squared.
     n, unit = x.shape[axis], float(np.finfo(x.dtype).eps)
@@ -92,21 +96,23 @@ ROWS = (
         "max",
         lambda x, axis: x.max(axis=axis, keepdims=True),
         "Max",
-        "top()",
+        "extreme()",
         lambda o, y, x: o.where(x == y, 1.0, 0.0),
         "Largest element; NaN if one is.",
         scale=_scale_of_sum,
         ulps=0.0,
+        base="Top",
     ),
     Reduction(
         "min",
         lambda x, axis: x.min(axis=axis, keepdims=True),
         "Min",
-        "bottom()",
+        "extreme()",
         lambda o, y, x: o.where(x == y, 1.0, 0.0),
         "Smallest element; NaN if one is.",
         scale=_scale_of_sum,
         ulps=0.0,
+        base="Bottom",
     ),
     Reduction(
         "expsum",
@@ -119,7 +125,6 @@ ROWS = (
         flops=10,
         identity_on_one=False,
         about="max",
-        words=3,
     ),
     # Two that extend an expsum of the same elements, whose distances and exponentials they add up.
     Reduction(
@@ -133,6 +138,7 @@ ROWS = (
         identity_on_one=False,
         about="max",
         words=2,
+        extends="expsum",
     ),
     Reduction(
         "expdistances",
@@ -144,6 +150,35 @@ ROWS = (
         scale=_scale_of_expdistances,
         identity_on_one=False,
         about="max",
+        extends="expsum",
+    ),
+    Reduction(
+        "argmax",
+        lambda x, axis: np.argmax(x, axis=axis, keepdims=True),
+        "FirstPlace",
+        "place()",
+        lambda o, top, x: None,
+        "First position of the largest element, or of a NaN.",
+        scale=_scale_of_position,
+        ulps=0.0,
+        flops=3,
+        identity_on_one=False,
+        about="max",
+        gives_position=True,
+    ),
+    Reduction(
+        "argmin",
+        lambda x, axis: np.argmin(x, axis=axis, keepdims=True),
+        "FirstPlace",
+        "place()",
+        lambda o, bottom, x: None,
+        "First position of the smallest element, or of a NaN.",
+        scale=_scale_of_position,
+        ulps=0.0,
+        flops=3,
+        identity_on_one=False,
+        about="min",
+        gives_position=True,
     ),
     Reduction(
         "moment2",

@@ -89,9 +89,12 @@ class Reduction:
     ulps : error for each element reduced, in ulps of `scale`; 0 for exact reductions
     flops : cost of an element relative to an addition
     identity_on_one : whether the reduction of one element is that element
-    about : the reduction of the same elements whose result `derivative` takes as `y`; by default this one. Reductions
-        about the maximum share one accumulator: that of an expsum, which the others extend
+    about : the reduction of the same elements whose result `derivative` takes as `y`; by default this one
     words : numbers that the accumulator holds, or those by which it extends another
+    base : of an extremum, the device type that reductions about it extend, those of the same elements one after the
+        other, in the order of the table; it gives the extremum, too. It holds two numbers
+    extends : of a reduction about an extremum, another one whose accumulator it needs to extend
+    gives_position : whether the result is a position along the axis, an int64
     """
 
     name: str
@@ -106,6 +109,9 @@ class Reduction:
     identity_on_one: bool = True
     about: str | None = None
     words: int = 1
+    base: str = ""
+    extends: str = ""
+    gives_position: bool = False
 
 
 def op(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ... import dtypes
 from ...devices import Device
 from ...ir.graph import Node, Shape
-from ...ir.operators import REDUCTIONS
+from ...ir.operators import REDUCTIONS, extended_extremum, extensions, place_bits
 from .products import tile_width
 from .steps import Step, stages_of
 
@@ -102,18 +102,25 @@ def finish_time(step: Step) -> float:
 def state_size(epilogue: Step) -> int:
     """Bound the bytes of a state that an epilogue leaves for one row of a tile; 0 without reductions."""
     reductions = [n for n in epilogue.nodes if n.reduction]
-    # Those about the maximum of the same elements share an accumulator, which holds the maximum, too.
-    shared = {n.inputs[0] for n in reductions if REDUCTIONS[n.op].about == "max"}
-    separate = [n for n in reductions if n.op not in ("max", "expsum") or n.inputs[0] not in shared]
-    words = [(REDUCTIONS[n.op].words, _word(n)) for n in separate]
-    words += [(REDUCTIONS["expsum"].words, _word(n)) for n in shared]
+    # Those about an extremum of the same elements share an accumulator, which holds the extremum, too.
+    shared: dict[tuple[Node, str], list[str]] = {}
+    words = []
+    for node in reductions:
+        extremum = extended_extremum(node.op)
+        if extremum is None:
+            words.append((REDUCTIONS[node.op].words, _word(node.dtype)))
+        else:
+            shared.setdefault((node.inputs[0], extremum), []).append(node.op)
+    for (x, _), names in shared.items():
+        own, place = _word(x.dtype), place_bits(x.shape[1]) // 8
+        words += [(2, own), *((row.words, place if row.gives_position else own) for row in extensions(names))]
     aligned = max((word for _, word in words), default=4)  # an accumulator begins at most at multiples of these
     sizes = [-(-count * word // aligned) * aligned for count, word in words]
     return -(-sum(sizes) // 8) * 8
 
 
-def _word(value: Node) -> int:
-    return max(4, dtypes.ITEMSIZE[dtypes.compute_dtype(value.dtype)])
+def _word(dtype: str) -> int:
+    return max(4, dtypes.ITEMSIZE[dtypes.compute_dtype(dtype)])
 
 
 def state_bytes(step: Step, processors: int) -> int:

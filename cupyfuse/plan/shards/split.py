@@ -117,11 +117,11 @@ class Shards:
     def _analyse(self) -> None:
         """Find which values are split, the rounds, and what shards read of arguments that are given whole."""
         self.modes: dict[Node, Mode] = {}
-        self.positions = False
         self._depths: dict[Node, int] = {}  # the round in which a value is known
         self._crossing: dict[Node, StateRule] = {}  # reductions along the axis, by value
         for node in g.topological([*self.graph.inputs, *self.graph.outputs]):
             self._place(node)
+        self.positions = any(rule.gives_position for rule in self._crossing.values())
         outputs, asked = self.graph.outputs, self._results
         self._depth = max((self._depths[n] for n in outputs), default=0)
         self.result_modes = tuple(self.modes.get(n, asked.get(k, WHOLE)) for k, n in enumerate(outputs))
@@ -349,11 +349,15 @@ class _Shard:
     def state(self, node: Node, rule: StateRule) -> list[Node]:
         """Build the parts of a reduction's state."""
         if self._width == 0:
-            parts = _stored(rule.local(node if node.op == "matmul" else node.inputs[0], node.axis))
-            numbers = zip(parts, rule.identity(node.dtype), strict=True)
+            x = node if node.op == "matmul" else node.inputs[0]
+            numbers = zip(_stored(rule.local(x, node.axis)), rule.identity(x.dtype), strict=True)
             return [g.broadcast(g.cast(g.const(number), part.dtype), part.shape) for part, number in numbers]
         operands = [self.part(p) for p in self._shards._operands_of_reduction(node)]
-        return _stored(rule.local(g.with_inputs(node, operands) if node.op == "matmul" else operands[0], node.axis))
+        parts = rule.local(g.with_inputs(node, operands) if node.op == "matmul" else operands[0], node.axis)
+        if rule.gives_position:
+            assert self._first is not None
+            parts = (*parts[:-1], g.pointwise("add", parts[-1], self._first))
+        return _stored(parts)
 
 
 def _stored(parts: Sequence[Node]) -> list[Node]:

@@ -37,6 +37,8 @@ class StateRule:
         `merge(states)` returns the parts for the elements of all shards.
     value : callable
         `value(parts)` returns the reduction.
+    gives_position : bool
+        Whether the last part is a position along the axis. That of `local` is one among the elements of a shard.
     """
 
     name: str
@@ -45,6 +47,7 @@ class StateRule:
     identity: Callable[[str], tuple[float, ...]]
     merge: Callable[[Sequence[Parts]], Parts]
     value: Callable[[Parts], Node] = lambda parts: parts[-1]
+    gives_position: bool = False
 
 
 def rule_of(node: Node) -> StateRule | None:
@@ -90,6 +93,37 @@ def _highest(dtype: str) -> float:
 def _limits(dtype: str) -> tuple[int, int]:
     bits, signed = 8 * dtypes.ITEMSIZE[dtype], not dtype.startswith("u")
     return (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+
+_NOWHERE = (1 << 63) - 1  # behind all positions
+
+
+def _first_place(op: str, best: str, identity: Callable[[str], float]) -> StateRule:
+    """Return the rule of the first position of an extremum `op`, or of NaN, which merges by the operator `best`."""
+
+    def merge(states: Sequence[Parts]) -> Parts:
+        extremes, places = zip(*states, strict=True)
+        extreme = _fold(best, extremes)
+        found = [
+            _select(_is_same(own, extreme), place, g.const(_NOWHERE))
+            for own, place in zip(extremes, places, strict=True)
+        ]
+        return extreme, _fold("minimum", found)
+
+    return StateRule(
+        f"arg{op}",
+        (op, f"arg{op}"),
+        lambda x, axis: (g.reduce(op, x, axis), g.reduce(f"arg{op}", x, axis)),
+        lambda dtype: (identity(dtype), _NOWHERE),
+        merge,
+        gives_position=True,
+    )
+
+
+def _is_same(a: Node, b: Node) -> Node:
+    """Whether two numbers are equal, or both NaN."""
+    both = g.pointwise("logical_and", g.pointwise("isnan", a), g.pointwise("isnan", b))
+    return g.pointwise("logical_or", _is("equal", a, b), both)
 
 
 # Reductions about the maximum --------------------------------------------------------------------------------------
@@ -200,6 +234,8 @@ _ROWS = (
     _reduction("prod", "multiply", lambda dtype: 1),
     _reduction("max", "maximum", _lowest),
     _reduction("min", "minimum", _highest),
+    _first_place("max", "maximum", _lowest),
+    _first_place("min", "minimum", _highest),
     StateRule(
         "expsum",
         ("max", "expsum"),

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...ir import graph as g
 from ..axes import normalize_axes
 from ..broadcasting import expand
 from ..library import call_library
@@ -218,8 +217,6 @@ def nanstd(*args: Any, **options: Any) -> Any:
 
 # Positions of extrema -----------------------------------------------------------------------------------------------
 
-_EXACT_IN_FLOAT32 = 1 << 24  # integers up to this one
-
 
 def arg_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
     """Find the first position of the extreme, or of NaN, as `np.argmax` or `np.argmin` for op "max" or "min"."""
@@ -231,17 +228,9 @@ def arg_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, *, keepdi
         flat = arg_extreme(op, a.flatten(), 0, keepdims=True)
         return flat.reshape((1,) * a.ndim) if keepdims else flat[0]
     (p,) = normalize_axes(axis, a.ndim, f"arg{op}")
-    n = a.shape[p]
-    if n == 0:
-        raise ValueError(f"arg{op}: attempt to get arg{op} of an empty sequence\n  at {user_line()}")
-    if not dtypes.is_float(a._node.dtype):
-        a = a.astype("float64")
-    top = reduce(op, a, axis, keepdims=True)
-    hit = apply("where", apply("isnan", top), apply("isnan", a), apply("equal", a, top))
-    positions = a._trace.array(g.positions(n, 1, "float32" if n <= _EXACT_IN_FLOAT32 else "float64"), (1,))
-    positions = positions[tuple(slice(None) if q == p else None for q in range(a.ndim))]
-    first = reduce("min", apply("where", hit, positions, float(n)), axis, keepdims)
-    return first.astype("int64")
+    if not dtypes.is_float(a._node.dtype):  # which holds these integers exactly
+        a = a.astype("float32" if dtypes.ITEMSIZE[a._node.dtype] <= 2 else "float64")
+    return reduce(f"arg{op}", a, p, keepdims)
 
 
 # Norms --------------------------------------------------------------------------------------------------------------
