@@ -123,6 +123,18 @@ def test_kernels_of_shared_rows_compile(architecture):
         assert all(compiles(k.source, architecture) for k in kernels)
 
 
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
+@pytest.mark.parametrize("shape", [(3000, 100), (3000, 5000), (2, 40000), (2, 1 << 32)])
+def test_positions_compile(shape, architecture):
+    """In short rows, long ones, shared ones, and where they take 64 bits."""
+    for dtype in DTYPES:
+        plan = cf.fuse(lambda x: (x.argmax(axis=1), x.argmin(axis=1), x.max(axis=1))).plan(cf.spec(shape, dtype))
+        (step,) = plan.steps
+        for kernel in kernels_of(step, plan.scheduled.storage):
+            assert ("u64> t" in kernel.source) == (shape[1] == 1 << 32)
+            assert compiles(kernel.source, architecture)
+
+
 def plain_kernels(width):
     """The kernels of a split product that is stored."""
     return split.product_kernels(split.plain_program((300, 400)), width, 2)

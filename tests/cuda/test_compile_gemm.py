@@ -38,6 +38,7 @@ TAILS: dict[str, Callable[..., Any]] = {
         cf.relu(x @ w.T).sum(axis=1),
         cf.logsumexp(x @ w.T + b, axis=1),
     ),
+    "positions": lambda x, w, b, r: ((y := x @ w.T + b).argmax(axis=1), y.argmin(axis=1), cf.logsumexp(y, axis=1)),
 }
 
 

@@ -11,7 +11,7 @@ from support import HOST, INF, NAN, NUMPY, Engine, assert_equal, dtype_of
 
 import cupyfuse as cf
 from cupyfuse.cuda import program
-from cupyfuse.cuda.sources import kernels_of
+from cupyfuse.cuda.fused_gemm import kernels_of
 from cupyfuse.plan.schedule import state_size
 
 ENGINES = pytest.mark.parametrize("engine", [NUMPY, HOST], ids=lambda e: e.name)
@@ -126,7 +126,7 @@ def test_states_of_products_have_room() -> None:
     plan = cf.fuse(both).plan(cf.spec((4096, 768), "bfloat16"), cf.spec((32000, 768), "bfloat16"))
     (step,) = plan.steps
     assert step.epilogue is not None and state_size(step.epilogue) == 4 * (4 + 3) + 4
-    (product, merge) = kernels_of(step, plan.scheduled.storage)
+    product, merge = kernels_of(step, plan.scheduled.storage)
     assert "FirstPlace<ExpSum<Top<float>>, u32>" in product.source and "FirstPlace<Bottom<float>, u32>" in merge.source
 
 
