@@ -62,7 +62,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
                 if (start + i * step < last) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
-                        p.add(At<0>(), e[i * V + j], start + i * step, totals[j]);
+                        p.template add<1>(At<0>(), &e[i * V + j], start + i * step, totals[j]);
                     }
                 }
             }

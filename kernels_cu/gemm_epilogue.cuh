@@ -144,7 +144,7 @@ __device__ __forceinline__ void finish_chunk(
 #pragma unroll
                 for (int i = 0; i < held; ++i) {
                     if (has_column(i)) {
-                        p.add(At<0>(), e[h][i], first + offset(i), totals[h]);
+                        p.template add<1>(At<0>(), &e[h][i], first + offset(i), totals[h]);
                     }
                 }
             }

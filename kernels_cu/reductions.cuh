@@ -1,7 +1,7 @@
 // Accumulators of reductions.
 //
 // Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add(x, at) for each element,
-// with its position along the reduced axis. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
+// with its position along the reduced axis, or add_pack for several neighbours. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
 // per tile instead of once per element.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
@@ -104,7 +104,8 @@ struct ExpSum : Base {
             Base::settle();
         }
     }
-    __device__ __forceinline__ void add(T x, i64) { s += exp_in_sum(x - base(this->m)); }
+    __device__ __forceinline__ T term(T x) const { return exp_in_sum(x - base(this->m)); }
+    __device__ __forceinline__ void add(T x, i64) { s += term(x); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ExpSum& o) {
         const T top = nan_max(this->m, o.m);
@@ -267,3 +268,43 @@ struct Moments {
     }
     __device__ __forceinline__ T variance() const { return m2 / n; }
 };
+
+// Sum V numbers, a power of two, in pairs: fewer roundings are carried on than one after the other.
+template <class T, int V>
+__device__ __forceinline__ T sum_in_pairs(T (&x)[V]) {
+#pragma unroll
+    for (int n = V / 2; n > 0; n /= 2) {
+#pragma unroll
+        for (int j = 0; j < n; ++j) {
+            x[j] += x[j + n];
+        }
+    }
+    return x[0];
+}
+
+// Add V elements at neighbouring positions, from `at` on.
+template <class Accumulator, class X, int V>
+__device__ __forceinline__ void add_pack(Accumulator& to, const X (&x)[V], i64 at) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        to.add(x[j], at + j);
+    }
+}
+template <class T, class X, int V>
+__device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
+    T terms[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        terms[j] = x[j];
+    }
+    to.add(sum_in_pairs(terms), at);
+}
+template <class Base, class X, int V>
+__device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
+    typename Base::Value terms[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        terms[j] = to.term(x[j]);
+    }
+    to.s += sum_in_pairs(terms);
+}

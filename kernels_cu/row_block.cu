@@ -14,7 +14,7 @@
 //   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j; false if it has to be recomputed by
 //   exact_element(...)                       the same as it was written, without rewrites; present if has_exact(S)
 //   store<V>(At<S>, row, col, out)           stores the stage's full results
-//   peek(At<S>, e, totals), add(At<S>, e, at, totals)  accumulate an element, at a position along the reduced axis
+//   peek(At<S>, e, totals), add<V>(At<S>, e, at, totals)  accumulate an element; V of them, from a position on
 //   finish(At<S>, totals, team, row, r)      computes the per-row values that follow
 //   commit(row, r)                           stores the per-row results
 // Launch: Threads threads, any number of blocks (grid-stride loop over rows); cols <= Threads * Items * V. V > 1 needs cols,

@@ -176,14 +176,11 @@ __device__ __forceinline__ void resident_stage(
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             if ((i * team.size() + team.rank()) * V < span.packed) {
-#pragma unroll
-                for (int j = 0; j < V; ++j) {
-                    p.add(At<S>(), e.packs[i * V + j], span.column((i * team.size() + team.rank()) * V) + j, totals);
-                }
+                p.template add<V>(At<S>(), &e.packs[i * V], span.column((i * team.size() + team.rank()) * V), totals);
             }
         }
         if (has_single) {
-            p.add(At<S>(), e.single, span.single(team.rank()), totals);
+            p.template add<1>(At<S>(), &e.single, span.single(team.rank()), totals);
         }
         finish_stage<P, S>(p, team, row, totals, r);
     }
@@ -204,10 +201,7 @@ __device__ __forceinline__ void accumulate_pack(
             p.peek(At<S>(), e[j], totals);
         }
         totals.settle();
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-            p.add(At<S>(), e[j], col + j, totals);
-        }
+        p.template add<V>(At<S>(), e, col, totals);
     }
 }
 
@@ -322,10 +316,7 @@ __device__ __forceinline__ void stream_share(
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
                 if (start + i * step < last) {
-#pragma unroll
-                    for (int j = 0; j < V; ++j) {
-                        p.add(At<S>(), e[i * V + j], span.column(start + i * step) + j, totals);
-                    }
+                    p.template add<V>(At<S>(), &e[i * V], span.column(start + i * step), totals);
                 }
             }
         }

@@ -184,9 +184,9 @@ class Writer:
     def emit_totals(self, stage: int) -> str:
         """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
 
-        Templates call `peek` for each element of a tile, `settle` once, then `add` for each element, with its position
-        along the reduced axis. Lanes of a warp combine by `lead`, `settle` and `exchange`; `merge` adds the totals of
-        others (see `reductions.cuh`).
+        Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
+        the first one's position along the reduced axis. Lanes of a warp combine by `lead`, `settle` and `exchange`;
+        `merge` adds the totals of others (see `reductions.cuh`).
         """
         accumulators = self.program.accumulators(stage)
         lines = [f"struct Totals{stage} {{"]
@@ -201,17 +201,23 @@ class Writer:
         lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
         lines.append("};")
         lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
-        for action, given, passed in (("peek", "", ""), ("add", "i64 at, ", ", at")):
-            body = " ".join(f"t.{a.name}.{action}({self.read_field(a.operand)}{passed});" for a in accumulators)
-            head = f"__device__ void {action}(At<{stage}>, const Element& e, {given}Totals{stage}& t) const"
-            lines.append(f"{head} {{ {body} }}")
+        peek = " ".join(f"t.{a.name}.peek({self.read_field(a.operand)});" for a in accumulators)
+        lines.append(f"__device__ void peek(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {peek} }}")
+        lines.append("template <int V>")
+        lines.append(f"__device__ void add(At<{stage}>, const Element* e, i64 at, Totals{stage}& t) const {{")
+        for a in accumulators:
+            operand, kind = self.read_field(a.operand, "e[j]"), c_type(a.operand.dtype)
+            lines.append(f"    {kind} of_{a.name}[V];")
+            lines.append(f"    for (int j = 0; j < V; ++j) of_{a.name}[j] = {operand};")
+            lines.append(f"    add_pack(t.{a.name}, of_{a.name}, at);")
+        lines.append("}")
         return "\n".join(lines)
 
-    def read_field(self, node: Node) -> str:
-        """Return the field of the Element that holds a value; constants are literals."""
+    def read_field(self, node: Node, element: str = "e") -> str:
+        """Return the field of an Element that holds a value; constants are literals."""
         if node.op == "const":
             return Scope(self.program).constant(node, "float32")
-        return f"e.{self.program.names[node]}"
+        return f"{element}.{self.program.names[node]}"
 
     def element_field(self, node: Node) -> str:
         """Return the field of the Element that holds a value, after declaring it."""

@@ -304,8 +304,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the last pack of a thread left out of its totals",
         STAGES,
-        "p.add(At<S>(), e.packs[i * V + j], span",
-        "if (i == 0) p.add(At<S>(), e.packs[i * V + j], span",
+        "p.template add<V>(At<S>(), &e.packs[i * V], span",
+        "if (i == 0) p.template add<V>(At<S>(), &e.packs[i * V], span",
         rows("row_block and softmax and 256 and not packed"),
     ),
     Mutant(
@@ -518,11 +518,19 @@ MUTANTS: tuple[Mutant, ...] = (
         kernels("column_places-300x7-float32"),
     ),
     Mutant("NaN nowhere", REDUCTIONS, " || (a != a && b != b)", "", kernels("places-9x50-float32-special")),
+    Mutant("half of the pairs", REDUCTIONS, "n = V / 2; n > 0", "n = V / 4; n > 0", rows("every_way and reductions")),
+    Mutant(
+        "neighbours at one position",
+        REDUCTIONS,
+        "to.add(x[j], at + j)",
+        "to.add(x[j], at)",
+        rows("every_way and places"),
+    ),
     Mutant(
         "positions among packs",
         STAGES,
-        "e[i * V + j], span.column(start + i * step) + j, totals",
-        "e[i * V + j], start + i * step + j, totals",
+        "&e[i * V], span.column(start + i * step), totals",
+        "&e[i * V], start + i * step, totals",
         rows("every_way and row_stream and places and 251"),
     ),
     Mutant(
