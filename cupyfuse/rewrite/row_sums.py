@@ -18,8 +18,9 @@ _MOST_COUNTED = 1 << 32  # elements that an accumulator of distances counts, and
 def recognize_distances(node: Node) -> Node:
     """sum(x - m) = distances(x) with m = max(x), and sum((x - m) - log(s)) = distances(x) - n log(s), s = expsum(x).
 
-    The second is the sum of a log_softmax, as label smoothing has it. Its two terms have the same sign, so that nothing
-    cancels. NaN for a row with +inf or of -inf, and -inf for others with -inf, as written. Saves a pass over the row.
+    The second is the sum of a log_softmax, as label smoothing has it, also where it takes 0 for an m that is not
+    finite: such rows are NaN in either form. Its two terms have the same sign, so that nothing cancels. NaN for a row
+    with +inf or of -inf, and -inf for others with -inf, as written. Saves a pass over the row.
     """
     if node.op != "sum" or node.inputs[0].op != "subtract" or node.inputs[0].shape[node.axis] >= _MOST_COUNTED:
         return node
@@ -27,7 +28,7 @@ def recognize_distances(node: Node) -> Node:
     if (x := _distance_operand(value, node.axis)) is not None:
         return g.reduce("distances", x, node.axis)
     x = _log_probability_operand(value, node.axis)
-    if x is None or _distance_operand(value.inputs[0], node.axis) is None:
+    if x is None or value.inputs[1].op == "plus_log":
         return node
     count = g.axis_length(x.shape[node.axis], node.axis)
     total = g.pointwise("multiply", value.inputs[1], count)
@@ -64,6 +65,14 @@ def _distance_operand(node: Node, axis: int) -> Node | None:
     return x if same else None
 
 
+def _finite_distance_operand(node: Node, axis: int) -> Node | None:
+    """Return x where a value is x - max(x), or x where that maximum is not finite; else None."""
+    if node.op != "subtract" or node.inputs[1].op != "finite_or_zero":
+        return None
+    x, base = node.inputs
+    return x if _is_reduction(base.inputs[0], "max", x, axis) and x.dtype == node.dtype else None
+
+
 def _exponential_operand(node: Node, axis: int) -> Node | None:
     """Return x where a value is exp(x - max(x)); else None."""
     return _distance_operand(node.inputs[0], axis) if node.op == "exp" else None
@@ -78,10 +87,17 @@ def _probability_operand(node: Node, axis: int) -> Node | None:
 
 
 def _log_probability_operand(node: Node, axis: int) -> Node | None:
-    """Return x where a value is (x - max(x)) - log(expsum(x)) or x - logsumexp(x); else None."""
+    """Return x where a value is the logarithm of x's softmax; else None.
+
+    That is (x - max(x)) - log(expsum(x)), in this form or that of log_softmax, or x - logsumexp(x).
+    """
     if node.op != "subtract":
         return None
     value, normalizer = node.inputs
+    x = _finite_distance_operand(value, axis)
+    if x is not None:
+        is_log = normalizer.op == "log_relative" and _is_reduction(normalizer.inputs[0], "max", x, axis)
+        return x if is_log and _is_reduction(normalizer.inputs[1], "expsum", x, axis) else None
     x = _distance_operand(value, axis)
     if x is not None:
         is_log = normalizer.op == "log" and _is_reduction(normalizer.inputs[0], "expsum", x, axis)

@@ -33,6 +33,9 @@ FORMS = {
     f"({SOFTMAX} * {LOGARITHM}).sum(axis=1)": {"expsum", "expdistances"},
     f"({LOGARITHM} * np.exp({LOGARITHM})).sum(axis=1)": {"expsum", "expdistances"},
     f"({SOFTMAX} * x).sum(axis=1)": {"max", "expsum", "expdistances"},
+    "(cf.softmax(x, axis=1) * cf.log_softmax(x, axis=1)).sum(axis=1)": {"expsum", "expdistances"},
+    "(np.exp(cf.log_softmax(x, axis=1)) * cf.log_softmax(x, axis=1)).sum(axis=1)": {"expsum", "expdistances"},
+    "cf.log_softmax(x, axis=1).sum(axis=1)": {"max", "expsum", "distances"},
     f"(x * {SOFTMAX}).sum(axis=1)": {"max", "expsum", "expdistances"},
     f"{LOGARITHM}[np.arange(7), k]": {"max", "expsum", "sum"},
     f"np.exp({LOGARITHM})[np.arange(7), k] * 3": {"max", "expsum", "sum"},
@@ -51,7 +54,7 @@ def draw(seed: int, *shape: int) -> np.ndarray[Any, Any]:
 
 
 def function(text: str) -> Any:
-    return eval(f"lambda x, k: {text}", {"np": np})
+    return eval(f"lambda x, k: {text}", {"np": np, "cf": cf})
 
 
 def reductions(text: str, dtype: str = "float32") -> Counter[str]:
