@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .user_code import fail
 from .value import TracedValue
 
@@ -41,6 +43,8 @@ class Arithmetic(TracedValue):
         return self._trace.apply("divide", other, self)
 
     def __pow__(self, other: Any) -> Any:
+        if self._node.dtype == "bool" and type(other) is int and other == 2:
+            return np.square(self)  # int8, where np.power gives int64
         return self._trace.power(self, other)
 
     def __rpow__(self, other: Any) -> Any:

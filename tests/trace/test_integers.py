@@ -289,3 +289,12 @@ def test_narrow_integers_take_wide_ones_in_place(engine: Engine) -> None:
         got = engine.host(cf.fuse(added)(engine.array(s)))
     for one, other in zip(got, added(s), strict=True):
         assert_equal(one, other)
+
+
+@pytest.mark.parametrize("power", [lambda a: a**2, lambda a: np.power(a, 2), lambda a: a**3, lambda a: np.square(a)])
+def test_powers_of_masks(power: Callable[[Any], Any], engine: Engine) -> None:
+    """NumPy squares in int8 where an operator does it, and in int64 where a function of two arguments does."""
+    mask = np.array([[True, False, True]])
+    found = engine.host(cf.fuse(power)(engine.array(mask)))
+    assert found.dtype == power(mask).dtype
+    np.testing.assert_array_equal(found, power(mask))
