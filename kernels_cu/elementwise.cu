@@ -22,20 +22,22 @@ __device__ __forceinline__ void compute_elements(const P& p, i64 row, i64 col) {
     }
 }
 
-// The packs of V elements of all rows, in order. Of a shifted row the first one and the last may lie partly outside.
+// The packs of V elements of all rows, in order. A shifted row has as many as it touches where it begins with the last element
+// of one (_thread_blocks counts the same); its first one and its last may lie partly outside.
 template <class P, int V>
 struct Packs {
     static constexpr bool shifted = Span<P, V, i64>::has_singles;
     const P& p;
-    i64 a_row, total;
+    i64 packs_a_row, total;
 
     __device__ __forceinline__ explicit Packs(const P& program)
-        : p(program), a_row(shifted ? 1 + (p.cols + V - 2) / V : p.cols / V), total(p.rows * a_row) {}
+        : p(program), packs_a_row(shifted ? 1 + (p.cols + V - 2) / V : p.cols / V), total(p.rows * packs_a_row) {}
 
-    // Where pack k is: its row, and its number there. Divisions take as long as many elements, those of 64 bits most.
+    // Where pack k is: its row, and its number there. Divisions take as long as many elements, those of 64 bits most: beyond
+    // `total`, where nothing is computed, those of 32 bits may be wrong.
     __device__ __forceinline__ void find(i64 k, i64& row, i64& number) const {
-        row = p.rows == 1 ? 0 : total < (i64(1) << 31) ? static_cast<u32>(k) / static_cast<u32>(a_row) : k / a_row;
-        number = k - row * a_row;
+        row = p.rows == 1 ? 0 : total < (i64(1) << 31) ? static_cast<u32>(k) / static_cast<u32>(packs_a_row) : k / packs_a_row;
+        number = k - row * packs_a_row;
     }
     __device__ __forceinline__ void compute(i64 row, i64 number) const {
         i64 col = number * V;
@@ -59,21 +61,22 @@ template <class P, int Threads, int V>
 __device__ __forceinline__ void elementwise(const P& p) {
     const Packs<P, V> packs(p);
     const i64 threads = static_cast<i64>(gridDim.x) * Threads;
-    const i64 a_thread = packs.total <= threads ? 1 : (packs.total + threads - 1) / threads;
-    const i64 first = blockIdx.x * (Threads * a_thread) + threadIdx.x, of_block = (blockIdx.x + 1) * (Threads * a_thread);
-    const i64 end = of_block < packs.total ? of_block : packs.total;
-    i64 row, number, rows_on = 0, numbers_on = 0;  // from a pack of this thread to its next
+    const i64 packs_a_thread = packs.total <= threads ? 1 : (packs.total + threads - 1) / threads;
+    const i64 a_block = Threads * packs_a_thread;  // whose threads take every Threads-th
+    const i64 first = blockIdx.x * a_block + threadIdx.x, end_of_block = (blockIdx.x + 1) * a_block;
+    const i64 end = end_of_block < packs.total ? end_of_block : packs.total;
+    i64 row, number, row_step = 0, number_step = 0;  // to the next pack of this thread, one row more where it wraps
     packs.find(first, row, number);
-    if (a_thread > 1) {
-        packs.find(Threads, rows_on, numbers_on);
+    if (packs_a_thread > 1) {
+        packs.find(Threads, row_step, number_step);
     }
 #pragma unroll 1
     for (i64 k = first; k < end; k += Threads) {
         packs.compute(row, number);
-        row += rows_on;
-        number += numbers_on;
-        if (number >= packs.a_row) {
-            number -= packs.a_row;
+        row += row_step;
+        number += number_step;
+        if (number >= packs.packs_a_row) {
+            number -= packs.packs_a_row;
             ++row;
         }
     }

@@ -1,7 +1,8 @@
 // Accumulators of reductions.
 //
-// Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add(x, at) for each element,
-// with its position along the reduced axis, or add_pack for several neighbours. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
+// Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add_pack(accumulator, x, at) for
+// each pack of neighbours, of which `at` is the first one's position along the reduced axis. That calls add(x, at) for each
+// element, or adds up the pack first. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
 // per tile instead of once per element.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
@@ -10,7 +11,7 @@
 // merge(other) adds a whole accumulator; in a fixed order it gives fixed bits.
 #pragma once
 
-#include "types.cuh"
+#include "functions.cuh"
 
 template <class T>
 struct Sum {
@@ -192,7 +193,7 @@ struct ExpDistances : Base {
 };
 
 // What `Base`, a Top or a Bottom or an extension of it, holds, and the first position of the extreme: of NaN if there is one.
-// Of no elements it is behind all. Places are unsigned.
+// Of no elements it is the largest Place, an unsigned integer that no position reaches.
 template <class Base, class Place>
 struct FirstPlace : Base {
     typedef typename Base::Value T;
@@ -269,9 +270,10 @@ struct Moments {
     __device__ __forceinline__ T variance() const { return m2 / n; }
 };
 
-// Sum V numbers, a power of two, in pairs: fewer roundings are carried on than one after the other.
+// Sum V numbers as a balanced tree, in which each goes through log2(V) roundings instead of up to V - 1. Overwrites x.
 template <class T, int V>
 __device__ __forceinline__ T sum_in_pairs(T (&x)[V]) {
+    static_assert((V & (V - 1)) == 0, "halves of halves");
 #pragma unroll
     for (int n = V / 2; n > 0; n /= 2) {
 #pragma unroll
@@ -299,6 +301,7 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     }
     to.add(sum_in_pairs(terms), at);
 }
+// Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element.
 template <class Base, class X, int V>
 __device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
     typename Base::Value terms[V];

@@ -8,7 +8,8 @@
 
 #include "split_pieces.cuh"
 
-// Reduce a number of each thread of a row to one that all have; through shared memory for more threads than a warp's.
+// Reduce a number of each thread of a row to one that all have; for more threads than a warp's through `slots`, 32 words that no
+// other call uses.
 template <int Threads, class Combine>
 __device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
 #pragma unroll
@@ -35,6 +36,7 @@ __device__ __forceinline__ void split_rows(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
     static_assert(Threads <= 32 || Rows == 1, "teams larger than a warp are blocks");
     static_assert(Threads % 8 == 0, "neighbouring threads have the 8 pieces of 64 columns");
+    static_assert(Held <= 32, "with_lo has a bit for each");
     const int rank = threadIdx.x % Threads;
     const i64 row = static_cast<i64>(blockIdx.x) * Rows + threadIdx.x / Threads;
     const i64 pieces = (cols + 63) / 64 * 8, groups = (rows + 7) / 8;
@@ -65,7 +67,7 @@ __device__ __forceinline__ void split_rows(
     const RowScale scale(top);
     u32 found = 0;  // see RowFindings
     u8* const marks = lo_marks(inverse, groups) + row;
-    u32 with_lo = 0;  // a bit for each piece that a thread holds: whether the block of 64 columns has lo
+    u32 with_lo = 0;  // a bit for each piece that a thread holds: whether lo of the 64 columns around it is not zero
     const auto store = [&](const Piece& piece, i64 p) {
         uint4 hi, lo;
         found = RowFindings::both(found, split(piece, scale, hi, lo));
@@ -99,7 +101,7 @@ __device__ __forceinline__ void split_rows(
     }
     found = of_row<Threads>(found, slots + 32, [](u32 a, u32 b) { return RowFindings::both(a, b); });
     const float entry = scale.inverse(found);
-    if (!SplitRow::of(entry).lo_everywhere()) {  // else nobody asks where
+    if (!SplitRow::of(entry).lo_everywhere()) {  // else marks are not read (Lo::everywhere)
 #pragma unroll
         for (int i = 0; i < Held; ++i) {
             const int p = i * Threads + rank;

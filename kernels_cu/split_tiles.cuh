@@ -41,7 +41,8 @@ struct SplitRow {
     __device__ __forceinline__ u32 half() const { return (bits & 0x7f000000u) >> 1; }
     __device__ __forceinline__ u32 other_half() const { return (bits & 0x7f800000u) - half(); }
     // The least magnitude at which a sum is accurate. Each small element errs by at most 2^-36 and is multiplied with less
-    // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them.
+    // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them. Of a marked row, of zeros, and
+    // of one beyond the last it is so negative that also with that of another row, at most 2^23, no sum is below it.
     __device__ __forceinline__ float accurate_from() const {
         const bool none = bits >> 31 || is_marked();
         return none ? -1e30f : 4.0f * static_cast<float>(bits & most);

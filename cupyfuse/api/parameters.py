@@ -25,17 +25,19 @@ def _declaring(function: Any) -> Any:
     """Return the function whose parameters a function takes: that within wrappers that pass on what they are given.
 
     `functools.wraps` makes every wrapper look like the function that it wraps. Those which pass arguments on take
-    `*args, **kwargs`, perhaps behind some first parameters of that function; others have parameters of their own.
+    `*args, **kwargs`, perhaps behind some first parameters of that function, by the same names and with no defaults of
+    their own; others have parameters of their own.
     """
     if isinstance(function, MethodType):
         return MethodType(_declaring(function.__func__), function.__self__)
     while hasattr(function, "__wrapped__") and "__signature__" not in getattr(function, "__dict__", ()):
         if isinstance(function, FunctionType):
-            *first, args, kwargs = [None, None, *_parameters(function)]
-            if args is None or kwargs is None or (args.kind, kwargs.kind) != (_VAR_POSITIONAL, _VAR_KEYWORD):
+            own, wrapped = _parameters(function), function.__wrapped__  # type: ignore[attr-defined]
+            first = own[:-2]
+            within = _parameters(wrapped, True)[: len(first)]
+            if [p.kind for p in own[-2:]] != [_VAR_POSITIONAL, _VAR_KEYWORD]:
                 break
-            own = [p.name for p in first if p is not None]
-            if own != [p.name for p in _parameters(function.__wrapped__, True)][: len(own)]:
+            if [p.name for p in first] != [p.name for p in within] or any(p.default is not p.empty for p in first):
                 break
         function = function.__wrapped__
     return function
@@ -46,7 +48,7 @@ def _parameters(function: Any, follow_wrapped: bool = False) -> list[inspect.Par
 
 
 def _default_objects(function: Any) -> Iterator[Any]:
-    """Yield the objects whose identities show whether defaults were replaced: values, and names of those by name."""
+    """Yield the objects whose identities show whether defaults were replaced: values, names of keyword-only ones."""
     plain = _declaring(function)
     if isinstance(plain, functools.partial):
         yield from (*plain.keywords, *plain.keywords.values())
@@ -90,7 +92,7 @@ class Parameters:
         """Read the function's signature, and note the default values that it has now."""
         self.signature = inspect.signature(_declaring(self._function), follow_wrapped=False)
         self._defaults = list(_default_objects(self._function))
-        # A plain function without defaults by name: its defaults are one tuple.
+        # Of a plain function without wrappers or keyword-only defaults one tuple tells whether they were replaced.
         function: Any = self._function
         is_plain = type(function) is FunctionType and not function.__dict__ and not function.__kwdefaults__
         self._plain = function if is_plain else None
@@ -102,7 +104,7 @@ class Parameters:
         named = [p.name for p in self.signature.parameters.values() if p.kind is not _POSITIONAL_ONLY]
         takes_any = any(p.kind is _VAR_KEYWORD for p in self._parameters)
         self._refused = frozenset(self._fixed).intersection(named if takes_any else ())
-        self._defaults_by_mask: dict[int, tuple[frozenset[str], list[tuple[int, Any]]]] = {}  # the binder's mask
+        self._defaults_by_mask: dict[int, tuple[frozenset[str], list[tuple[int, Any]]]] = {}  # by what is not given
 
     def _read_if_replaced(self) -> None:
         """Read the signature again if a default was replaced since."""

@@ -23,7 +23,7 @@ from ..ir.numbers import Number
 from ..plan.schedule import Step, state_size
 
 _MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
-# Threads of elementwise work have several packs where blocks are so many that all multiprocessors still have work.
+# From so many blocks on threads of elementwise work have several packs: enough blocks are left for all multiprocessors.
 _MANY_BLOCKS, _PACKS_A_THREAD = 1 << 14, 8
 
 # Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments,
@@ -316,6 +316,7 @@ def _thread_blocks(config: Config, rows: int, cols: int) -> int:
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":
+        # As many as elementwise.cu counts.
         packs = 1 + (cols + config.vec - 2) // config.vec if config.shifted else cols // config.vec
         blocks = -(-rows * packs // config.threads)
         if blocks >= _MANY_BLOCKS:

@@ -34,6 +34,9 @@ def build(
 ) -> Plan:
     """Simplify and schedule a traced function; split off what depends on the bound arguments alone.
 
+    A graph with views of computed values has two forms: with views computed again, within the bound of FLOPs, and as
+    written. The first one is planned if it moves no more bytes than the function as written, else the better of both.
+
     Parameters
     ----------
     traced : Traced
@@ -55,7 +58,8 @@ def build(
     for graph, most_flops in forms:
         plan = _plan_of(replace(traced, graph=graph), layouts, settings, bound, cost, most_flops)
         found = cost_of(plan.steps)
-        repeated = graph is not written and found.repeatable > MOST_FLOPS * cost.repeatable  # by rewriting
+        # Simplification may remove less of this form than of that as written, which is never dropped.
+        repeated = graph is not written and found.repeatable > MOST_FLOPS * cost.repeatable
         if not repeated:
             plans.append((found.bytes, plan))
             if found.bytes <= cost.bytes:
@@ -68,12 +72,12 @@ def _plan_of(
     layouts: dict[int, Layout] | None,
     settings: Settings,
     bound: frozenset[int],
-    written: Cost,
+    cost_as_written: Cost,
     most_flops: float,
 ) -> Plan:
     """Build the plan of a traced function with at most `most_flops` times the FLOPs of its graph.
 
-    `written` is the cost of the function as written, but for what bound arguments alone fix.
+    `cost_as_written` is that of the function as written, but for what bound arguments alone fix.
     """
     simplified, notes = simplify(traced.graph)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
@@ -84,7 +88,7 @@ def _plan_of(
         graph, prepacking = split_off(graph, fixed, "prepacked")
         prepare = plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
-    scheduled = scheduled_for(graph, layouts, settings, None if bound else written, most_flops)
+    scheduled = scheduled_for(graph, layouts, settings, None if bound else cost_as_written, most_flops)
     results = zip(scheduled.graph.outputs, traced.axes, strict=True)
     outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
     plan = Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)

@@ -26,7 +26,11 @@ def with_views_stored(graph: Graph, viewed: Viewed) -> Graph:
 
 
 def within_flops(graph: Graph, viewed: Viewed, written: Graph) -> Graph:
-    """Return the graph with views computed again, of as many values as `MOST_FLOPS` times those `written` allow."""
+    """Return a graph of at most `MOST_FLOPS` times the repeatable FLOPs of `written`.
+
+    That is `graph`, if it has no more; else one in which the views of some values alone are computed again; else
+    `written`.
+    """
     most = MOST_FLOPS * unfused_cost(written).repeatable
     if not viewed or unfused_cost(graph).repeatable <= most:
         return graph
@@ -69,7 +73,8 @@ class _Chosen(_Rebuilt):
     """A graph in which the views of some values are computed again, and those of others are read from memory.
 
     Values are gone through in the order of their computation. The views of one are computed again if the graph then has
-    at most so many FLOPs: those as written, those of all views, less what nothing but the views needed.
+    at most so many FLOPs. Its FLOPs are those as written, and those of the views computed again so far, less those of
+    values that only such views needed; products are not counted.
     """
 
     def __init__(self, graph: Graph, viewed: Viewed, most: float):
@@ -122,7 +127,10 @@ class _Chosen(_Rebuilt):
         return [n for n in nodes if n not in have]
 
     def _needed_by_views_alone(self, value: Node, views: list[Node]) -> set[Node]:
-        """Find the values that nothing needs once the views of a value are computed again."""
+        """Find the values that nothing needs once the views of a value are computed again.
+
+        A node is looked at each time that one of its users is found to be such a value.
+        """
         gone: set[Node] = set()
         left = [value]
         while left:
@@ -134,6 +142,7 @@ class _Chosen(_Rebuilt):
                 or not all(u in gone or u in self.unneeded or u in views for u in users)
             ):
                 continue
+            # A view that reads this node from memory keeps it.
             if all(self.viewed[v][1].copies(self.done[node], self.stored) for v in views):
                 gone.add(node)
                 left += self.operands(node)

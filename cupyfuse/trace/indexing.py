@@ -12,7 +12,7 @@ from .library import call_library
 from .masked import Masked
 from .operations import apply, as_tracer
 from .parts import part, put, select, without_leading_ones
-from .promotion import held_by
+from .promotion import checked_number
 from .tracer import Tracer
 from .user_code import fail, user_line
 
@@ -125,7 +125,7 @@ def _mask_of(x: Tracer, index: Any) -> _Mask | None:
 
 def assign(x: Tracer, index: Any, value: Any) -> None:
     """Assign `x[index] = value`."""
-    value = held_by(x._node.dtype, value)
+    value = checked_number(x._node.dtype, value)
     mask = _mask_of(x, index)
     if mask is not None:
         x._assign(_masked_value(x, mask, value))

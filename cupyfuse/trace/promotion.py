@@ -74,7 +74,8 @@ def convert(op: str, operands: list[Tracer]) -> Converted:
     if op in UFUNCS and not any(map(dtypes.is_float, strong)):
         return _by_loop(op, operands, dtype)
     if dtypes.is_integer(dtype) and op in ("where", "clip"):
-        _check_range(values, "int64" if op == "where" else dtype)  # NumPy's `where` lets integers wrap around
+        # NumPy's `where` lets integers wrap around; those beyond int64 are refused here (NumPy: from 2^64 on).
+        _check_range(values, "int64" if op == "where" else dtype)
         return Converted(_as_int64(operands), dtype if dtype != "int64" else "")
     return Converted(operands)
 
@@ -133,13 +134,14 @@ def _comparable(x: Tracer) -> Tracer:
     value, int64 = x._node.value, np.iinfo(np.int64)
     if x._node.op != "const" or type(value) is not int or int64.min <= value <= int64.max:
         return x
-    return x._trace.array(g.const(math.copysign(math.inf, value)), x._axes)
+    return x._trace.array(g.const(math.inf if value > 0 else -math.inf), x._axes)
 
 
-def held_by(dtype: str, value: Any, casting: Casting | None = None) -> Any:
-    """Return what is written to an array of a dtype: a Python number as the array holds it, other values unchanged.
+def checked_number(dtype: str, value: Any, casting: Casting | None = None) -> Any:
+    """Check that an array of a dtype can hold what is written to it, if that is a Python number; return it.
 
-    Without `casting` it is assigned, with it copied as by `np.copyto`.
+    Without `casting` it is assigned, with it copied as by `np.copyto`. An integer that int64 cannot hold is returned as
+    the array holds it; all others unchanged, since writing casts them.
 
     Raises
     ------
@@ -151,7 +153,7 @@ def held_by(dtype: str, value: Any, casting: Casting | None = None) -> Any:
     held = np.zeros((), dtypes.to_numpy(dtype))
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of bfloat16
+            warnings.simplefilter("ignore", RuntimeWarning)  # of bfloat16's overflows
             if casting is None:
                 held[()] = value
             else:

@@ -163,6 +163,14 @@ def changing_x(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def with_default(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(x: Any, y: Any = 5.0, *args: Any, **kwargs: Any) -> Any:
+        return function(x, y, *args, **kwargs)
+
+    return wrapper
+
+
 def squared(x: Any) -> Any:
     return x * x
 
@@ -189,6 +197,7 @@ WRAPPED: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
     (passing_on(added), ("x", "y")),
     (changing_x(added), ("x", "y")),
     (functools.lru_cache(changing_x(added)), ("x", "y")),
+    (with_default(added), ("x", "y", "args", "kwargs")),
     (Model.added, ("self", "x", "y")),
     (Model().added, ("x", "y")),
 )
@@ -204,6 +213,7 @@ def test_wrappers_with_parameters_of_their_own() -> None:
     assert_equal(fused(W), W * W * 2)
     assert_equal(fused(W, scale=5.0), W * W * 5)
     assert_equal(fused.bind(scale=3.0)(W), W * W * 3)
+    assert_equal(cf.fuse(with_default(added))(W), W + 5)
     fused = cf.fuse(times(added))
     assert_equal(fused(2.0, W), (W + 3) * 2)
     assert_equal(fused(2.0, W, y=1.0), (W + 1) * 2)

@@ -15,6 +15,7 @@ _BARRIER = re.compile(
     r"|cluster_(?:sync|wait)\(\);|hand_back<Shape>\(read\);|products_wait[^;]*;"
 )
 _SPLIT = ("tests/cuda/test_split.py", "tests/cuda/test_rounded.py")
+_PRODUCTS = ("tests/cuda/test_split.py", "-k", "host and (products_are_float32 or several)")
 _FUSED = (
     "tests/cuda/test_fused_gemm.py",
     "-k",
@@ -31,11 +32,8 @@ TESTS = {
     "kernels_cu/gemm_epilogue.cuh": _FUSED,
     "kernels_cu/split_columns.cu": ("tests/cuda/test_split.py", "-k", "host and columns"),
     "kernels_cu/split_exact.cuh": (*_SPLIT, "-k", "host and (repair or gathered or normal or rows-scaled)"),
-    "kernels_cu/split_gemm.cu": (
-        "tests/cuda/test_split.py",
-        "-k",
-        "host and (products_are_float32 or several)",
-    ),
+    "kernels_cu/split_copy.cuh": _PRODUCTS,
+    "kernels_cu/split_gemm.cu": _PRODUCTS,
     "kernels_cu/split_repair.cu": ("tests/cuda/test_split.py", "-k", "host and (repair or gathered or normal)"),
     "kernels_cu/split_rows.cu": ("tests/cuda/test_split.py", "-k", "host and 22_bits"),
     "kernels_cu/teams.cuh": (KERNELS, "-k", "host and affine_softmax-2x1025-float32"),

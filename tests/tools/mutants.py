@@ -26,6 +26,7 @@ def integers(select: str) -> tuple[str, ...]:
 
 STAGES = "kernels_cu/stages.cuh"
 TYPES, COLUMNS = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu"
+FUNCTIONS, COPY = "kernels_cu/functions.cuh", "kernels_cu/split_copy.cuh"
 
 ABOUT_MAXIMUM = ("tests/cuda/test_fused_gemm.py", "-k", "about_the_maximum and host and (523-128by1 or 4300-128by1)")
 
@@ -170,7 +171,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", splits("float32")),
     Mutant(
         "stages that are never free",
-        GEMM,
+        COPY,
         "to.parity ^ 1);\n            messages",
         "to.parity);\n            messages",
         splits("float32"),
@@ -182,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("columns of the next tile", GEMM, " || column_of_sum(k) >= columns", "", splits("several")),
     Mutant("doubts of the first chunk", GEMM, "noted.add(c * count,", "noted.add(0,", splits("every_width")),
     Mutant(
-        "a message for the epilogue of no tile", GEMM, "if (tile != blockIdx.x) {", "if (true) {", splits("several")
+        "a message for the epilogue of no tile", COPY, "if (tile != blockIdx.x) {", "if (true) {", splits("several")
     ),
     Mutant("bits of the next word", DOUBTS, "k / 32 + 1 == w ?", "k / 32 + 2 == w ?", splits("every_width")),
     Mutant("doubts of the lower row", DOUBTS, "k / 2 % 2 * 8", "0", splits("every_width")),
@@ -190,20 +191,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("lo of A for that of B", GEMM, "with_lo == lo_of_a ?", "with_lo != lo_of_b ?", splits("lo_is")),
     Mutant("half of the corrections", GEMM, "if (with_lo == lo_of_both)", "if (false)", splits("float32")),
     Mutant("lo of both in all tiles", GEMM, "says == (lo_of_both | alike_in_tile)", "true", splits("lo_is")),
-    Mutant("lo that nobody copied", GEMM, "= lo_of_a * with_a", "= lo_of_a", splits("lo_is")),
-    Mutant("the first marks of a strip for all", GEMM, "is_last ? 0 : groups", "0", splits("tile_by_tile")),
-    Mutant("the marks of one group", GEMM, "(lane < count ? lane : count - 1)", "0", splits("tile_by_tile")),
+    Mutant("lo that nobody copied", COPY, "= lo_of_a * with_a", "= lo_of_a", splits("lo_is")),
+    Mutant("the first marks of a strip for all", COPY, "is_last ? 0 : groups", "0", splits("tile_by_tile")),
+    Mutant("the marks of one group", COPY, "(lane < count ? lane : count - 1)", "0", splits("tile_by_tile")),
     Mutant(
         "the first tile's columns",
-        GEMM,
+        COPY,
         "own(p.a, p.b, row, col)",
         "own(p.a, p.b, row, 0)",
         splits("several"),
     ),
-    Mutant("doubts of columns alone", GEMM, "look(row + j < left.rows ?", "look(false ?", splits("every_tile")),
+    Mutant("doubts of columns alone", COPY, "look(row + j < left.rows ?", "look(false ?", splits("every_tile")),
     Mutant(
         "doubts of rows alone",
-        GEMM,
+        COPY,
         "            look(of_col);\n",
         "            look(SplitRow::none());\n",
         splits("every_tile"),
@@ -591,14 +592,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "maximum that forgets NaN",
-        TYPES,
+        FUNCTIONS,
         "return (a > b || a != a) ? a : b;",
         "return a > b ? a : b;",
         kernels("reductions-9x50-float32-special"),
     ),
     Mutant(
         "minimum that forgets NaN",
-        TYPES,
+        FUNCTIONS,
         "return (a < b || a != a) ? a : b;",
         "return a < b ? a : b;",
         kernels("reductions-9x50-float32-special"),
@@ -619,35 +620,35 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a quotient without its remainder",
-        TYPES,
+        FUNCTIONS,
         "return copysign(fma(fma(-q, d, x), reciprocal, q), q);",
         "return copysign(q * T(1.000001), q);",
         kernels("affine_softmax-3x33-float64"),
     ),
     Mutant(
         "a remainder of integers with the sign of the dividend",
-        TYPES,
+        FUNCTIONS,
         "return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;",
         "return rest;",
         integers("bytes and int8"),
     ),
     Mutant(
         "a quotient of integers that is cut off",
-        TYPES,
+        FUNCTIONS,
         "? quotient - 1 : quotient;",
         "? quotient : quotient;",
         integers("bytes and int8"),
     ),
     Mutant(
         "the smallest integer by -1, which traps",
-        TYPES,
+        FUNCTIONS,
         "return b == 0 || b == -1 ? 0 : a % b;",
         "return b == 0 ? 0 : a % b;",
         integers("awkward and int64"),
     ),
     Mutant(
         "a shift by the low bits of its count",
-        TYPES,
+        FUNCTIONS,
         "return a >> (static_cast<u64>(count) < 64 ? count : 63);",
         "return a >> (count & 63);",
         integers("bytes and int8"),
@@ -721,7 +722,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # What only a GPU executes
     Mutant(
         "PTX maximum that forgets NaN",
-        TYPES,
+        FUNCTIONS,
         "max.NaN.f32",
         "max.f32",
         ("tests/cuda/test_kernels.py", "-k", "cuda and special"),
@@ -729,7 +730,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "PTX minimum that forgets NaN",
-        TYPES,
+        FUNCTIONS,
         "min.NaN.f32",
         "min.f32",
         ("tests/cuda/test_kernels.py", "-k", "cuda and special"),

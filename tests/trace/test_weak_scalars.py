@@ -83,6 +83,16 @@ DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32")
 NUMBERS = (7, -3, 300, -200, 2**40, -(2**40), 2**70, 1e39, 70000.0)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64"])
+@pytest.mark.parametrize("number", [2**63, -(2**64), 10**309, -(10**400)])
+def test_comparisons_with_any_integer(dtype: str, number: int) -> None:
+    a = np.array([0, 1, 127], dtype)
+    with force_plans():
+        for compare in (np.less, np.greater_equal, np.equal, np.not_equal):
+            found = cf.fuse(lambda a, f=compare: f(a, number))(a)
+            np.testing.assert_array_equal(found, compare(a, number))
+
+
 def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
     """The dtype and the values that a function returns, or the error that it raises."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -16,7 +16,7 @@ from ..axes import normalize_axes
 from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
 from ..operations import apply, as_tracer, clip, count, trace_of
-from ..promotion import held_by
+from ..promotion import checked_number
 from ..shape_functions import SHAPE_FUNCTIONS
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options, user_line
@@ -27,7 +27,7 @@ def _full_like(a: Tracer, fill_value: Any, dtype: Any = None, **options: Any) ->
     name = a._node.dtype if dtype is None else dtypes.name_of(dtype)
     if dtypes.is_opaque(name) and not isinstance(fill_value, Tracer):
         return a._trace.constant(np.full(a.shape, fill_value, name))
-    constant = as_tracer(held_by(name, fill_value, "unsafe"), a._trace)
+    constant = as_tracer(checked_number(name, fill_value, "unsafe"), a._trace)
     return _as_array(expand(a._trace.array(g.cast(constant._node, name), constant._axes), a.shape))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...ir.library import writing_call
 from ..library import call_library
 from ..operations import apply
-from ..promotion import Casting, held_by
+from ..promotion import Casting, checked_number
 from ..tracer import Tracer
 from ..user_code import fail
 
@@ -33,7 +33,7 @@ def _copyto(dst: Any, src: Any, casting: Casting = "same_kind", where: Any = Tru
     target = _check_target("copyto", dst)
     if casting != "same_kind":
         fail("np.copyto with casting=", "that option is not supported; convert with .astype first")
-    value = target._trace.tracer_of(held_by(target._node.dtype, src, casting))
+    value = target._trace.tracer_of(checked_number(target._node.dtype, src, casting))
     if type(src) in (int, float):
         value = value.astype(target.dtype)  # Python numbers take the dtype of the array
     target._assign_all(value if where is True else apply("where", where, value.astype(target.dtype), target))
