@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
+import numpy as np
+
 _NO_NAMES: frozenset[str] = frozenset()
 _ABSENT = object()
 _POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -41,6 +43,14 @@ def _declaring(function: Any) -> Any:
                 break
         function = function.__wrapped__
     return function
+
+
+def _signature_of(function: Any) -> inspect.Signature:
+    """Return a function's signature; of a ufunc that of its operands, since it refuses some defaults beside others."""
+    if isinstance(function, np.ufunc):
+        names = [f"x{k + 1}" for k in range(function.nin)] if function.nin > 1 else ["x"]
+        return inspect.Signature([inspect.Parameter(name, _POSITIONAL_ONLY) for name in names])
+    return inspect.signature(function, follow_wrapped=False)
 
 
 def _parameters(function: Any, follow_wrapped: bool = False) -> list[inspect.Parameter]:
@@ -90,7 +100,7 @@ class Parameters:
 
     def _read(self) -> None:
         """Read the function's signature, and note the default values that it has now."""
-        self.signature = inspect.signature(_declaring(self._function), follow_wrapped=False)
+        self.signature = _signature_of(_declaring(self._function))
         self._defaults = list(_default_objects(self._function))
         # Of a plain function without wrappers or keyword-only defaults one tuple tells whether they were replaced.
         function: Any = self._function

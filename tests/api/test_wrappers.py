@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import expit
 from support import assert_equal
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
 
 ONES = np.ones(3)
 K = 2.0
@@ -220,3 +222,13 @@ def test_wrappers_with_parameters_of_their_own() -> None:
     assert_equal(cf.fuse(changing_x(added)).bind(y=W)(W), 2 * W + 1)
     with pytest.raises(TypeError, match="factor"):
         cf.fuse(times(added))()
+
+
+@pytest.mark.parametrize(("ufunc", "names"), [(np.square, ("x",)), (np.logaddexp, ("x1", "x2")), (expit, ("x",))])
+def test_ufuncs_take_their_operands(ufunc: Any, names: tuple[str, ...]) -> None:
+    """They refuse some of their own defaults beside others."""
+    fused, arguments = cf.fuse(ufunc), [W] * len(names)
+    assert fused.names == names
+    assert_equal(fused(*arguments), ufunc(*arguments))
+    with force_plans():
+        np.testing.assert_allclose(cf.fuse(ufunc)(*arguments), ufunc(*arguments), rtol=1e-12)
