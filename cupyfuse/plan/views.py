@@ -8,7 +8,7 @@ as written, some of them become views of values in memory here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
@@ -16,6 +16,39 @@ from ..ir.parts import View
 from .schedule import MOST_FLOPS, unfused_cost
 
 Viewed = Mapping[Node, tuple[Node, View]]  # of which values views are, and which
+
+
+def _without_cycles(graph: Graph, viewed: Viewed) -> Viewed:
+    """Leave out views that their values are computed from: such a view was there before, and computes nothing again."""
+    left = dict(viewed)
+    while (node := _view_of_itself(graph, left)) is not None:
+        del left[node]
+    return left
+
+
+def _view_of_itself(graph: Graph, viewed: Viewed) -> Node | None:
+    """Find a view that the value it is a view of is computed from, if there is one."""
+    done: set[Node] = set()
+    path: dict[Node, Iterator[Node]] = {}  # from a root on, with the operands that are left to look at
+    for root in graph.roots:
+        if root not in done:
+            path[root] = iter(_operands_as_written(root, viewed))
+        while path:
+            node = next(reversed(path))
+            operand = next(path[node], None)
+            if operand is None:
+                done.add(node)
+                del path[node]
+            elif operand in path:
+                cycle = list(path)[list(path).index(operand) :]
+                return next(n for n in cycle if n in viewed)
+            elif operand not in done:
+                path[operand] = iter(_operands_as_written(operand, viewed))
+    return None
+
+
+def _operands_as_written(node: Node, viewed: Viewed) -> tuple[Node, ...]:
+    return viewed[node][:1] if node in viewed else node.inputs
 
 
 def with_views_stored(graph: Graph, viewed: Viewed) -> Graph:
@@ -42,6 +75,7 @@ class _Rebuilt:
     """A graph whose views of computed values are rebuilt, as views of values in memory."""
 
     def __init__(self, graph: Graph, viewed: Viewed):
+        viewed = _without_cycles(graph, viewed)
         self.traced, self.viewed = graph, viewed
         self.done: dict[Node, Node] = {}  # of each node of the graph, the rebuilt one
         first: dict[tuple[Node, View], Node] = {}
@@ -86,10 +120,12 @@ class _Chosen(_Rebuilt):
         for node in order:
             for i in self.operands(node):
                 self.users[i].append(node)
-            if node in viewed:
+            if node in self.viewed:
                 (value,) = self.operands(node)
                 self.views_of.setdefault(value, []).append(node)
-        self.flops_of = {n: 0 if n in viewed or g.is_product(n) else g.flops(n) for n in order}  # in the graph so far
+        self.flops_of = {
+            n: 0 if n in self.viewed or g.is_product(n) else g.flops(n) for n in order
+        }  # in the graph so far
         self.flops = sum(self.flops_of.values())
         self.have: set[Node] = set()  # rebuilt nodes
         self.unneeded: set[Node] = set()  # values that are computed for their views alone

@@ -191,3 +191,18 @@ def test_bound_calls_promise_the_same(rng: np.random.Generator) -> None:
     fixed = unfused_cost(cf.fuse(lambda w: np.exp(np.tanh(w))).trace((w,)).graph).flops
     written = sum(call.flops for call in cf.fuse(program).trace((x, w)).calls) - fixed
     assert plan.flops <= MOST_FLOPS * written
+
+
+def test_a_view_of_a_value_that_is_computed_from_it() -> None:
+    """Reshaping there and back gives the value that was there before."""
+
+    def function(a: Any) -> Any:
+        row = np.broadcast_to(a, (1, 16))
+        there = row.reshape(2, 8)
+        back = there.reshape(1, 16)
+        return np.broadcast_to(row, (4, 16)) + 1, there, np.concatenate([back, back]), back * 2
+
+    a = np.full((1, 1), 3.0, np.float32)
+    with force_plans():
+        for found, expected in zip(cf.fuse(function)(a), function(a), strict=True):
+            np.testing.assert_array_equal(found, expected)
