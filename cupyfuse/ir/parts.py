@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -43,6 +43,14 @@ class View(Protocol):
 
     def copies(self, node: g.Node, stored: Collection[g.Node]) -> bool:
         """Whether `again` computes a node beneath the value again, for the view alone."""
+
+
+Viewed = Mapping[g.Node, tuple[g.Node, View]]  # of which values nodes are views, and which views
+
+
+def operands_as_written(node: g.Node, viewed: Viewed) -> tuple[g.Node, ...]:
+    """Return what a node is computed from as written: of a view the value alone, not what computes it again."""
+    return viewed[node][:1] if node in viewed else node.inputs
 
 
 def in_memory(node: g.Node) -> bool:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from .. import devices, dtypes
 from ..ir.graph import Graph, Node
+from ..ir.parts import Viewed
 from ..rewrite import Note
 from ..settings import Settings
 from ..trace import Axes, AxisLabels, Call
 from .picture import notebook_html, svg
 from .report import record, report
 from .schedule import Schedule, Step, assign_offsets, base_of, state_bytes, step_time
-from .views import Viewed
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter

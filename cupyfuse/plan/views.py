@@ -8,14 +8,12 @@ as written, some of them become views of values in memory here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from ..ir.parts import View
+from ..ir.parts import View, Viewed, operands_as_written
 from .schedule import MOST_FLOPS, unfused_cost
-
-Viewed = Mapping[Node, tuple[Node, View]]  # of which values views are, and which
 
 
 def _without_cycles(graph: Graph, viewed: Viewed) -> Viewed:
@@ -32,7 +30,7 @@ def _view_of_itself(graph: Graph, viewed: Viewed) -> Node | None:
     path: dict[Node, Iterator[Node]] = {}  # from a root on, with the operands that are left to look at
     for root in graph.roots:
         if root not in done:
-            path[root] = iter(_operands_as_written(root, viewed))
+            path[root] = iter(operands_as_written(root, viewed))
         while path:
             node = next(reversed(path))
             operand = next(path[node], None)
@@ -43,12 +41,8 @@ def _view_of_itself(graph: Graph, viewed: Viewed) -> Node | None:
                 cycle = list(path)[list(path).index(operand) :]
                 return next(n for n in cycle if n in viewed)
             elif operand not in done:
-                path[operand] = iter(_operands_as_written(operand, viewed))
+                path[operand] = iter(operands_as_written(operand, viewed))
     return None
-
-
-def _operands_as_written(node: Node, viewed: Viewed) -> tuple[Node, ...]:
-    return viewed[node][:1] if node in viewed else node.inputs
 
 
 def with_views_stored(graph: Graph, viewed: Viewed) -> Graph:
@@ -91,11 +85,8 @@ class _Rebuilt:
         return self.traced.replace({n: self.done[self.same.get(n, n)] for n in self.traced.roots})
 
     def operands(self, node: Node) -> Iterable[Node]:
-        """Return what a node is computed from as written: a view from the value that it is a view of."""
-        if node in self.viewed:
-            value = self.viewed[node][0]
-            return (self.same.get(value, value),)
-        return [self.same.get(i, i) for i in node.inputs]
+        """Return what a node is computed from as written, the first one for views that are equal."""
+        return [self.same.get(i, i) for i in operands_as_written(node, self.viewed)]
 
     def view(self, node: Node) -> Node:
         """Build a view of a value that is built already."""

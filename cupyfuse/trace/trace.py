@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
 from ..ir import graph as g
-from ..ir.parts import View
+from ..ir.parts import View, operands_as_written
 from . import broadcasting, folds, indexing, library, numpy, operations, products
 from .axes import Axes, AxisLabels
 from .flat import Flat
@@ -113,17 +113,11 @@ class Trace:
             yield record
         finally:
             self._quiet = False
-        fresh = [n for n in g.topological(results, lambda n: self._operands_as_written(n, before)) if n not in before]
-        fresh = [n for n in fresh if n not in self.viewed]
+        made = g.topological(results, lambda n: () if n in before else operands_as_written(n, self.viewed))
+        fresh = [n for n in made if n not in before and n not in self.viewed]
         if results:
             reads = sum(n.nbytes for n in set(before) if n.op != "const")
             self.calls.append(Call(name, reads, sum(n.nbytes for n in results), tuple(fresh)))
-
-    def _operands_as_written(self, node: g.Node, given: Collection[g.Node]) -> tuple[g.Node, ...]:
-        """Return what a node is computed from: nothing if it is given, and the value for a view."""
-        if node in given:
-            return ()
-        return self.viewed[node][:1] if node in self.viewed else node.inputs
 
     def array(self, node: g.Node, axes: Axes | AxisLabels) -> Tracer:
         """Make the tracer of a node."""
