@@ -83,7 +83,7 @@ def show_progress(what: str, done: int, steps: int) -> None:
 
 
 def work(steps: int) -> None:
-    """Train in this process, together with the others."""
+    """Train in this process, together with the others, and end it."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_RANK", rank))
     device = "cuda" if torch.cuda.device_count() > local else "cpu"
@@ -113,6 +113,10 @@ def work(steps: int) -> None:
         logits, states = (4 * n * (TOKENS - 2) for n in (-(-VOCABULARY // count), 3))
         print(f"\na process sends {states / 1e3:.1f} kB a step for the loss; its logits would be {logits / 1e3:.0f} kB")
     dist.destroy_process_group()
+    # PyTorch's DTensors keep gloo's threads to the end of the process, which aborts if one of them still frees a tensor
+    # when Python has ended (pytorch/pytorch#179291). All is printed: end without them.
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(0)
 
 
 def spawn(count: int) -> int:
