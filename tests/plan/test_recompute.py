@@ -16,6 +16,7 @@ from support import Engine, normal, unit
 import cupyfuse as cf
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, recompute, unfused_cost
+from cupyfuse.plan.schedule.partition import Scheduler
 from cupyfuse.settings import force_plans
 
 
@@ -157,6 +158,19 @@ def test_where_values_are_stored_rounded_sums_are_not(dtype: str, engine: Engine
     np.testing.assert_allclose(
         result, exact, rtol=1.01 * unit(dtype), atol=float(np.finfo(np.float16).smallest_subnormal)
     )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_where_values_are_stored_rounded_means_are_not(dtype: str, engine: Engine) -> None:
+    """A mean is a sum divided: rounded to the dtype, this one would be as far from the elements as they are apart."""
+    x = (1 + 2 * unit(dtype) * (np.arange(32) % 2)).astype(cf.dtypes.to_numpy(dtype))[:, None]
+
+    def rounding(graph: Any, once: Any) -> Any:
+        yield Scheduler(graph, round_stored=True)
+
+    with mock.patch.object(recompute, "_candidates", rounding), force_plans():
+        result = engine.host(cf.fuse(lambda x: np.std(x, axis=None))(*engine.arrays([x])))
+    np.testing.assert_allclose(result.astype(np.float64), unit(dtype), rtol=4 * unit(dtype))
 
 
 def test_what_another_domain_computes_again_reads_stored_values(engine: Engine) -> None:
