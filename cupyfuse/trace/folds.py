@@ -21,6 +21,7 @@ from .axes import Axes
 from .tracer import Tracer
 
 _VIEW_COST = 1e-3  # elements; decides between folds that differ in the number of views
+_LONGEST_PART = 32768  # elements that several axes of a part of a reduction have: a row that one block keeps
 
 
 def strides_of(x: Tracer) -> tuple[g.Node, dict[int, int]]:
@@ -195,6 +196,30 @@ def fold_along(x: Tracer, positions: Iterable[int]) -> Axes:
         reduced, kept = (tuple(p for p in order if (p in inside) == wanted) for wanted in (True, False))
         folds += [Axes(x.shape, kept, reduced), Axes(x.shape, reduced, kept)]
     return cheapest([x], folds)
+
+
+def axes_without_copy(x: Tracer, positions: Iterable[int]) -> set[int]:
+    """Choose some of the axes of a reduction, to be reduced first, without a copy.
+
+    None, if all of them are the rows or the columns of a fold that takes no copy. Otherwise the last axes of the array
+    that are to be reduced, or else those along the columns or the rows of its node.
+    """
+    inside = {p for p in positions if x.shape[p] != 1}
+    if folds_without_copy(x, inside):
+        return set()
+    long = [p for p in range(x.ndim) if x.shape[p] != 1]
+    last = [p for k, p in enumerate(long) if inside.issuperset(long[k:])]
+    while len(last) > 1 and (last == long or x._axes.length(last) > _LONGEST_PART):
+        last = last[1:]
+    rows, cols = map(set, x._axes.long)
+    parts = (set(last), cols, rows)
+    return next((part for part in parts if part and part < inside and folds_without_copy(x, part)), set())
+
+
+def folds_without_copy(x: Tracer, inside: set[int]) -> bool:
+    """Whether some axes are the rows or the columns of a fold that takes no copy."""
+    fold = fold_along(x, inside)
+    return inside in map(set, fold.long) and Conversion.to(x, fold).cost() < x.size
 
 
 def refolded(x: Tracer, fold: Axes) -> Tracer:

@@ -13,9 +13,9 @@ from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
 from ..ir.operators import REDUCTIONS, extended_extremum
-from .axes import normalize_axes
+from .axes import Axes, normalize_axes
 from .broadcasting import align
-from .folds import Conversion, fold_along, refolded
+from .folds import Conversion, axes_without_copy, fold_along, folds_without_copy, refolded
 from .library import call_library
 from .number import TracedNumber
 from .promotion import UFUNCS, convert, integer_form, mask_form
@@ -139,30 +139,33 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         raise ValueError(f"attempt to get {op} of an empty sequence\n  at {user_line()}")
     if (REDUCTIONS[op].base or extended_extremum(op)) and any(x.shape[p] == 0 for p in positions):
         raise ValueError(f"{op}: zero-size array to a reduction operation which has no identity\n  at {user_line()}")
-    x = _fold_for_reduction(op, x, positions)
-    node = _reduce_node(op, x._node, _fully_reduced_axes(x, positions))
-    return x._trace.array(node, x._axes.reduced(positions, keepdims))
+    return _reduced(op, x, positions, keepdims)
 
 
 # Reductions that can be computed as reductions of partial ones.
 _IN_PARTS = ("sum", "prod", "mean", "max", "min", "logsumexp")
 
 
-def _fold_for_reduction(op: str, x: Tracer, positions: tuple[int, ...]) -> Tracer:
+def _reduced(op: str, x: Tracer, positions: Iterable[int], keepdims: bool) -> Tracer:
+    """Reduce an array of floats along some axes."""
+    x = _fold_for_reduction(op, x, positions)
+    node = _reduce_node(op, x._node, _fully_reduced_axes(x, positions))
+    return x._trace.array(node, x._axes.reduced(positions, keepdims))
+
+
+def _fold_for_reduction(op: str, x: Tracer, positions: Iterable[int]) -> Tracer:
     """Fold an array so that its rows are reduced fully or not at all, and so are its columns.
 
-    Where that takes a copy, an axis of the node that is fully reduced as it is comes first: the copy is then smaller.
+    Where that takes a copy, axes that are reduced without one come first: the copy is then smaller.
     """
     fold = fold_along(x, positions)
-    node_axes = _fully_reduced_axes(x, positions)
-    if op in _IN_PARTS and node_axes and Conversion.to(x, fold).cost() > x.size:
-        done = [p for a in node_axes for p in (x._axes.rows, x._axes.cols)[a] if p in positions]
-        x = x._trace.array(_reduce_node(op, x._node, node_axes), x._axes.reduced(done, keepdims=True))
+    if op in _IN_PARTS and Conversion.to(x, fold).cost() > x.size and (part := axes_without_copy(x, positions)):
+        x = _reduced(op, x, part, keepdims=True)
         fold = fold_along(x, positions)
     return refolded(x, fold)
 
 
-def _fully_reduced_axes(x: Tracer, positions: tuple[int, ...]) -> list[int]:
+def _fully_reduced_axes(x: Tracer, positions: Iterable[int]) -> list[int]:
     """Return the axes of the node, 1 before 0, along which there are only axes of the array that are reduced."""
     rows, cols = x._axes.long
     reduced = set(positions)
@@ -231,16 +234,51 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
         x = x.astype("float64")
     positions = normalize_axes(axis, x.ndim)
     n = count(x, axis)
-    if len(positions) == 1 and x._axes.rows == positions and x.shape[positions[0]] > 1:
-        # Down the columns, a mean and then deviations would read the whole matrix twice; a row is at hand for both.
-        result = reduce("moment2", x, axis, keepdims)
-    else:
-        centred = x - reduce("mean", x, axis, keepdims=True)
-        result = reduce("mean", apply("square", centred), axis, keepdims)
+    result = _biased_variance(x, {p for p in positions if x.shape[p] != 1})
+    if not keepdims:
+        result = result.squeeze(positions)
     if ddof == 0:
         return result
     degrees = max(n - ddof, 0)
     return result * (n / degrees) if degrees else result * float(n) / 0.0  # NaN or infinity, as NumPy's
+
+
+def _biased_variance(x: Tracer, positions: set[int]) -> Tracer:
+    """Compute the biased variance along axes that are longer than one, which stay as axes of length one."""
+    if folds_without_copy(x, positions):
+        x = refolded(x, fold_along(x, positions))
+    if positions and positions == set(x._axes.long[0]) and x.size:
+        # Down the columns, a mean and then deviations would read the whole matrix twice; a row is at hand for both.
+        return _reduced("moment2", x, positions, keepdims=True)
+    if x.size and (part := axes_without_copy(x, positions)):
+        return _variance_of_parts(x, part, positions - part)
+    centred = x - reduce("mean", x, tuple(positions), keepdims=True)
+    return reduce("mean", apply("square", centred), tuple(positions), keepdims=True)
+
+
+def _variance_of_parts(x: Tracer, part: set[int], rest: set[int]) -> Tracer:
+    """Compute the variance along `part` and `rest` from one pass along `part`.
+
+    It is the mean of the parts' variances plus the variance of their means (Chan, Golub and LeVeque, 1983). The means
+    are taken relative to a number near them, and with what their rounding left out, which would count as much as how
+    far they are apart. Neither has a derivative.
+    """
+    means = _reduced("mean", x, part, keepdims=True)
+    left_out = _reduced("mean", _constant(x - means), part, keepdims=True)
+    kept = [p for p in range(x.ndim) if means.shape[p] != 1]
+    in_one_row = rest.issuperset(kept)
+    fold = Axes(means.shape, (), tuple(kept)) if in_one_row else fold_along(means, rest)
+    means, left_out, within = (refolded(t, fold) for t in (means, left_out, _biased_variance(x, part)))
+    # A row is at hand for its mean and what follows; down the columns, the mean would take a pass of its own.
+    first = tuple(slice(0, 1) if p in rest else slice(None) for p in range(x.ndim))
+    near = _reduced("mean", means, rest, keepdims=True) if in_one_row else means[first]
+    between = _biased_variance((means - _constant(near)) + left_out, rest)
+    return _reduced("mean", within, rest, keepdims=True) + between
+
+
+def _constant(x: Tracer) -> Tracer:
+    """Return an array through which no derivative passes."""
+    return x._trace.array(g.stop_gradient(x._node), x._axes)
 
 
 def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:

@@ -37,6 +37,7 @@ CHAINS = [
     "m.prod(x, axis=1, keepdims=True) * r",
     "m.prod(x, axis=0) + c",
     "m.var(x, axis=1) + m.var(x, axis=0).sum()",
+    "(x - m.mean(x)) / m.sqrt(m.var(x, axis=None) + 1e-5) * c",
     "m.logsumexp(x * r, axis=1, keepdims=True) - x",
     "m.logsumexp(m.linear(x, w, b), axis=0)",
     "m.softmax(x * c, axis=1) @ w.T",

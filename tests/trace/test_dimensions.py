@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from support import LAYOUTS, Engine, assert_close, dtype_of, normal, sprinkle, unit
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
 
 
 def compare(engine: Engine, function: Callable[..., Any], arguments: list[Any], roundings: float = 256) -> Any:
@@ -183,6 +185,53 @@ def test_one_copy_serves_a_normalisation_over_a_middle_axis() -> None:
         return (x - mean) / np.sqrt(((x - mean) ** 2).mean(1, keepdims=True) + 1e-5)
 
     assert kinds(normalised, (4, 8, 64)) == ["Copy", "RowProgram"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "steps"),
+    [
+        ((300, 70), None, ["RowProgram", "RowProgram"]),
+        ((8, 16, 12, 12), (0, 2, 3), ["RowProgram", "ColumnStats"]),
+        ((8, 16, 12, 12), None, ["RowProgram", "RowProgram"]),
+        ((300, 1), None, ["ColumnStats"]),
+    ],
+)
+def test_variances_read_an_array_once(shape: tuple[int, ...], axis: Any, steps: list[str]) -> None:
+    plan = cf.fuse(lambda x: x.std(axis)).plan(cf.spec(shape, "float32"))
+    assert [step.kind for step in plan.steps] == steps
+    assert plan.reads < 1.2 * 4 * math.prod(shape)
+
+
+def test_sums_of_first_and_last_axes_copy_nothing() -> None:
+    for axis in ((0, 2, 3), (0, 1, 3)):
+        assert kinds(lambda x, axis=axis: x.sum(axis), (4, 6, 8, 10)) == ["RowProgram", "ColumnStats"]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("distance", [0.0, 1000.0])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((40, 70), None), ((7, 9), None), ((8, 5, 6, 7), (0, 2, 3)), ((8, 5, 6, 7), (0, 3)), ((5, 6, 7), (0, 2))],
+)
+def test_variances_in_parts(
+    shape: tuple[int, ...], axis: Any, dtype: str, distance: float, engine: Engine, rng: np.random.Generator
+) -> None:
+    """As exact as from the mean of all and the distances to it, far from zero too."""
+    x = (rng.standard_normal(shape) + distance).astype(dtype)
+    with force_plans():
+        result = engine.host(cf.fuse(lambda x: x.var(axis))(engine.array(x)))
+    exact = x.astype(np.longdouble).var(axis)
+    assert result.dtype == x.dtype
+    np.testing.assert_allclose(result.astype(np.longdouble), exact, rtol=8 * unit(dtype))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_variances_in_parts_of_rows_that_are_not_finite(value: float, engine: Engine) -> None:
+    x = np.ones((3, 4, 5), np.float32)
+    x[2, 1, 3] = value
+    result = engine.host(cf.fuse(lambda x: (x.var(), x.var((0, 2))))(engine.array(x)))
+    np.testing.assert_array_equal(result[0], np.nan)
+    np.testing.assert_array_equal(result[1], [0, np.nan, 0, 0])
 
 
 def test_attention_copies_nothing() -> None:
