@@ -129,6 +129,8 @@ SCATTERS = (
     "z = x.copy(); z[:, lab % 5, 0] = 3; z | z = m.copy(); z[:, m[0] > 0] = 5; z | "
     "z = m @ m.T; np.fill_diagonal(z, 0); z | z = m.copy(); np.fill_diagonal(z, v[:5]); z | "
     "np.put_along_axis(m, lab[:, None], -1.0, axis=1); m | z = m.copy(); np.put(z, lab, 9); z | "
+    "np.copyto(lab, 3 * m[:, 0], casting='unsafe'); lab | np.copyto(m, lab[:, None], casting='same_kind'); m | "
+    "np.copyto(lab, 2.5, casting='unsafe', where=lab > 1); lab | "
     "z = m.copy(); np.copyto(z, v); z | z = m.copy(); np.copyto(z, 0, where=m > 0); z | "
     "z = m.copy(); np.putmask(z, z > 0, z * 2); z | z = m.copy(); np.place(z, z > 0, [1, 2]); z | "
     "z = m.copy(); z[1:][[0, 1]] = 0; z | z = m.T; z[[2]] = 0; m | z = m.copy(); z[np.triu_indices(5, 1)] = 0; z | "

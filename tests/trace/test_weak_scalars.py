@@ -78,6 +78,8 @@ FUNCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "max from": lambda a, c, v: a.max(initial=v),
     "append": lambda a, c, v: np.append(a, v),
     "isin": lambda a, c, v: np.isin(a, [v]),
+    "isclose": lambda a, c, v: np.isclose(a, v),
+    "allclose": lambda a, c, v: np.allclose(a, v),
 }
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32")
 NUMBERS = (7, -3, 300, -200, 2**40, -(2**40), 2**70, 1e39, 70000.0)

@@ -103,7 +103,9 @@ def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
     x, y = as_tracer(a, trace), as_tracer(b, trace)
     if any(dtypes.is_complex(v._node.dtype) for v in (x, y)):
         return call_library("isclose", [a, b], {"rtol": rtol, "atol": atol, "equal_nan": equal_nan})
-    if y._node.op != "const" and not dtypes.is_float(y._node.dtype):
+    if type(b) is int:
+        y = as_tracer(float(b), trace)
+    elif y._node.op != "const" and not dtypes.is_float(y._node.dtype):
         y = y.astype("float64")
     near = apply("less_equal", apply("absolute", x - y), atol + rtol * apply("absolute", y))
     result = apply("logical_or", apply("logical_and", near, apply("isfinite", y)), apply("equal", x, y))

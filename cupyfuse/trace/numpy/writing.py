@@ -13,7 +13,7 @@ from ..library import call_library
 from ..operations import apply
 from ..promotion import Casting, checked_number
 from ..tracer import Tracer
-from ..user_code import fail
+from ..user_code import fail, user_line
 
 
 def _check_target(name: str, x: Any) -> Tracer:
@@ -31,11 +31,14 @@ def _write_by_library(name: str, x: Any, *arguments: Any, **options: Any) -> Non
 
 def _copyto(dst: Any, src: Any, casting: Casting = "same_kind", where: Any = True) -> None:
     target = _check_target("copyto", dst)
-    if casting != "same_kind":
-        fail("np.copyto with casting=", "that option is not supported; convert with .astype first")
     value = target._trace.tracer_of(checked_number(target._node.dtype, src, casting))
-    if type(src) in (int, float):
-        value = value.astype(target.dtype)  # Python numbers take the dtype of the array
+    if type(src) in (int, float) or casting != "same_kind":  # Python numbers take the dtype of the array
+        if type(src) not in (int, float) and not np.can_cast(value.dtype, target.dtype, casting):
+            raise TypeError(
+                f"Cannot cast array data from {value.dtype!r} to {target.dtype!r} according to the rule {casting!r}"
+                f"\n  at {user_line()}"
+            )
+        value = value.astype(target.dtype)
     target._assign_all(value if where is True else apply("where", where, value.astype(target.dtype), target))
 
 
