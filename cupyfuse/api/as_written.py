@@ -31,6 +31,9 @@ class AsWritten:
 
 def _copy_shared_arrays(returned: Any) -> Any:
     """Return a result with copies of the arrays in it that something else holds or has a view of."""
+    is_new = type(returned) is np.ndarray and returned.base is None and sys.getrefcount(returned) == _ONE_ARGUMENT
+    if is_new and returned.flags.writeable:
+        return returned  # a single array, as most functions return
     found: list[Any] = []
     rebuild = _flatten(returned, found)
     del returned  # it would count as another holder of the arrays
@@ -66,5 +69,11 @@ def _is_unshared(arrays: list[Any], k: int) -> bool:
     return owner.base is None and arrays[k].nbytes <= owner.nbytes
 
 
-# References to an array that only a list holds, as `_is_unshared` counts them.
+def _references_of(array: Any) -> int:
+    return sys.getrefcount(array)
+
+
+# References to an array that only a list holds, as `_is_unshared` counts them; and to one that nothing else holds, as
+# the function that it is passed to counts them.
 _ONE_HOLDER = sys.getrefcount([np.empty(1)][0]) + 1
+_ONE_ARGUMENT = _references_of(np.empty(1))

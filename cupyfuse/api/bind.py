@@ -105,7 +105,7 @@ class Bound:
         settings = (*self._fused.product_settings, plans_are_forced())
         known = self._inline_cache.find(free_values, defaulted, settings)
         if known is not None:
-            return run(*known, out, self._all_values(free_values) if known.runnable.as_written else ())
+            return run(*known, out, self._all_values(free_values) if known[0].as_written else ())
         values = self._all_values(free_values)
         constants = defaulted | self._fixed.keys()
         signature = self._fused.environment.new_signature()

@@ -105,7 +105,7 @@ class Snapshot(NamedTuple):
                 function.__code__ is not code
                 or function.__defaults__ is not defaults
                 or function.__kwdefaults__ is not by_name
-                or list(function.__dict__) != attributes
+                or (list(function.__dict__) != attributes if attributes else function.__dict__)
             ):
                 return False
         for cls, order in self.orders:

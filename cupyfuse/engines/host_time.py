@@ -21,6 +21,7 @@ from .numpy import BLOCK
 GAIN = 1.3  # by which a plan must be faster to be chosen
 
 _CALL = 0.8e-6  # of a NumPy function
+_SCALAR_CALL = 0.1e-6  # of an operator on NumPy scalars, or an assignment to an element
 _BLOCK_CALL = 3e-6  # of a NumPy call on one of several blocks
 _STEP = 4e-6
 _RUN = 8e-6  # of a plan, beside what running as written takes
@@ -96,7 +97,9 @@ def _call_seconds(call: Call) -> float:
     nodes = [n for n in call.nodes if n.op not in _FREE]
     library = _library_seconds(call.nodes)
     if not nodes:
-        return _CALL + library
+        return (_SCALAR_CALL + call.writes * _COPY if call.name == "setitem" else _CALL) + library
+    if all(n.size == 1 and n.pointwise for n in nodes):
+        return _SCALAR_CALL + library
     if call.name == "einsum" and any(map(g.is_product, nodes)):
         work = sum(map(g.flops, nodes)) * _EINSUM_FLOP
     elif call.name in _CALL_ELEMENT:

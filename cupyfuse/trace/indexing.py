@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from .. import dtypes
 from .labels import gather
 from .library import call_library
 from .masked import Masked
@@ -145,7 +147,10 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
     if selection.whole(x.shape) and selection.order == tuple(range(x.ndim)):
         x._assign(value)
     else:
-        x._assign(put(x, selection, as_tracer(value, x._trace)))
+        given = as_tracer(value, x._trace)
+        written = math.prod(selection.counts) * dtypes.ITEMSIZE[x._node.dtype]
+        with x._trace.call("setitem", (given,), written):
+            x._assign(put(x, selection, given))
 
 
 def _masked_value(x: Tracer, mask: _Mask, value: Any) -> Tracer:

@@ -96,8 +96,12 @@ class Trace:
         self._quiet = False  # whether operations are not recorded, as within another one
 
     @contextmanager
-    def call(self, name: str, operands: Iterable[Any]) -> Iterator[Callable[[Any], Any]]:
-        """Record the call of an operation, unless within another; the body notes results by the yielded function."""
+    def call(self, name: str, operands: Iterable[Any], written: int | None = None) -> Iterator[Callable[[Any], Any]]:
+        """Record the call of an operation, unless within another; the body notes results by the yielded function.
+
+        An operation without results, such as an assignment to elements, is recorded with the bytes `written`, if given,
+        and without what the body computes: the operation alone would write just these.
+        """
         if self._quiet:
             yield lambda result: result
             return
@@ -115,9 +119,11 @@ class Trace:
             self._quiet = False
         made = g.topological(results, lambda n: () if n in before else operands_as_written(n, self.viewed))
         fresh = [n for n in made if n not in before and n not in self.viewed]
+        reads = sum(n.nbytes for n in set(before) if n.op != "const")
         if results:
-            reads = sum(n.nbytes for n in set(before) if n.op != "const")
             self.calls.append(Call(name, reads, sum(n.nbytes for n in results), tuple(fresh)))
+        elif written is not None:
+            self.calls.append(Call(name, reads, written, ()))
 
     def array(self, node: g.Node, axes: Axes | AxisLabels) -> Tracer:
         """Make the tracer of a node."""
