@@ -123,6 +123,15 @@ def plans_are_forced() -> bool:
     return _plans_forced
 
 
+def settings_of_call(precision: str | None) -> tuple[str, str, bool]:
+    """Return what the key of a call consists of beside its signature.
+
+    The precision, a function's own or else the current one; the current choice of epilogues; and whether plans are
+    forced.
+    """
+    return precision or _current.get(), _epilogues.get(), _plans_forced
+
+
 @contextmanager
 def force_plans() -> Iterator[None]:
     """Run plans within a `with` block even where the function as written is faster; for tests, in every thread."""

@@ -31,9 +31,11 @@ class AsWritten:
 
 def _copy_shared_arrays(returned: Any) -> Any:
     """Return a result with copies of the arrays in it that something else holds or has a view of."""
-    is_new = type(returned) is np.ndarray and returned.base is None and sys.getrefcount(returned) == _ONE_ARGUMENT
-    if is_new and returned.flags.writeable:
-        return returned  # a single array, as most functions return
+    if type(returned) is np.ndarray:
+        if returned.base is None and sys.getrefcount(returned) == _ONE_ARGUMENT and returned.flags.writeable:
+            return returned
+    elif type(returned) in _PLAIN and sys.getrefcount(returned) == _ONE_ARGUMENT and _holds_new_arrays(returned):
+        return returned
     found: list[Any] = []
     rebuild = _flatten(returned, found)
     del returned  # it would count as another holder of the arrays
@@ -41,6 +43,17 @@ def _copy_shared_arrays(returned: Any) -> Any:
         if not _is_unshared(found, k):
             found[k] = found[k].copy()
     return rebuild(found)
+
+
+def _holds_new_arrays(container: Any) -> bool:
+    """Whether all items of a tuple, list or dict are numbers, or arrays that nothing else holds."""
+    for item in container.values() if type(container) is dict else container:
+        if type(item) is np.ndarray:
+            if item.base is not None or sys.getrefcount(item) != _ONE_ITEM or not item.flags.writeable:
+                return False
+        elif not isinstance(item, _NUMBERS):
+            return False
+    return True
 
 
 def _flatten(value: Any, found: list[Any]) -> Callable[[list[Any]], Any]:
@@ -73,7 +86,15 @@ def _references_of(array: Any) -> int:
     return sys.getrefcount(array)
 
 
-# References to an array that only a list holds, as `_is_unshared` counts them; and to one that nothing else holds, as
-# the function that it is passed to counts them.
+def _references_of_item(container: Any) -> int:
+    return next(sys.getrefcount(item) for item in container)
+
+
+# The containers of most functions, and what they hold beside arrays.
+_PLAIN = (tuple, list, dict)
+_NUMBERS = (np.generic, float, int, str, type(None))
+# References to an array that only a list holds, as `_is_unshared` counts them; to a value that nothing holds, as the
+# function that it is passed to counts them; and to an array that one container holds, as a loop over it counts them.
 _ONE_HOLDER = sys.getrefcount([np.empty(1)][0]) + 1
 _ONE_ARGUMENT = _references_of(np.empty(1))
+_ONE_ITEM = _references_of_item([np.empty(1)])

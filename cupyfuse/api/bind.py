@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import devices
 from ..plan.plan import Plan
-from ..settings import plans_are_forced
+from ..settings import settings_of_call
 from . import lazy
 from .cache import PlanCache
 from .call import contains_tracer, run
@@ -102,7 +102,7 @@ class Bound:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
         out = self._fused.given_out(out, kwargs)
         free_values, defaulted = self._free_values(args, kwargs)
-        settings = (*self._fused.product_settings, plans_are_forced())
+        settings = settings_of_call(self._fused._precision)
         known = self._inline_cache.find(free_values, defaulted, settings)
         if known is not None:
             return run(*known, out, self._all_values(free_values) if known[0].as_written else ())

@@ -15,6 +15,8 @@ import pytest
 from support import HOST
 
 import cupyfuse as cf
+from cupyfuse.api.as_written import AsWritten
+from cupyfuse.api.parameters import Parameters
 from cupyfuse.engines.numpy import NumpyExecutable
 from cupyfuse.settings import force_plans
 
@@ -195,6 +197,28 @@ def test_what_is_kept_elsewhere_is_copied() -> None:
     result = fused(np.zeros((2, 3)), config)
     result[:] = 5
     assert (config.w == 1).all()
+
+
+@pytest.mark.parametrize("container", [list, tuple, lambda arrays: dict(enumerate(arrays)), lambda arrays: arrays[0]])
+@pytest.mark.parametrize("keeps", ["container", "array", "view", "nothing"])
+def test_new_results_are_returned_as_they_are_unless_kept(container: Callable[..., Any], keeps: str) -> None:
+    kept = []
+
+    def function(x: Any) -> Any:
+        first, second = x + 1, x * 2
+        made = container([first, second])
+        kept.append({"container": made, "array": first, "view": first[1:], "nothing": None}[keeps])
+        kept.append(list(map(id, (made, first, second))))
+        return made
+
+    result = AsWritten(function, Parameters(function))((X,))
+    first = result[0] if isinstance(result, (list, tuple, dict)) else result
+    held, (made_id, first_id, _) = kept
+    if keeps == "nothing":
+        assert id(result) == made_id and id(first) == first_id
+    else:
+        of = held[0] if isinstance(held, (list, tuple, dict)) else held
+        assert not np.shares_memory(first, of) and (first[0] == X[0] + 1).all()
 
 
 def test_variables_around_a_function_share_no_memory_with_results() -> None:
