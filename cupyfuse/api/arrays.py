@@ -217,6 +217,14 @@ def address_range(a: Any) -> tuple[int, int]:
     return low, high + a.itemsize
 
 
+def may_share_memory(a: Any, b: Any) -> bool:
+    """Whether the address ranges of two arrays of one library overlap."""
+    if isinstance(a, np.ndarray):
+        return np.may_share_memory(a, b)  # a tenth of the time
+    (start, stop), (other_start, other_stop) = address_range(a), address_range(b)
+    return start < other_stop and other_start < stop
+
+
 def duplicates(arrays: Sequence[Any]) -> dict[int, int]:
     """Map the position of each array that is the same object as an earlier one to that one's; specs are left out."""
     ids = list(map(id, arrays))

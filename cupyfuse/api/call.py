@@ -168,14 +168,12 @@ def run(
 
 def _check_effects(plan: Plan, leaves: list[Any]) -> None:
     """Check that arguments modified in place are writable and share no memory with other arguments."""
-    spans = [arrays.address_range(leaf) for leaf in leaves]
     for arg, _ in plan.graph.effects:
-        name = plan.graph.inputs[arg].name
-        if isinstance(leaves[arg], np.ndarray) and not leaves[arg].flags.writeable:
+        changed, name = leaves[arg], plan.graph.inputs[arg].name
+        if isinstance(changed, np.ndarray) and not changed.flags.writeable:
             raise ValueError(f"argument {name!r}: the function changes it in place, but the array is read-only")
-        low, high = spans[arg]
-        for other, (start, stop) in enumerate(spans):
-            if other != arg and low < stop and start < high:
+        for other, leaf in enumerate(leaves):
+            if other != arg and arrays.may_share_memory(changed, leaf):
                 raise ValueError(
                     f"argument {name!r}: the function changes it in place, but it shares memory with argument "
                     f"{plan.graph.inputs[other].name!r}; pass a copy of one of them"
