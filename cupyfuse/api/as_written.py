@@ -32,9 +32,10 @@ class AsWritten:
 def _copy_shared_arrays(returned: Any) -> Any:
     """Return a result with copies of the arrays in it that something else holds or has a view of."""
     if type(returned) is np.ndarray:
-        if returned.base is None and sys.getrefcount(returned) == _ONE_ARGUMENT and returned.flags.writeable:
-            return returned
-    elif type(returned) in _PLAIN and sys.getrefcount(returned) == _ONE_ARGUMENT and _holds_new_arrays(returned):
+        alone = [returned]
+        del returned  # it would count as another holder of the array
+        return alone[0] if _is_unshared(alone, 0) else alone[0].copy()
+    if type(returned) in _PLAIN and sys.getrefcount(returned) == _ONE_ARGUMENT and _holds_new_arrays(returned):
         return returned
     found: list[Any] = []
     rebuild = _flatten(returned, found)
