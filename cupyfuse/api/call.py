@@ -167,13 +167,13 @@ def run(
 
 
 def _check_effects(plan: Plan, leaves: list[Any]) -> None:
-    """Check that arguments modified in place are writable and share no memory with other arguments."""
+    """Check that arguments modified in place are writable, and share no memory with other arguments."""
     for arg, _ in plan.graph.effects:
         changed, name = leaves[arg], plan.graph.inputs[arg].name
         if isinstance(changed, np.ndarray) and not changed.flags.writeable:
             raise ValueError(f"argument {name!r}: the function changes it in place, but the array is read-only")
         for other, leaf in enumerate(leaves):
-            if other != arg and arrays.may_share_memory(changed, leaf):
+            if other != arg and arrays.share_memory(changed, leaf):
                 raise ValueError(
                     f"argument {name!r}: the function changes it in place, but it shares memory with argument "
                     f"{plan.graph.inputs[other].name!r}; pass a copy of one of them"
@@ -184,12 +184,11 @@ def _run_into(runnable: Runnable, leaves: list[Any], numbers: Sequence[float], o
     """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
     targets = _import_targets(runnable.plan, leaves[0], out)
     operands = [*leaves, *runnable.kept]
-    taken = list(map(arrays.address_range, operands))
+    taken = [*operands]
     direct = []
     for target in targets:
-        low, high = arrays.address_range(target)
-        direct.append(None if any(low < stop and start < high for start, stop in taken) else target)
-        taken.append((low, high))
+        direct.append(None if any(arrays.may_share_memory(target, other) for other in taken) else target)
+        taken.append(target)
     results = runnable.execute(operands, direct, numbers)
     for target, passed, result in zip(targets, direct, results, strict=True):
         if passed is None:

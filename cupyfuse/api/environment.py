@@ -7,7 +7,7 @@ import types
 from typing import Any, NamedTuple
 
 from .code import is_own
-from .members import MISSING, user_bases
+from .members import MISSING, contents_of, user_bases
 from .signature import Signature
 
 _MOST_CLASSES = 64  # combinations of argument classes whose snapshots are kept
@@ -40,7 +40,11 @@ class Snapshot(NamedTuple):
         Globals and attributes, with what they held.
     cells : list of (cell, object)
         Closure cells, with what they held.
+    empty : list of cell
+        Closure cells that held nothing.
     functions : list of (function, code, defaults, keyword defaults, names of attributes)
+    wrappers : list of (object, names of attributes)
+        Fused and cached functions.
     orders : list of (class, tuple of class)
         Classes, with their method resolution orders.
     members : list of (dict, names, ids, values)
@@ -62,7 +66,9 @@ class Snapshot(NamedTuple):
     names: list[str]
     variables: list[tuple[dict[str, Any], str, Any]]
     cells: list[tuple[Any, Any]]
+    empty: list[Any]
     functions: list[tuple[types.FunctionType, types.CodeType, Any, Any, list[str]]]
+    wrappers: list[tuple[Any, list[str]]]
     orders: list[tuple[type, tuple[type, ...]]]
     members: list[tuple[Any, list[str], list[int], list[Any]]]
     containers: list[tuple[Any, list[int], list[Any]]]
@@ -76,7 +82,10 @@ class Snapshot(NamedTuple):
         """Take the snapshot of a stable signature."""
         variables = [probe for probe in own.probes if isinstance(probe[0], dict)]
         cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
+        filled = [(cell, value) for cell, value in cells if value is not MISSING]
+        empty = [cell for cell, value in cells if value is MISSING]
         functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__, list(f.__dict__)) for f in own.functions]
+        wrappers = [(f, list(vars(f))) for f in own.wrappers]
         classes = [c for c in own.classes if isinstance(c, type)]
         orders = [(c, c.__mro__) for c in classes]
         namespaces = [vars(base) for c in classes for base in user_bases(c, package)]
@@ -85,7 +94,7 @@ class Snapshot(NamedTuple):
         token = abc.get_cache_token() if any(isinstance(c, abc.ABCMeta) for c in classes) else None
         key = _HashedKey(tuple(own.key))
         return cls(
-            *(key, own.leaves, own.names, variables, cells, functions, orders, members, containers),
+            *(key, own.leaves, own.names, variables, filled, empty, functions, wrappers, orders, members, containers),
             *(own.attributes, own.classes, token, own.captured),
         )
 
@@ -100,6 +109,8 @@ class Snapshot(NamedTuple):
                     return False
         except ValueError:  # the cell was emptied
             return False
+        if self.empty and any(contents_of(cell) is not MISSING for cell in self.empty):
+            return False
         for function, code, defaults, by_name, attributes in self.functions:
             if (
                 function.__code__ is not code
@@ -108,6 +119,8 @@ class Snapshot(NamedTuple):
                 or (list(function.__dict__) != attributes if attributes else function.__dict__)
             ):
                 return False
+        if self.wrappers and any(list(vars(f)) != attributes for f, attributes in self.wrappers):
+            return False
         for cls, order in self.orders:
             if cls.__mro__ is not order:
                 return False

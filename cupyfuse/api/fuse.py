@@ -113,22 +113,31 @@ class _Method:
     """A fused function bound to an instance as a method."""
 
     def __init__(self, fused: Fused, instance: Any):
-        self._fused, self._instance = fused, instance
+        self.__func__, self.__self__ = fused, instance
         self.__wrapped__ = functools.partial(fused.__wrapped__, instance)
         self.__doc__ = fused.__doc__
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Method and self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.__self__, str(self.__func__.__name__))  # type: ignore[attr-defined]
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._fused(self._instance, *args, **kwargs)
+        return self.__func__(self.__self__, *args, **kwargs)
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
-        return self._fused.plan(self._instance, *args, **kwargs)
+        return self.__func__.plan(self.__self__, *args, **kwargs)
 
     def bind(self, /, **fixed: Any) -> Bound:
-        return Bound(self._fused, {self._fused.names[0]: self._instance, **fixed})
+        return Bound(self.__func__, {self.__func__.names[0]: self.__self__, **fixed})
 
 
 register_own(Fused, lambda f: ([f.__wrapped__], ()), lambda _, children: Fused(children[0]), mutable=False)
-register_own(_Method, lambda m: ([m._fused, m._instance], ()), lambda _, children: _Method(*children), mutable=False)
+register_own(_Method, lambda m: ([m.__func__, m.__self__], ()), lambda _, children: _Method(*children), mutable=False)
 
 
 @overload

@@ -15,6 +15,14 @@ MISSING = object()  # in place of the value of an attribute or variable that doe
 _HEAP_TYPE = 1 << 9  # the flag of a class that Python code defines
 
 
+def contents_of(cell: types.CellType) -> Any:
+    """Return what a closure cell holds; MISSING where its variable is not assigned."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
 def is_library_class(cls: type, package: str) -> bool:
     """Whether a class is defined by a library.
 

@@ -67,6 +67,14 @@ class PlannedFunction:
         The variables around the function.
     """
 
+    # The `__dict__` is left to the attributes that users give to a function.
+    # fmt: off
+    __slots__ = (
+        "__dict__", "__weakref__", "_inline_cache", "_keep_halves", "_lock", "_max_workspace", "_precision",
+        "_runnables", "_strict", "environment", "has_out", "names", "parameters",
+    )
+    # fmt: on
+
     def __init__(
         self,
         function: Callable[..., Any],

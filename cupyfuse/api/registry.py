@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 
 
 class Registration(NamedTuple):
-    """How to flatten and rebuild objects of a type; `mutable` if they may change their children."""
+    """How to flatten and rebuild objects of a type; `mutable` if they may change their children, `own` if this package
+    defines the type, which is then a kind of function.
+    """
 
     flatten: Callable[[Any], tuple[Iterable[Any], Any]]
     unflatten: Callable[[Any, list[Any]], Any]
     mutable: bool = True
+    own: bool = False
 
 
 _registered: dict[type, Registration] = {}
@@ -71,10 +74,15 @@ def register(
 
 
 def register_own(cls: type, flatten: Any, unflatten: Any, mutable: bool) -> None:
-    """Register a type of this package; `mutable` is False if objects always hold the same children."""
-    _registered[cls] = Registration(flatten, unflatten, mutable)
+    """Register a kind of function of this package; `mutable` is False if they always hold the same children."""
+    _registered[cls] = Registration(flatten, unflatten, mutable, own=True)
 
 
 def registration(cls: type) -> Registration | None:
     """Return how objects of a type are flattened and rebuilt; None if it is not registered."""
     return _registered.get(cls)
+
+
+def is_own_type(cls: type) -> bool:
+    """Whether a type is a kind of function of this package."""
+    return cls in _registered and _registered[cls].own

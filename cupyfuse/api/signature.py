@@ -20,7 +20,7 @@ from .code import AttributePath, Reads, is_library_module, reads_of
 from .constants import Identity, constant_key, enums_in
 from .members import MISSING, find_members, user_bases
 from .refusals import check_no_side_effects, describe_refusal
-from .registry import registration
+from .registry import is_own_type, registration
 from .structures import is_dataclass, is_namedtuple, is_record, structure_of
 from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
 from .wrappers import held_by
@@ -59,6 +59,8 @@ class Signature:
         Containers in library functions that may hold the user's objects.
     functions : list of function
         The user's functions that were added, with their code and default values.
+    wrappers : list of object
+        The fused and cached functions that were added, which may have attributes of their own.
     attributes : set of str
         The names of all attributes that functions read of anything.
     classes : dict
@@ -69,7 +71,7 @@ class Signature:
     __slots__ = (
         "_active", "_by_value", "_compared_only", "_package", "_seen", "_specs", "_static", "_subject", "attributes",
         "captured", "classes", "containers", "exporters", "functions", "key", "leaves", "names", "numbers", "originals",
-        "probes", "stable",
+        "probes", "stable", "wrappers",
     )
     # fmt: on
 
@@ -85,6 +87,7 @@ class Signature:
         self.probes: list[tuple[Any, str, Any]] = []
         self.containers: list[Any] = []
         self.functions: list[types.FunctionType] = []
+        self.wrappers: list[Any] = []
         self.attributes: set[str] = set()
         self.classes: dict[Any, str] = {}
         self._static, self._package, self._specs = static, package, specs
@@ -137,11 +140,16 @@ class Signature:
                     self._add_enums_in(key, name)
         elif is_namedtuple(cls) or is_dataclass(cls) or registration(cls):
             self.classes.setdefault(cls, name)
+        if is_own_type(cls):
+            self.wrappers.append(value)
         self._add_children(value, name, structure.labels, structure.children)
 
     def _add_children(self, value: Any, name: str, labels: Iterable[str], children: Iterable[Any]) -> None:
-        """Add the children of a container called `name`, which must not contain it; labels are their suffixes to it."""
-        if id(value) in self._active or len(self._active) > _DEEPEST:
+        """Add the children of a container called `name`; labels are their suffixes to it.
+
+        A container must not contain itself. A fused function may: `add_function` adds each function once.
+        """
+        if (id(value) in self._active and not is_own_type(type(value))) or len(self._active) > _DEEPEST:
             found = f"a {type(value).__name__} that contains itself, or is nested more than {_DEEPEST} levels deep"
             raise TypeError(f"{self._subject} {name!r}: {found}")
         self._active.add(id(value))
@@ -166,6 +174,7 @@ class Signature:
         elif cls is CachedFunction and not self._compared_only:
             self.captured = True  # tracing calls the function itself: a cache would keep traced arrays
             self.key.append((cls, *value.cache_parameters().items()))
+            self.wrappers.append(value)
             self.add(value.__wrapped__, name)
         elif isinstance(value, type):
             self.key.append(Identity(value))
@@ -198,6 +207,7 @@ class Signature:
         """Add an array of another library, or of a subclass of NumPy's."""
         imported = arrays.import_array(value, name)
         self.originals[len(self.leaves)] = value
+        self.key.append(arrays.Imported)  # a function that runs as written would get the array itself
         self.add(imported.array, name)
         self.exporters[-1] = imported.export
 
@@ -231,6 +241,8 @@ class Signature:
             if label in self._static:
                 self.stable = False
                 self.add_static(value, label)
+            elif value is MISSING:
+                self.probes.append((holder, label, value))
             elif (id(holder), label) not in self._seen:
                 self._add_variable(holder, label, value, reads)
         self.captured = self.captured or not self.stable or len(self.leaves) > known
@@ -345,7 +357,7 @@ class Signature:
         bool
             Whether all that was added is immutable, as for `stable`.
         """
-        if not self.classes and not any(map(vars, self.functions)):
+        if not self.classes and not self.wrappers and not any(map(vars, self.functions)):
             return True
         self.stable = True
         done: set[tuple[int, str]] = set()
@@ -353,8 +365,8 @@ class Signature:
         while count != (count := len(self.attributes) + len(self.classes) + len(self.functions)):
             for owner, name in list(self.classes.items()):
                 self._add_members_of(owner, name, done)
-            for function in self.functions[:]:
-                self._add_members_of(function, function.__qualname__, done)
+            for function in (*self.functions, *self.wrappers):
+                self._add_members_of(function, getattr(function, "__qualname__", str(function)), done)
         stable, self.stable = self.stable, False
         return stable
 
@@ -375,7 +387,7 @@ class Signature:
         if getattr(owner, "_is_protocol", False):
             self.attributes.update(_members_of_protocol(user_bases(owner, self._package)))
         parts = [((Identity(holder), label), f"{name}.{label}", value) for holder, label, value in new]
-        self._add_compared_only(parts, f"{type(owner).__name__} {owner.__name__}", name)
+        self._add_compared_only(parts, f"{type(owner).__name__} {getattr(owner, '__name__', name)}", name)
 
     def _add_wrapped(self, function: types.FunctionType, name: str) -> None:
         """Add the user's objects that a library function holds, such as a function that it wraps."""

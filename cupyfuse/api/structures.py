@@ -143,7 +143,15 @@ def _structure_of_registered(value: Any, known: Registration) -> Structure:
             raise TypeError(f"the constants of a registered {cls.__name__} are not hashable: {error}") from error
         key = (type(constants), constants)
     labels = [f"[{i}]" for i in range(len(children))]
-    return Structure((cls, key), labels, children, lambda c: known.unflatten(constants, c), known.mutable)
+    unflatten = functools.partial(known.unflatten, constants)
+    rebuild = (lambda c: with_attributes_of(value, unflatten(c))) if known.own else unflatten
+    return Structure((cls, key), labels, children, rebuild, known.mutable)
+
+
+def with_attributes_of(original: Any, rebuilt: Any) -> Any:
+    """Return a rebuilt fused or cached function with the attributes that the original was given."""
+    vars(rebuilt).update({n: v for n, v in vars(original).items() if n not in vars(rebuilt)})
+    return rebuilt
 
 
 def _structure_of_partial(value: functools.partial[Any]) -> Structure:

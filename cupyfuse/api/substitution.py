@@ -17,7 +17,8 @@ from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import reads_of
 from .constants import constant_key
-from .structures import Structure, structure_of
+from .members import MISSING
+from .structures import Structure, structure_of, with_attributes_of
 from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
 
 
@@ -82,7 +83,8 @@ class Substitution:
         if cls is types.FunctionType:
             return self.function(value)
         if cls is CachedFunction:
-            return functools.lru_cache(**value.cache_parameters())(self.value(value.__wrapped__, name))
+            rebuilt = functools.lru_cache(**value.cache_parameters())(self.value(value.__wrapped__, name))
+            return with_attributes_of(value, rebuilt)
         if arrays.is_array(value):
             return next(self._traced)
         structure = structure_of(value)
@@ -141,6 +143,8 @@ class Substitution:
             if (id(holder), label) in self._seen:
                 continue
             self._seen.add((id(holder), label))
+            if value is MISSING:
+                continue
             if label not in self._static and not read_by_attribute(value, self._package):
                 value = self.value(value, label)
             if isinstance(holder, dict):

@@ -11,6 +11,7 @@ from typing import Any
 from . import arrays
 from .code import is_library, is_library_module, reads_of
 from .constants import constant_key
+from .members import contents_of
 from .registry import registration
 from .structures import is_dataclass
 
@@ -45,12 +46,12 @@ def defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def variables_of(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the closure cells and globals that a function's code reads: (cell or dict of globals, name, value)."""
+    """Yield the closure cells and globals that a function's code reads: (cell or dict of globals, name, value).
+
+    The value of a closure cell that is not assigned is MISSING.
+    """
     for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
-        try:
-            yield cell, name, cell.cell_contents
-        except ValueError:
-            continue  # not assigned yet
+        yield cell, name, contents_of(cell)
     namespace = function.__globals__
     for name in reads_of(function.__code__).globals:
         if name in namespace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
 import weakref
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from . import arrays
 from .code import is_generated, is_library_module
-from .members import user_bases
+from .members import contents_of, user_bases
 
 
 class Held(NamedTuple):
@@ -88,8 +87,7 @@ def _variables(function: types.FunctionType) -> list[tuple[Any, str, Any]]:
     """Return the closure cells and attributes of a function: (cell or dict, name, value)."""
     found: list[tuple[Any, str, Any]] = []
     for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
-        with contextlib.suppress(ValueError):  # not assigned yet
-            found.append((cell, name, cell.cell_contents))
+        found.append((cell, name, contents_of(cell)))
     return found + [(function.__dict__, name, value) for name, value in function.__dict__.items()]
 
 

@@ -56,6 +56,13 @@ _ASKED_FOR_ARRAY = re.compile(
 )
 
 
+# What Python says of an assignment to an attribute of a traced array: to a property, and to one that it has not.
+_ASSIGNED_ATTRIBUTE = re.compile(
+    r"^property '(\w+)' of 'Tracer' object has no setter|^can't set attribute '(\w+)'$"
+    r"|^'Tracer' object has no attribute '(\w+)'$"
+)
+
+
 def _function_of(error: Exception) -> str:
     """Return the name of the function of NumPy's or SciPy's that the user's code called and an error passed."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -98,6 +105,11 @@ def refusals_reach_the_caller() -> Iterator[None]:
     except Exception as error:
         if noted:
             raise noted[0] from error
+        if type(error) is AttributeError and (found := _ASSIGNED_ATTRIBUTE.search(str(error))):
+            raise TraceError(
+                f"cannot fuse an assignment to the attribute {found[found.lastindex or 0]!r} of an array: make "
+                f"another array, as x.reshape(...) or x.astype(...) do\n  at {_line_of(error)}"
+            ) from error
         if type(error) in (AttributeError, TypeError, ValueError) and _ASKED_FOR_ARRAY.search(str(error)):
             raise TraceError(
                 f"cannot fuse {_function_of(error)} that reads arrays in memory; call it outside of the fused "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,26 @@ def test_arguments_changed_in_place() -> None:
         fused(x)
 
 
+def test_views_that_interleave_share_no_memory() -> None:
+    def add(x: Any, y: Any) -> Any:
+        x += y
+        return x.sum()
+
+    fused = cf.fuse(add)
+    for engine in (np.array, HOST.array):
+        with HOST.active():
+            m = engine(np.ones((4, 6), np.float32))
+            fused(m[:, :3], m[:, 3:])
+            fused(m.T[:3:2], m.T[1:4:2])
+            expected = np.ones((4, 6))
+            expected[:, :3] += 1
+            expected[:, :3:2] += expected[:, 1:4:2]
+            np.testing.assert_array_equal(HOST.host(m), expected)
+            for overlapping in ((m[:, :3], m[:, 2:5]), (m[::2], m[2:]), (m[:, :3], m[::-1, 2::-1])):
+                with pytest.raises(ValueError, match="shares memory with argument 'y'"):
+                    fused(*overlapping)
+
+
 def test_arguments_are_not_half_changed_where_a_library_step_fails() -> None:
     def solved(x: Any, a: Any) -> Any:
         x *= 2
@@ -136,6 +158,26 @@ def test_other_libraries_and_engines_run_plans() -> None:
     with HOST.active():
         HOST.host(fused(HOST.array(X)))
         assert not fused.plans[-1].as_written
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_each_kind_of_array_has_a_plan_of_its_own(tmp_path: Path, bound: bool) -> None:
+    """The function as written gets NumPy's arrays alone, whatever came before them."""
+    torch = pytest.importorskip("torch")
+    mapped = np.memmap(tmp_path / "x", X.dtype, "w+", shape=X.shape)
+    mapped[:] = X
+    kinds = [X, torch.from_numpy(X.copy()), mapped]
+
+    def tiled(x: Any, scale: float = 1.0) -> Any:
+        assert not isinstance(x, (torch.Tensor, np.memmap))
+        return np.stack([x.repeat(2).std() * scale, x.max()])
+
+    for order in itertools.permutations(kinds):
+        fused: Any = cf.fuse(tiled).bind(scale=1.0) if bound else cf.fuse(tiled)
+        for x in [x for x in order for _ in range(10)]:  # enough for calls to be recognised
+            result = fused(x)
+            assert type(result) is (torch.Tensor if type(x) is torch.Tensor else np.ndarray)
+            np.testing.assert_allclose(np.asarray(result), tiled(X), rtol=1e-6)
 
 
 def test_memory_is_bounded() -> None:

@@ -156,6 +156,70 @@ def test_a_cached_function_of_traced_arrays() -> None:
     assert not double.cache_info().currsize
 
 
+def test_closure_cells_that_are_assigned_later() -> None:
+    """A variable that a function has not needed yet, of its own or of a helper's closure; then deleted, and again."""
+
+    def make(through_helper: bool) -> tuple[Any, Any]:
+        def choose() -> Any:
+            return factor
+
+        def forget() -> None:
+            nonlocal factor
+            del factor
+
+        def scaled(x: Any) -> Any:
+            try:
+                return x * (choose() if through_helper else factor)
+            except NameError:
+                return x
+
+        def assign(value: Any) -> None:
+            nonlocal factor
+            factor = value
+            if value is None:
+                forget()
+
+        factor: Any = None
+        forget()
+        return cf.fuse(scaled), assign
+
+    for through_helper in (False, True):
+        fused, assign = make(through_helper)
+        with force_plans():
+            for value in (None, 2.0, 3.0, None, np.array([1.0, 2.0, 3.0]), np.array([2.0, 1.0, 3.0]), None):
+                assign(value)
+                np.testing.assert_array_equal(fused(X), X * (1 if value is None else value))
+                np.testing.assert_array_equal(fused(X), X * (1 if value is None else value))
+
+
+def test_attributes_of_fused_and_cached_functions() -> None:
+    @cf.fuse
+    def scaled(x: Any, shift: Any = 0.0) -> Any:
+        return x * scaled.factor + shift
+
+    @functools.cache
+    def table() -> Any:
+        return np.ones(3)
+
+    fused = cf.fuse(lambda x: x * table() + table.shift)  # type: ignore[attr-defined]
+    bound = scaled.bind(shift=0.5)
+    around = cf.fuse(lambda x: scaled(x) + (bound.more if hasattr(bound, "more") else 0.0))
+    with force_plans():
+        for value in (2.0, 3.0, 2.0, 4.0):
+            scaled.factor = value  # type: ignore[attr-defined]
+            table.shift = value  # type: ignore[attr-defined]
+            np.testing.assert_array_equal(scaled(X), X * value)
+            np.testing.assert_array_equal(bound(X), X * value + 0.5)
+            np.testing.assert_array_equal(around(X), X * value)
+            np.testing.assert_array_equal(fused(X), X + value)
+        for more in (1.0, 2.0):
+            bound.more = more  # type: ignore[attr-defined]
+            np.testing.assert_array_equal(around(X), X * 4 + more)
+        scaled.factor = np.ones(3)  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match="the array"):
+            scaled(X)
+
+
 def test_a_cached_method_of_a_class_is_refused() -> None:
     class Layer:
         @staticmethod

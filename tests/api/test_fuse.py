@@ -118,6 +118,25 @@ def test_one_fused_function_within_another() -> None:
         cf.fuse(lambda x: inner(x, out=x))(X)
 
 
+class Scale:
+    def __init__(self, factor: float):
+        self.factor = factor
+
+    @cf.fuse
+    def apply(self, x: Any) -> Any:
+        return x * self.factor
+
+
+cf.register(Scale, lambda s: ([s.factor], ()), lambda _, children: Scale(*children))
+
+
+def test_bound_methods_compare_and_pickle_as_python_s_do() -> None:
+    first, second = Scale(2.0), Scale(2.0)
+    assert first.apply == first.apply != second.apply
+    assert len({first.apply, first.apply, second.apply}) == 2 and first.apply.__self__ is first
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(first.apply))(np.ones(2)), [2.0, 2.0])
+
+
 def test_copies_and_pickles() -> None:
     for twin in (copy.copy(scaled), copy.deepcopy(scaled), pickle.loads(pickle.dumps(scaled))):
         assert_equal(twin(X, 4.0), X * 4)

@@ -60,6 +60,8 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.view(np.int32), r"view\(.*int32.*bytes of traced arrays"),
     (lambda x: x.view(np.recarray), r"view\(.*recarray"),
     (lambda x: np.ma.masked_array(x, x > 0), r"compiled code that reads arrays in memory"),
+    (lambda x: setattr(x, "shape", (-1,)), r"assignment to the attribute 'shape' of an array: make another"),
+    (lambda x: setattr(x * 2, "note", 1), r"assignment to the attribute 'note'"),
     (lambda x: memoryview(x), r"compiled code that reads arrays in memory"),
     (lambda x: stats.bartlett(x[0], x[1]), r"scipy\.stats\.bartlett: it calls compiled code"),
     (lambda x: scipy.signal.find_peaks(x[0]), r"compiled code that reads arrays in memory"),
