@@ -193,8 +193,10 @@ class PlannedFunction:
         """Trace the function for the value of each parameter, with arrays or specs."""
         return self._trace(values, self.signature_of(values, specs=True)).traced
 
-    def _trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
-        return trace_function(self.environment, self.parameters, values, signature, by_value, self._strict)
+    def _trace(
+        self, values: Sequence[Any], signature: Signature, by_value: Container[str] = (), for_shards: bool = False
+    ) -> Tracing:
+        return trace_function(self.environment, self.parameters, values, signature, by_value, self._strict, for_shards)
 
     def plan_for(
         self, values: Sequence[Any], default: str, constants: Container[str], bound: frozenset[int] = frozenset()

@@ -47,6 +47,7 @@ def trace_function(
     signature: Signature,
     by_value: Container[str],
     strict: bool,
+    for_shards: bool = False,
 ) -> Tracing:
     """Trace a function for the values of its parameters.
 
@@ -65,6 +66,8 @@ def trace_function(
         The parameters whose floats are constants.
     strict : bool
         Whether library steps are errors.
+    for_shards : bool
+        As of `Trace`.
 
     Raises
     ------
@@ -73,21 +76,21 @@ def trace_function(
     """
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
     read: set[int] = set()
-    first = Trace(captures=True, strict=strict)
+    first = Trace(captures=True, strict=strict, for_shards=for_shards)
     try:
         results = _trace_once(first, environment, parameters, values, signature, by_value, read)
     except (TypeError, ValueError, IndexError) as error:
         # The function may have assigned traced values to an array that it created.
         if not first.has_created:
             raise
-        first = Trace(captures=True, strict=strict, traces_created=True)
+        first = Trace(captures=True, strict=strict, traces_created=True, for_shards=for_shards)
         try:
             results = _trace_once(first, environment, parameters, values, signature, by_value, read)
         except TraceError:
             if isinstance(error, TraceError):
                 raise
             raise error from None  # as the plain function raises it
-    second = Trace(repeats=first, captures=True, strict=strict, traces_created=first.traces_created)
+    second = Trace(first, True, strict, first.traces_created, for_shards)
     again = _trace_once(second, environment, parameters, values, signature, by_value, read)
     if _trace_key(first, results) != _trace_key(second, again):
         raise TraceError(

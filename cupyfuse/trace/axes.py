@@ -115,6 +115,8 @@ def normalize_axes(axis: Any, ndim: int, operation: str = "axis") -> tuple[int, 
     result = []
     for a in axes:
         try:
+            if isinstance(a, (bool, np.bool_)):  # which Python takes for integers, and NumPy does not
+                raise TypeError
             a = operator.index(a)
         except TypeError:
             raise TypeError(f"{operation}: axis {a!r} is not an integer\n  at {user_line()}") from None

@@ -21,7 +21,8 @@ from .axes import Axes
 from .tracer import Tracer
 
 _VIEW_COST = 1e-3  # elements; decides between folds that differ in the number of views
-_LONGEST_PART = 32768  # elements that several axes of a part of a reduction have: a row that one block keeps
+# The most elements of axes that are reduced together, before the others: those of a row that one block can hold.
+_LONGEST_PART = 32768
 
 
 def strides_of(x: Tracer) -> tuple[g.Node, dict[int, int]]:
@@ -201,25 +202,35 @@ def fold_along(x: Tracer, positions: Iterable[int]) -> Axes:
 def axes_without_copy(x: Tracer, positions: Iterable[int]) -> set[int]:
     """Choose some of the axes of a reduction, to be reduced first, without a copy.
 
-    None, if all of them are the rows or the columns of a fold that takes no copy. Otherwise the last axes of the array
-    that are to be reduced, or else those along the columns or the rows of its node.
+    The last axes of the array that are to be reduced, as many as `_LONGEST_PART` allows; for shards, or if those take a
+    copy, the axes along the columns or the rows of its node. An empty set if all of the axes can be reduced at once
+    without a copy, or if no part of them can.
     """
     inside = {p for p in positions if x.shape[p] != 1}
-    if folds_without_copy(x, inside):
+    if reduces_without_copy(x, inside):
         return set()
     long = [p for p in range(x.ndim) if x.shape[p] != 1]
     last = [p for k, p in enumerate(long) if inside.issuperset(long[k:])]
     while len(last) > 1 and (last == long or x._axes.length(last) > _LONGEST_PART):
         last = last[1:]
     rows, cols = map(set, x._axes.long)
-    parts = (set(last), cols, rows)
-    return next((part for part in parts if part and part < inside and folds_without_copy(x, part)), set())
+    parts = (cols, rows) if x._trace.for_shards else (set(last), cols, rows)
+    return next((part for part in parts if part and part < inside and reduces_without_copy(x, part)), set())
 
 
-def folds_without_copy(x: Tracer, inside: set[int]) -> bool:
-    """Whether some axes are the rows or the columns of a fold that takes no copy."""
+def reduces_without_copy(x: Tracer, positions: Iterable[int]) -> bool:
+    """Whether some axes, and no others, are the rows or the columns of a fold that takes no copy.
+
+    Of all axes of a matrix this is false: they are its rows and its columns.
+    """
+    inside = {p for p in positions if x.shape[p] != 1}
     fold = fold_along(x, inside)
-    return inside in map(set, fold.long) and Conversion.to(x, fold).cost() < x.size
+    return inside in map(set, fold.long) and not takes_copy(x, fold)
+
+
+def takes_copy(x: Tracer, fold: Axes) -> bool:
+    """Whether an array is copied to be converted to a fold, in contrast to views."""
+    return Conversion.to(x, fold).cost() >= x.size
 
 
 def refolded(x: Tracer, fold: Axes) -> Tracer:

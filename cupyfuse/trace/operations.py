@@ -15,7 +15,7 @@ from ..ir import graph as g
 from ..ir.operators import REDUCTIONS, extended_extremum
 from .axes import Axes, normalize_axes
 from .broadcasting import align
-from .folds import Conversion, axes_without_copy, fold_along, folds_without_copy, refolded
+from .folds import axes_without_copy, fold_along, reduces_without_copy, refolded, takes_copy
 from .library import call_library
 from .number import TracedNumber
 from .promotion import UFUNCS, convert, integer_form, mask_form
@@ -159,7 +159,7 @@ def _fold_for_reduction(op: str, x: Tracer, positions: Iterable[int]) -> Tracer:
     Where that takes a copy, axes that are reduced without one come first: the copy is then smaller.
     """
     fold = fold_along(x, positions)
-    if op in _IN_PARTS and Conversion.to(x, fold).cost() > x.size and (part := axes_without_copy(x, positions)):
+    if op in _IN_PARTS and takes_copy(x, fold) and (part := axes_without_copy(x, positions)):
         x = _reduced(op, x, part, keepdims=True)
         fold = fold_along(x, positions)
     return refolded(x, fold)
@@ -233,7 +233,9 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
     if not dtypes.is_float(x._node.dtype):
         x = x.astype("float64")
     positions = normalize_axes(axis, x.ndim)
-    n = count(x, axis)
+    n, ddof = count(x, axis), float(ddof)
+    if not n:
+        return reduce("sum", x, axis, keepdims) / max(-ddof, 0.0)
     result = _biased_variance(x, {p for p in positions if x.shape[p] != 1})
     if not keepdims:
         result = result.squeeze(positions)
@@ -245,33 +247,46 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
 
 def _biased_variance(x: Tracer, positions: set[int]) -> Tracer:
     """Compute the biased variance along axes that are longer than one, which stay as axes of length one."""
-    if folds_without_copy(x, positions):
+    if reduces_without_copy(x, positions):
         x = refolded(x, fold_along(x, positions))
-    if positions and positions == set(x._axes.long[0]) and x.size:
-        # Down the columns, a mean and then deviations would read the whole matrix twice; a row is at hand for both.
+    if _is_down_columns(x, positions):
         return _reduced("moment2", x, positions, keepdims=True)
     if x.size and (part := axes_without_copy(x, positions)):
         return _variance_of_parts(x, part, positions - part)
-    centred = x - reduce("mean", x, tuple(positions), keepdims=True)
-    return reduce("mean", apply("square", centred), tuple(positions), keepdims=True)
+    centred = x - _reduced("mean", x, positions, keepdims=True)
+    return _reduced("mean", apply("square", centred), positions, keepdims=True)
+
+
+def _is_down_columns(x: Tracer, positions: set[int]) -> bool:
+    """Whether axes are the rows of a node, along which a mean and then deviations would read all of it twice.
+
+    Along the columns both have a row at hand.
+    """
+    return bool(positions and x.size) and positions == set(x._axes.long[0])
 
 
 def _variance_of_parts(x: Tracer, part: set[int], rest: set[int]) -> Tracer:
-    """Compute the variance along `part` and `rest` from one pass along `part`.
+    """Compute the variance along `part` and `rest`, disjoint and not empty, in one pass along `part`.
 
     It is the mean of the parts' variances plus the variance of their means (Chan, Golub and LeVeque, 1983). The means
-    are taken relative to a number near them, and with what their rounding left out, which would count as much as how
-    far they are apart. Neither has a derivative.
+    are taken relative to a number near them, and with what their rounding left out: far from zero that counts as much
+    as how far the means are apart, and its square as much as the variances about rounded means. What was left out, and
+    the number near the means, do not change the result but for its rounding: they are constants to the derivative.
     """
+    x = refolded(x, fold_along(x, part))
     means = _reduced("mean", x, part, keepdims=True)
     left_out = _reduced("mean", _constant(x - means), part, keepdims=True)
+    within = _biased_variance(x, part)
+    if not _is_down_columns(x, part):  # about the rounded means
+        within = within - apply("square", left_out)
     kept = [p for p in range(x.ndim) if means.shape[p] != 1]
     in_one_row = rest.issuperset(kept)
     fold = Axes(means.shape, (), tuple(kept)) if in_one_row else fold_along(means, rest)
-    means, left_out, within = (refolded(t, fold) for t in (means, left_out, _biased_variance(x, part)))
-    # A row is at hand for its mean and what follows; down the columns, the mean would take a pass of its own.
-    first = tuple(slice(0, 1) if p in rest else slice(None) for p in range(x.ndim))
-    near = _reduced("mean", means, rest, keepdims=True) if in_one_row else means[first]
+    means, left_out, within = (refolded(t, fold) for t in (means, left_out, within))
+    if in_one_row:  # which is at hand for the mean and for what follows
+        near = _reduced("mean", means, rest, keepdims=True)
+    else:  # down the columns the mean would take a pass of its own
+        near = means[tuple(slice(0, 1) if p in rest else slice(None) for p in range(x.ndim))]
     between = _biased_variance((means - _constant(near)) + left_out, rest)
     return _reduced("mean", within, rest, keepdims=True) + between
 

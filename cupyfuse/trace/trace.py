@@ -62,7 +62,12 @@ class Trace:
     call_method = staticmethod(numpy.call_method)
 
     def __init__(
-        self, repeats: Trace | None = None, captures: bool = False, strict: bool = False, traces_created: bool = False
+        self,
+        repeats: Trace | None = None,
+        captures: bool = False,
+        strict: bool = False,
+        traces_created: bool = False,
+        for_shards: bool = False,
     ) -> None:
         """Begin a trace.
 
@@ -76,8 +81,12 @@ class Trace:
             Whether library steps are errors.
         traces_created : bool
             Whether arrays that the function creates, as by `np.zeros`, are traced from the start.
+        for_shards : bool
+            Whether shards of an axis will run the graph: reductions then keep the folds of arrays, since a shard cannot
+            fold the split axis together with others.
         """
         self.strict = strict
+        self.for_shards = for_shards
         self.traces_created = traces_created
         self.has_created = False  # whether the function created such arrays
         self.inputs: list[g.Node] = []

@@ -22,6 +22,7 @@ class TraceProtocol(Protocol):
     """The operations that a tracer delegates to its trace; `Trace` implements them."""
 
     effects: dict[int, g.Node]
+    for_shards: bool
     folded: dict[tuple[object, ...], g.Node]
     stored: set[g.Node]
     viewed: dict[g.Node, tuple[g.Node, View]]

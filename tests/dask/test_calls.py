@@ -155,6 +155,16 @@ def test_three_dimensions(chunks: tuple[int, ...], rng: np.random.Generator) -> 
     check(cf.linear, x, rng.normal(size=(6, 5)))
 
 
+@pytest.mark.parametrize("chunks", [(2, 3, 4), (4, 3, 2)], ids=str)
+def test_variances_and_standard_scores_of_three_dimensions(chunks: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = chunked(rng.normal(size=(4, 3, 6)), chunks)
+    for function in (np.var, np.std, lambda x: (x - x.mean()) / x.std(ddof=1)):
+        check(cf.fuse(function), x)
+    images = chunked(rng.normal(size=(3, 4, 5, 6)), (3, 4, 5, 2))
+    for reduction in (np.sum, np.max, np.prod, cf.logsumexp):
+        check(cf.fuse(lambda x, reduction=reduction: reduction(x, axis=(0, 2, 3))), images)  # type: ignore[misc]
+
+
 def test_fused_functions_of_three_dimensions(rng: np.random.Generator) -> None:
     x, w = rng.normal(size=(6, 4, 5)), rng.normal(size=(7, 5))
     norm = cf.fuse(lambda x, w: cf.softmax(x @ w.T, axis=-1) - x.mean(axis=-1, keepdims=True))

@@ -68,6 +68,49 @@ def values(dtype: str, shape: tuple[int, ...] = (6, 9), specials: bool = False, 
     return x.astype(dtype_of(dtype))
 
 
+def test_numbers_of_elements_beyond_16_bits(engine: Engine) -> None:
+    """Sums over numbers of elements that float16 rounds, or has not: 5001 and 65600."""
+    for n in (5001, 65600):
+        x = np.ones((2, n), np.float16)
+        x[:, ::2], x[1, :3] = 3, np.nan
+        mask = np.arange(n) % 1000 != 1
+
+        def statistics(x: Any, mask: Any) -> Any:
+            filled = np.where(np.isnan(x), 0, x)
+            return (
+                *(np.mean(filled, axis=1, where=mask), np.mean(filled, where=mask, dtype=np.float32)),
+                *(np.nanmean(x, axis=1), np.nanvar(x, axis=1), np.nanvar(x, ddof=1)),
+            )
+
+        with force_plans():
+            results = cf.fuse(statistics)(engine.array(x), engine.array(mask))
+        for k, exact in enumerate(statistics(x.astype(np.float64), mask)):
+            result = engine.host(results[k])
+            assert result.dtype == (np.float32 if k == 1 else np.float16)
+            np.testing.assert_allclose(result, exact, rtol=2**-11)
+
+
+def test_degrees_of_freedom_of_any_number() -> None:
+    x, empty = np.ones((3, 5), np.float32) * np.arange(5, dtype=np.float32), np.ones((2, 0), np.float32)
+    with force_plans():
+        for ddof in (1, 1.0, np.int64(1), np.float64(1)):
+            result = cf.fuse(lambda x, ddof=ddof: x.var(axis=1, ddof=ddof))(x)
+            assert result.dtype == np.float32
+            np.testing.assert_allclose(result, 2.5)
+        np.testing.assert_array_equal(cf.fuse(lambda x: x.var(1, ddof=-1))(empty), [0, 0])
+        np.testing.assert_array_equal(cf.fuse(lambda x: x.var(1))(empty), [np.nan, np.nan])
+    with pytest.raises(ValueError, match="ddof=1 and correction=1"):
+        cf.fuse(lambda x: np.var(x, ddof=1, correction=1))(x)
+    with pytest.raises(TypeError, match="axis True is not an integer"):
+        cf.fuse(lambda x: x.sum(axis=True))(x)
+
+
+def test_weights_of_an_infinite_average(engine: Engine) -> None:
+    mean, total = cf.fuse(lambda x: np.average(x, axis=1, returned=True))(engine.array(np.array([[1.0, INF], [1, 3]])))
+    np.testing.assert_array_equal(engine.host(mean), [INF, 2.0])
+    np.testing.assert_array_equal(engine.host(total), [2.0, 2.0])
+
+
 # Native forms: name, function, ulps of the result's dtype.
 NATIVE: dict[str, tuple[Function, float]] = {
     "argmax": (lambda x: np.argmax(x, axis=1), 0),

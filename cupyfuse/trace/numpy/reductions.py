@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ...dtypes import compute_dtype
 from ..axes import normalize_axes
 from ..broadcasting import expand
 from ..library import call_library
@@ -91,9 +92,16 @@ def mean(
 ) -> Any:
     if where is True or isinstance(where, _NO_VALUE):
         return reduce("mean", a, axis, _flag(keepdims), dtype=dtype, out=out)
-    mask = _full_mask(where, a)
-    total = reduction("sum", a, axis, dtype, out, keepdims, where=where)
-    return total / reduce("sum", mask, axis, _flag(keepdims)).astype(total._node.dtype)
+    return _mean_of(a, _full_mask(where, a), axis, dtype, out, _flag(keepdims))
+
+
+def _mean_of(a: Tracer, mask: Tracer, axis: Any, dtype: Any, out: Any, keepdims: bool) -> Tracer:
+    """Compute the mean of the elements that a mask selects, with sums and numbers of elements of 32 bits at least."""
+    kind = a._node.dtype if dtype is None else dtypes.name_of(dtype)
+    wide = compute_dtype(kind) if dtypes.is_float(kind) else None
+    total = reduction("sum", a, axis, wide, out, keepdims, where=mask)
+    mean = total / reduce("sum", mask, axis, keepdims).astype(total._node.dtype)
+    return mean if wide is None else mean.astype(kind)
 
 
 def _full_mask(where: Any, a: Tracer) -> Tracer:
@@ -116,6 +124,8 @@ def var(
     # where=True is the default, and a `mean` that is left out is NumPy's NoValue.
     refuse_options("np.var", **{name: value for name, value in _given(more).items() if value is not True})
     if correction is not None and not isinstance(correction, _NO_VALUE):
+        if ddof != 0:
+            raise ValueError(f"np.var: ddof={ddof} and correction={correction}: give one of them\n  at {user_line()}")
         ddof = correction
     return variance(a, axis, ddof, _flag(keepdims), dtype=dtype, out=out)
 
@@ -148,7 +158,8 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
     keepdims = _flag(keepdims)
     if weights is None:
         mean = reduce("mean", a, axis, keepdims)
-        total = mean * 0 + float(count(a, axis))
+        number = _initial_value(float(count(a, axis)), mean._node.dtype, trace)
+        total = expand(as_tracer(number, trace), mean.shape)._as_result()
     else:
         w = weights if isinstance(weights, Tracer) else as_tracer(np.asarray(weights), trace)
         if w.shape != a.shape:
@@ -194,8 +205,7 @@ def nanmean(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, kee
     keepdims = _flag(keepdims)
     if not dtypes.is_float(a._node.dtype):
         return reduce("mean", a, axis, keepdims, dtype=dtype, out=out)
-    total = nan_reduction("sum", a, axis, dtype, out, keepdims)
-    return total / reduce("sum", _not_nan(a), axis, keepdims).astype(total._node.dtype)
+    return _mean_of(a, _not_nan(a), axis, dtype, out, keepdims)
 
 
 def nanvar(
@@ -204,11 +214,11 @@ def nanvar(
     keepdims = _flag(keepdims)
     if not dtypes.is_float(a._node.dtype) or dtype is not None or out is not None:
         return variance(a, axis, ddof, keepdims, dtype=dtype, out=out)
-    valid = _not_nan(a)
-    centred = apply("where", valid, a - nanmean(a, axis, keepdims=True), 0.0)
+    valid, wide = _not_nan(a), a.astype(compute_dtype(a._node.dtype))
+    centred = apply("where", valid, wide - nanmean(wide, axis, keepdims=True), 0.0)
     total = reduce("sum", apply("square", centred), axis, keepdims)
     degrees = (reduce("sum", valid, axis, keepdims).astype("float64") - float(ddof)).astype(total._node.dtype)
-    return apply("where", degrees > 0, total / degrees, math.nan)
+    return apply("where", degrees > 0, total / degrees, math.nan).astype(a._node.dtype)
 
 
 def nanstd(*args: Any, **options: Any) -> Any:
