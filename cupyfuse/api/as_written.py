@@ -23,7 +23,7 @@ class AsWritten:
         """Return what the function returns for the values of all parameters.
 
         Result arrays are copied where they share memory with arguments, with what the function has kept, or with each
-        other; containers are rebuilt.
+        other; containers are rebuilt where something in them may.
         """
         with np.errstate(all="ignore"):
             return _copy_shared_arrays(self._parameters.call(self._function, values))
@@ -47,12 +47,12 @@ def _copy_shared_arrays(returned: Any) -> Any:
 
 
 def _holds_new_arrays(container: Any) -> bool:
-    """Whether all items of a tuple, list or dict are numbers, or arrays that nothing else holds."""
+    """Whether all items of a tuple, list or dict are numbers, strings, None, or arrays that nothing else holds."""
     for item in container.values() if type(container) is dict else container:
         if type(item) is np.ndarray:
-            if item.base is not None or sys.getrefcount(item) != _ONE_ITEM or not item.flags.writeable:
+            if sys.getrefcount(item) != _ONE_ITEM or item.base is not None or not _is_plain(item):
                 return False
-        elif not isinstance(item, _NUMBERS):
+        elif not isinstance(item, _IMMUTABLE):
             return False
     return True
 
@@ -73,7 +73,7 @@ def _flatten(value: Any, found: list[Any]) -> Callable[[list[Any]], Any]:
 
 def _is_unshared(arrays: list[Any], k: int) -> bool:
     """Whether array `k` is writable and held by this list alone, and so is the array that it may be a view of."""
-    if sys.getrefcount(arrays[k]) > _ONE_HOLDER or 0 in arrays[k].strides or not arrays[k].flags.writeable:
+    if sys.getrefcount(arrays[k]) > _ONE_HOLDER or not _is_plain(arrays[k]):
         return False
     if arrays[k].base is None:
         return True
@@ -81,6 +81,11 @@ def _is_unshared(arrays: list[Any], k: int) -> bool:
         return False
     owner = arrays[k].base
     return owner.base is None and arrays[k].nbytes <= owner.nbytes
+
+
+def _is_plain(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array is writable, and none of its elements share an address."""
+    return array.flags.writeable and 0 not in array.strides
 
 
 def _references_of(array: Any) -> int:
@@ -93,7 +98,7 @@ def _references_of_item(container: Any) -> int:
 
 # The containers of most functions, and what they hold beside arrays.
 _PLAIN = (tuple, list, dict)
-_NUMBERS = (np.generic, float, int, str, type(None))
+_IMMUTABLE = (np.generic, float, int, str, type(None))
 # References to an array that only a list holds, as `_is_unshared` counts them; to a value that nothing holds, as the
 # function that it is passed to counts them; and to an array that one container holds, as a loop over it counts them.
 _ONE_HOLDER = sys.getrefcount([np.empty(1)][0]) + 1

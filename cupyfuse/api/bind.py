@@ -9,7 +9,6 @@ from typing import Any
 
 from .. import devices
 from ..plan.plan import Plan
-from ..settings import settings_of_call
 from . import lazy
 from .cache import PlanCache
 from .call import contains_tracer, run
@@ -102,10 +101,12 @@ class Bound:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
         out = self._fused.given_out(out, kwargs)
         free_values, defaulted = self._free_values(args, kwargs)
-        settings = settings_of_call(self._fused._precision)
+        settings = self._fused.call_settings
         known = self._inline_cache.find(free_values, defaulted, settings)
         if known is not None:
-            return run(*known, out, self._all_values(free_values) if known[0].as_written else ())
+            recognized, leaves, numbers, export = known
+            given = self._all_values(free_values) if recognized.as_written is not None else ()
+            return run(recognized, leaves, numbers, export, out, given)
         values = self._all_values(free_values)
         constants = defaulted | self._fixed.keys()
         signature = self._fused.environment.new_signature()

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from .. import devices
 from ..plan.plan import Plan
-from ..settings import DEFAULT_WORKSPACE, settings_of_call
+from ..settings import DEFAULT_WORKSPACE
 from . import lazy
 from .bind import Bound
 from .call import contains_tracer, run
@@ -51,7 +51,7 @@ class Fused(PlannedFunction):
         """
         out = self.given_out(out, kwargs)
         values, defaulted = self.parameters.bind(args, kwargs)
-        settings = settings_of_call(self._precision)
+        settings = self.call_settings
         known = self._inline_cache.find(values, defaulted, settings)
         if known is not None:
             return run(*known, out, values)

@@ -43,7 +43,7 @@ class Recognizer(NamedTuple):
         The parameters that take their default values.
     settings : hashable
         What the key consists of beside its signature.
-    around, of_classes : hashable or None
+    around_key, of_classes : hashable or None
         Keys of the variables around the function, and of what it reads of the arguments' classes.
     classes : dict
         These classes, with their names.
@@ -53,7 +53,7 @@ class Recognizer(NamedTuple):
     export: Callable[[Any], Any] | None
     defaulted: Collection[str]
     settings: Hashable
-    around: Hashable
+    around_key: Hashable
     of_classes: Hashable
     classes: dict[Any, str]
 
@@ -90,21 +90,22 @@ class InlineCache:
         self._runnables: list[Runnable] = []  # whose calls are recognised, the last walked first
 
     def find(self, values: Sequence[Any], defaulted: Collection[str], settings: Hashable) -> RecognizedCall | None:
-        """Return the call with these values of the parameters that are not bound, or None. Parameters as of `add`."""
+        """Return the call with these values of the parameters that are not bound, or None. Parameters as for `add`."""
         if not self._runnables:
             return None
         around = self._environment.current_snapshot()
         key = None if around is None else around.key
         for runnable in self._runnables:
-            match, export, known_defaulted, known_settings, known_key, of_classes, classes = runnable.recognizer
-            if known_settings != settings or known_defaulted != defaulted:
+            known: Recognizer = runnable.recognizer
+            if known.settings != settings or known.defaulted != defaulted:
                 continue
-            if known_key is not key and known_key != key:
+            if known.around_key is not key and known.around_key != key:
                 continue
-            found = match((*values, *around.leaves) if around is not None and around.leaves else values)
-            if found is not None and (not classes or self._key_of(classes, around) == of_classes):
+            found = known.match((*values, *around.leaves) if around is not None and around.leaves else values)
+            classes = known.classes
+            if found is not None and (not classes or self._key_of(classes, around) == known.of_classes):
                 leaves, numbers = found
-                return runnable, leaves, numbers, export
+                return runnable, leaves, numbers, known.export
         return None
 
     def _key_of(self, classes: dict[Any, str], around: Snapshot | None) -> Hashable:
@@ -148,7 +149,7 @@ class InlineCache:
     def _make(
         self, signature: Signature, values: Sequence[Any], defaulted: Collection[str], settings: Hashable
     ) -> Recognizer | None:
-        """Return what recognises calls like one that was walked, or None. Parameters as of `add`.
+        """Return what recognises calls like one that was walked, or None. Parameters as for `add`.
 
         Functions, arrays that are given twice, static variables and what can change around a function have keys that
         the generated code does not compare.

@@ -21,9 +21,9 @@ from ..settings import (
     Settings,
     check_precision,
     check_workspace,
-    current_epilogues,
     current_precision,
     plans_are_forced,
+    settings_of_call,
 )
 from ..trace import fail
 from . import arrays
@@ -117,9 +117,14 @@ class PlannedFunction:
         return self._precision or current_precision()
 
     @property
+    def call_settings(self) -> tuple[str, str, bool]:
+        """What the key of a call consists of beside its signature: `settings_of_call`."""
+        return settings_of_call(self._precision)
+
+    @property
     def product_settings(self) -> tuple[str, str]:
         """The settings by which matrix products are chosen: precision, and `Settings.epilogues`."""
-        return self.precision, current_epilogues()
+        return self.call_settings[:2]
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -15,13 +15,14 @@ from ..ir.graph import Node
 from ..plan.plan import Plan, Traced
 from ..plan.schedule import Step
 from ..plan.views import with_views_stored
-from ..trace import Call
+from ..trace import ASSIGNMENT, Call
 from .numpy import BLOCK
 
 GAIN = 1.3  # by which a plan must be faster to be chosen
 
 _CALL = 0.8e-6  # of a NumPy function
-_SCALAR_CALL = 0.1e-6  # of an operator on NumPy scalars, or an assignment to an element
+_SCALAR_CALL = 0.1e-6  # of an operator on NumPy scalars, for which arrays of one element are taken too
+_SCALAR_BYTES = 16  # of the largest one
 _BLOCK_CALL = 3e-6  # of a NumPy call on one of several blocks
 _STEP = 4e-6
 _RUN = 8e-6  # of a plan, beside what running as written takes
@@ -45,6 +46,8 @@ _CALL_ELEMENT = {
     "argmax": 0.06e-9,
     "argmin": 0.06e-9,
     "linalg.norm": 0.1e-9,
+    "var": 0.7e-9,  # in four passes, unlike what they become here
+    "std": 0.7e-9,
 }
 _EINSUM_FLOP = 0.06e-9  # of a contraction, which is not BLAS's
 # NumPy calls that BLAS computes, whatever operators they become.
@@ -96,8 +99,10 @@ def _call_seconds(call: Call) -> float:
     """Estimate the seconds of one NumPy call as written."""
     nodes = [n for n in call.nodes if n.op not in _FREE]
     library = _library_seconds(call.nodes)
+    if call.name == ASSIGNMENT:
+        return (_SCALAR_CALL if call.writes <= _SCALAR_BYTES else _CALL) + (call.reads + call.writes) * _COPY
     if not nodes:
-        return (_SCALAR_CALL + call.writes * _COPY if call.name == "setitem" else _CALL) + library
+        return _CALL + library
     if all(n.size == 1 and n.pointwise for n in nodes):
         return _SCALAR_CALL + library
     if call.name == "einsum" and any(map(g.is_product, nodes)):

@@ -14,15 +14,16 @@ from .broadcasting import broadcast_to, matrix_node, reshape
 from .number import TracedNumber, float_argument
 from .operations import apply, as_tracer, clip, power, reduce, variance
 from .products import matmul
-from .trace import Call, Trace
+from .trace import ASSIGNMENT, Call, Trace
 from .tracer import Tracer
 from .user_code import fail, refusals_reach_the_caller, user_line
 from .value import NamedConstant
 
 __all__ = [
+    "ASSIGNMENT",
     "Axes",
-    "Call",
     "AxisLabels",
+    "Call",
     "NamedConstant",
     "Trace",
     "TracedNumber",

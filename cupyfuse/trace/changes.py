@@ -83,7 +83,7 @@ class Changes(Arithmetic):
     def _store(self, new: Any) -> None:
         """Take the value of an array of the same shape; a view writes it to the array that it is a view of."""
         if self._parent is not None:
-            with self._trace.call("put", ()):  # in memory the operation has changed the view in place
+            with self._trace.quiet():  # in memory the operation has changed the view in place
                 self._parent._store(self._put(self._parent, self._selection, new))
             return
         self._set(self._trace.refolded(new, self._axes))

@@ -144,13 +144,10 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
     selection = select(index, x.shape)
     if isinstance(value, Tracer) and value._is_view(x, selection):
         return  # as in x[1:] *= 2, which changed the array already
-    if selection.whole(x.shape) and selection.order == tuple(range(x.ndim)):
-        x._assign(value)
-    else:
-        given = as_tracer(value, x._trace)
-        written = math.prod(selection.counts) * dtypes.ITEMSIZE[x._node.dtype]
-        with x._trace.call("setitem", (given,), written):
-            x._assign(put(x, selection, given))
+    given = as_tracer(value, x._trace)
+    with x._trace.assignment(given, math.prod(selection.counts) * dtypes.ITEMSIZE[x._node.dtype]):
+        is_whole = selection.whole(x.shape) and selection.order == tuple(range(x.ndim))
+        x._assign(given if is_whole else put(x, selection, given))
 
 
 def _masked_value(x: Tracer, mask: _Mask, value: Any) -> Tracer:

@@ -16,6 +16,8 @@ from .flat import Flat
 from .tracer import Tracer
 from .user_code import fail
 
+ASSIGNMENT = "setitem"  # the name of calls that assign to elements of an array
+
 
 @dataclass(frozen=True)
 class Call:
@@ -27,7 +29,7 @@ class Call:
     reads, writes : int
         Bytes of its operands and results.
     nodes : tuple of Node
-        The nodes that it added to the graph.
+        The nodes that it added to the graph; none for an assignment, which only writes to an array as written.
     """
 
     name: str
@@ -105,12 +107,29 @@ class Trace:
         self._quiet = False  # whether operations are not recorded, as within another one
 
     @contextmanager
-    def call(self, name: str, operands: Iterable[Any], written: int | None = None) -> Iterator[Callable[[Any], Any]]:
-        """Record the call of an operation, unless within another; the body notes results by the yielded function.
+    def quiet(self) -> Iterator[None]:
+        """Record no calls in a `with` block: they are parts of one that is recorded, or cost nothing as written."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
 
-        An operation without results, such as an assignment to elements, is recorded with the bytes `written`, if given,
-        and without what the body computes: the operation alone would write just these.
+    @contextmanager
+    def assignment(self, value: Any, written_bytes: int) -> Iterator[None]:
+        """Record an assignment to elements, unless within another call, by the bytes that it writes as written.
+
+        The body makes the array's new value.
         """
+        if not self._quiet:
+            reads = value._node.nbytes if isinstance(value, Tracer) and value._node.op != "const" else 0
+            self.calls.append(Call(ASSIGNMENT, reads, written_bytes, ()))
+        with self.quiet():
+            yield
+
+    @contextmanager
+    def call(self, name: str, operands: Iterable[Any]) -> Iterator[Callable[[Any], Any]]:
+        """Record the call of an operation, unless within another; the body notes results by the yielded function."""
         if self._quiet:
             yield lambda result: result
             return
@@ -121,18 +140,13 @@ class Trace:
             results.append(result._node)
             return result
 
-        self._quiet = True
-        try:
+        with self.quiet():
             yield record
-        finally:
-            self._quiet = False
         made = g.topological(results, lambda n: () if n in before else operands_as_written(n, self.viewed))
         fresh = [n for n in made if n not in before and n not in self.viewed]
         reads = sum(n.nbytes for n in set(before) if n.op != "const")
         if results:
             self.calls.append(Call(name, reads, sum(n.nbytes for n in results), tuple(fresh)))
-        elif written is not None:
-            self.calls.append(Call(name, reads, written, ()))
 
     def array(self, node: g.Node, axes: Axes | AxisLabels) -> Tracer:
         """Make the tracer of a node."""

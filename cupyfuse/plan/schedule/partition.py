@@ -46,8 +46,8 @@ class Scheduler:
         Values that one step stores, and all later ones read; others are computed again wherever they are needed.
     round_stored : bool
         Whether 16-bit values of row and column steps are stored in their own dtype, rounded, not in the wider one.
-        Results of reductions and what is computed from these alone, such as a mean, stay wide: those of one function,
-        such as softmax, need not fit, and belong together.
+        Results of reductions, and values smaller than the step's domain, such as a mean, stay wide: those of one
+        function, such as softmax, need not fit, and belong together.
     """
 
     def __init__(self, graph: Graph, kept: Set[Node] = frozenset(), round_stored: bool = False):
@@ -293,8 +293,8 @@ class Scheduler:
             self.factors.setdefault(node.inputs[0], {})[node] = None
             node = node.inputs[0]
         key = layer, kind, (rows, cols) = self.home_step(node)
-        reduced = node.reduction or node.shape != (rows, cols)
-        if self.round_stored and kind in ("row", "column") and not reduced:
+        per_row_or_column = node.reduction or node.shape != (rows, cols)
+        if self.round_stored and kind in ("row", "column") and not per_row_or_column:
             self._round(node)
         if key not in self.required:
             self.required[key] = {}
