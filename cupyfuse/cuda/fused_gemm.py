@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import devices, dtypes
+from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.schedule import Step, Tiles, state_size, strip_transposes, tiles_of
 from ..plan.schedule.tiles import TILE_ROWS
@@ -21,9 +22,12 @@ from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
 THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
 _MOST_STAGES = 6  # more hide no more latency
-# FLOPs of an epilogue's element: the code of more costs more to fetch than the copies that it saves. So does that of
-# guards, even if it does not run.
+# FLOPs of an epilogue's element, reductions aside: the code of more costs more to fetch than the copies that it saves.
+# So does that of guards, even if it does not run.
 _MOST_UNROLLED = 16
+# Bytes of a row's states, such as a logsumexp and one more sum: beside more of them, a wide chunk does not fit in
+# registers.
+_WIDE_STATE = 16
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,15 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
     # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
     chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
-    if chunk == 32 and not (program.reads_columns or program.full_inputs):
+    assert step.epilogue is not None
+    if state_size(step.epilogue) > _WIDE_STATE:
+        chunk = 16
+    elif chunk == 32 and not (program.reads_columns or program.full_inputs):
         chunk = 64
     tiles = tiles_of(step, processors)
-    assert step.epilogue is not None
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
-    unrolled = step.epilogue.flops <= _MOST_UNROLLED * step.product.size and not guarded
+    flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
+    unrolled = flops <= _MOST_UNROLLED * step.product.size and not guarded
     return GemmShape(step.product.dtype, tiles, transposed, staged, chunk, vec, unrolled)
 
 

@@ -111,6 +111,9 @@ def _last_values(xp: Any, shape: tuple[int, ...], index: Any, value: Any) -> Any
 def _add_at(xp: Any, array: Any, index: Any, values: Any) -> Any:
     """Compute `numpy.add.at` in the dtypes of atomic additions."""
     values = xp.asarray(values).astype(array.dtype, copy=False)
+    if array.dtype.kind == "f":
+        xp.add.at(array, index, values)
+        return array
     if array.dtype.kind == "b":
         return _extreme_at("maximum", xp, array, index, values)
     changed = array.astype(_atomic_dtype(array.dtype), copy=False)

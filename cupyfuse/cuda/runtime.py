@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from operator import attrgetter
@@ -99,11 +99,13 @@ class Runtime(Protocol):
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         """Encode the tensor map of a matrix at an address, as the 64-bit words of a `CUtensorMap`."""
 
-    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
+    def library_function(
+        self, call: LibraryCall, stored: dict[int, str], in_place: bool = False, in_any_order: Container[int] = ()
+    ) -> LibraryFunction:
         """Return the array library's own function for a call: from operands in their shapes to all results.
 
-        Those numbered in `stored` have the dtypes there, are C-contiguous, and share no memory with any other array.
-        With `in_place` the first operand may be written to, and be the result.
+        Those numbered in `stored` have the dtypes there, share no memory with any other array, and are C-contiguous but
+        for those `in_any_order`. With `in_place` the first operand may be written to, and be the result.
         """
 
 
@@ -228,7 +230,9 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
     def blas(self) -> Blas:
         return CupyBlas()
 
-    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
+    def library_function(
+        self, call: LibraryCall, stored: dict[int, str], in_place: bool = False, in_any_order: Container[int] = ()
+    ) -> LibraryFunction:
         try:
             function = library_functions.resolve(call, self._cupy, in_place)
         except AttributeError:
@@ -237,24 +241,28 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
                 "or fuse for NumPy arrays"
             ) from None
         run = call.prepare(function, library_functions.arguments_of(call, self._cupy))
-        kept = [(k, self.dtype(name)) for k, name in stored.items()]
+        kept = [(k, self.dtype(name), k not in in_any_order) for k, name in stored.items()]
 
         def run_for_values(operands: Sequence[Any]) -> list[Any]:
             results = run(operands)
-            for k, dtype in kept:
+            for k, dtype, in_order in kept:
                 if in_place and results[k] is operands[0] and results[k].dtype == dtype:
                     continue
-                if not self._is_value(results, k, dtype, operands):
+                if not self._is_value(results, k, dtype, in_order, operands):
                     results[k] = self._cupy.array(results[k], dtype, order="C")
                 self._hold_if_capturing(results[k])
             return results
 
         return run_for_values
 
-    def _is_value(self, arrays: list[Any], k: int, dtype: Any, operands: Sequence[Any]) -> bool:
-        """Whether array `k`, C-contiguous and of a dtype, has memory of its own: only this list holds it."""
-        array_type = self._cupy.ndarray
-        if type(arrays[k]) is not array_type or arrays[k].dtype != dtype or not arrays[k].flags.c_contiguous:
+    def _is_value(self, arrays: list[Any], k: int, dtype: Any, in_order: bool, operands: Sequence[Any]) -> bool:
+        """Whether array `k`, of a dtype, has memory of its own: only this list holds it.
+
+        It is C-contiguous, or else, if it need not be `in_order`, is a permutation of its axes that is.
+        """
+        if type(arrays[k]) is not self._cupy.ndarray or arrays[k].dtype != dtype:
+            return False
+        if not arrays[k].flags.c_contiguous and (in_order or not _is_dense(arrays[k])):
             return False
         if sys.getrefcount(arrays[k]) > _ONE_HOLDER:
             return False
@@ -262,6 +270,18 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
             return False
         memory = arrays[k].data.mem  # also of views that have no base, as those of `as_strided`
         return all(operand.data.mem is not memory for operand in operands)
+
+
+def _is_dense(array: Any) -> bool:
+    """Whether the elements of an array, in the order of its strides, lie side by side."""
+    if array.flags.f_contiguous:
+        return True
+    expected = array.itemsize
+    for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
 
 
 # References to an array that only a list or another array holds, as `_is_value` counts them.

@@ -19,7 +19,7 @@ from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, assign_offsets, base_of, dead_after, last_stage, row_stride, stages_of, view_chain
 from .kernel_launch import Addresses, LaunchSpec, Place
 from .launch_specs import LaunchSpecs, ShapeAndStrides
-from .library_launch import Held, allocation, release, rewritten_operand
+from .library_launch import Held, allocation, reads_held_alone, release, rewritten_operand
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
 
@@ -135,7 +135,9 @@ class CudaExecutable:
                 self._places[node] = Place(self._slot(), node.shape[1], 1)
             if self._places[node].slot not in written:
                 assert node.call is not None
-                self._held[node] = Held(self._slot(), node.call.results[node.result])
+                shape, changed = node.call.results[node.result], [base_of(n) for _, n in self.plan.graph.effects]
+                in_any_order = node not in changed and reads_held_alone(self.plan.steps, node)
+                self._held[node] = Held(self._slot(), shape, in_any_order)
 
     def _let_rewrite(self, step: Step, dead: Sequence[Node]) -> bool:
         """Let a library step write its result over an operand, then an array of its own, if it can; return whether."""

@@ -26,10 +26,13 @@ class Held(NamedTuple):
         Of the array itself, among the addresses.
     shape : tuple of int
         The user's.
+    in_any_order : bool
+        Whether the strides of what a library step has returned do not matter: no kernel reads it.
     """
 
     slot: int
     shape: tuple[int, ...]
+    in_any_order: bool = False
 
 
 class LibraryLaunch:
@@ -71,7 +74,8 @@ class LibraryLaunch:
         call, inputs = self._step.nodes[0].call, self._step.nodes[0].inputs
         assert call is not None
         stored = {n.result: self._storage[n] for n in self._step.outputs}
-        function = runtime.library_function(call, stored, self._in_place)
+        in_any_order = {n.result for n in self._step.outputs if n in self._held and self._held[n].in_any_order}
+        function = runtime.library_function(call, stored, self._in_place, in_any_order)
         operands = [self._operand(runtime, n, shape) for n, shape in zip(inputs, call.shapes, strict=True)]
         stores = [self._store(runtime, n) for n in self._step.outputs]
 
@@ -86,10 +90,12 @@ class LibraryLaunch:
         """Return a function that makes an operand in the user's shape from what a call holds."""
         base, place = base_of(node), self._place(node)
         held = self._held.get(base)
-        if held is not None and all(view.op == "reshape" for view in view_chain(node)):
+        if held is not None and is_held_in_order(node):
             if held.shape == shape:
                 return itemgetter(held.slot)
             return lambda at: at[held.slot].reshape(shape)
+        if held is not None and (index := _index_of(node, held)) is not None:
+            return lambda at: at[held.slot][index].reshape(shape)  # in less time than a view of an address
         name, matrix, strides = self._storage[base], node.shape, (place.row_stride, place.col_stride)
         dtype, start = runtime.dtype(name), place.offset * dtypes.ITEMSIZE[name]
         if strides == contiguous_strides(matrix):
@@ -118,15 +124,42 @@ class LibraryLaunch:
         return store
 
 
+def _index_of(node: Node, held: Held) -> tuple[slice, slice] | None:
+    """Return the index by which a slice of rows and columns of a held matrix is read; None for other views."""
+    views = view_chain(node)
+    if len(views) != 1 or node.op != "slice" or held.shape != node.inputs[0].shape:
+        return None
+    if not node.size or any(step <= 0 for _, step in node.dims):
+        return None
+    (row, down), (col, across) = node.dims
+    return slice(row, row + down * node.shape[0], down), slice(col, col + across * node.shape[1], across)
+
+
 def rewritten_operand(step: Step, dead: Sequence[Node], storage: dict[Node, str]) -> Node | None:
     """Return the value that a library step may overwrite with its result: its own operand, `dead` after the step."""
     node, (target, *others) = step.nodes[0], step.nodes[0].inputs or (None,)
     if target is None or node.call is None or not node.call.writes or step.outputs != (node,):
         return None
     value = base_of(target)
-    in_order = all(view.op == "reshape" for view in view_chain(target))
     alone = value in dead and value not in map(base_of, others)
-    return value if in_order and alone and storage[value] == storage[node] else None
+    return value if is_held_in_order(target) and alone and storage[value] == storage[node] else None
+
+
+def is_held_in_order(node: Node) -> bool:
+    """Whether a value, or a view of one, is the array that a call holds for it but for its shape."""
+    return all(view.op == "reshape" for view in view_chain(node))
+
+
+def reads_held_alone(steps: Sequence[Step], value: Node) -> bool:
+    """Whether steps read a value by the array that a call holds alone, and write to no such array."""
+    for step in steps:
+        reads = [n for n in (*step.inputs, *step.repair_inputs) if base_of(n) is value]
+        if reads and (step.kind != "Library" or not all(map(is_held_in_order, reads))):
+            return False
+        call = step.nodes[0].call if step.kind == "Library" else None
+        if call is not None and call.writes and base_of(step.nodes[0].inputs[0]) is value:
+            return False
+    return True
 
 
 def allocation(slot: int, held: Held, dtype: str) -> LaunchSpec:

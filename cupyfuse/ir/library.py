@@ -89,17 +89,27 @@ class LibraryCall:
         arguments, options = map(filler, given or (self.arguments, self.options))
         planned = list(zip(self.results, map(is_complex, self.dtypes), strict=True))
 
+        def is_as_planned(result: Any, shape: tuple[int, ...], may_be_complex: bool) -> bool:
+            return getattr(result, "shape", ()) == shape and (may_be_complex or not _is_complex(result))
+
         def run(operands: Sequence[Any]) -> list[Any]:
-            result = function(*arguments(operands), **options(operands))
-            found = flatten(result)
+            found = flatten(function(*arguments(operands), **options(operands)))
             if len(found) != len(planned):
                 raise self._mismatch(found)
-            for r, (shape, may_be_complex) in zip(found, planned, strict=True):
-                if getattr(r, "shape", ()) != shape or (not may_be_complex and _is_complex(r)):
-                    raise self._mismatch(found)
+            if not all(is_as_planned(r, *each) for r, each in zip(found, planned, strict=True)):
+                raise self._mismatch(found)
             return found
 
-        return run
+        def run_for_one(operands: Sequence[Any]) -> list[Any]:
+            result = function(*arguments(operands), **options(operands))
+            if type(result) in (tuple, list) or not is_as_planned(result, *planned[0]):
+                found = flatten(result)
+                if len(found) != 1 or not is_as_planned(found[0], *planned[0]):
+                    raise self._mismatch(found)
+                return found
+            return [result]
+
+        return run_for_one if len(planned) == 1 else run
 
     def _mismatch(self, found: Sequence[Any]) -> EngineError:
         """Return the error for results of other shapes than were planned, or complex ones in the place of real ones."""
@@ -193,6 +203,8 @@ def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
         return itemgetter(value.index)
     if not has_operands(value):
         return lambda operands: value
+    if isinstance(value, tuple) and all(isinstance(v, Operand) and v.index == k for k, v in enumerate(value)):
+        return lambda operands: operands[: len(value)]
     if isinstance(value, dict):
         fill_values = filler(list(value.values()))
         return lambda operands: dict(zip(value, fill_values(operands), strict=True))

@@ -53,6 +53,9 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
         (lambda x: np.sort(x, axis=1).sum(axis=1), 0, 0),  # a kernel reads the result where it is
         (lambda x: np.sort(x * 2, axis=1), 0, 1),  # what a kernel wrote
         (lambda x: np.cumsum(x.T, axis=0), 0, 1),
+        (lambda x: np.cumsum(x[1::2, 2:5], axis=0), 0, 0),
+        (lambda x: np.cumsum(x[::2, 3]), 0, 0),
+        (lambda x: np.cumsum(x[::-1], axis=0), 0, 1),
         (lambda x: np.cumsum(np.cumsum(x, axis=None)), 0, 0),
         (lambda x: np.linalg.svd(x, full_matrices=False), 0, 0),
         (lambda x: np.sort(x, axis=1).reshape(4, 12), 0, 0),
@@ -140,8 +143,8 @@ def test_values_are_released_after_their_last_use(monkeypatch: pytest.MonkeyPatc
     live: list[int] = []
     provide = HOST.runtime.library_function
 
-    def watched(call: LibraryCall, stored: dict[int, str], in_place: bool) -> Any:
-        function = provide(call, stored, in_place)
+    def watched(call: LibraryCall, stored: dict[int, str], *options: Any) -> Any:
+        function = provide(call, stored, *options)
 
         def run(operands: Any) -> Any:
             live.append(sum(reference() is not None for reference in held))
@@ -176,15 +179,22 @@ def test_nothing_is_called_for_no_elements(count: Count) -> None:
 class Array:
     """As much of CuPy's array as tells whose memory it is."""
 
-    def __init__(self, memory: Any = None, base: Any = None, dtype: str = "float32", contiguous: bool = True):
+    def __init__(
+        self, memory: Any = None, base: Any = None, dtype: str = "float32", strides: tuple[int, ...] = (12, 4)
+    ):
         self.data = SimpleNamespace(mem=memory or object())
-        self.base, self.dtype, self.shape = base, np.dtype(dtype), (2,)
-        self.flags = SimpleNamespace(c_contiguous=contiguous)
+        self.base, self.dtype, self.shape, self.strides = base, np.dtype(dtype), (2, 3), strides
+        self.itemsize = self.dtype.itemsize
+        self.flags = SimpleNamespace(c_contiguous=strides == (12, 4), f_contiguous=False)
         self.copied = False
 
 
 def returned(
-    function: Callable[..., Any], operand: Array, dtypes: tuple[str, ...] = ("float32",), in_place: bool = False
+    function: Callable[..., Any],
+    operand: Array,
+    dtypes: tuple[str, ...] = ("float32",),
+    in_place: bool = False,
+    in_any_order: tuple[int, ...] = (),
 ) -> list[Any]:
     """What CuPy's runtime makes of the results of a library function."""
 
@@ -196,8 +206,8 @@ def returned(
     runtime: Any = object.__new__(CupyRuntime)
     runtime._cupy = SimpleNamespace(ndarray=Array, array=copy, f=function, __name__="cupy")
     runtime.is_capturing = lambda: False
-    call = LibraryCall("f", (Operand(0),), {}, ((2,),), ((2,),) * len(dtypes), dtypes)
-    results: list[Any] = runtime.library_function(call, dict(enumerate(dtypes)), in_place)([operand])
+    call = LibraryCall("f", (Operand(0),), {}, ((2, 3),), ((2, 3),) * len(dtypes), dtypes)
+    results: list[Any] = runtime.library_function(call, dict(enumerate(dtypes)), in_place, in_any_order)([operand])
     return results
 
 
@@ -224,17 +234,53 @@ CACHED = Array()
         lambda x: x,
         lambda x: Array(memory=x.data.mem, base=x),
         lambda x: Array(memory=x.data.mem),  # as of `as_strided`
-        lambda x: Array(contiguous=False),
+        lambda x: Array(strides=(4, 8)),
         lambda x: Array(dtype="float64"),
         lambda x: CACHED,
         lambda x: Array(memory=CACHED.data.mem, base=CACHED),
-        lambda x: SimpleNamespace(shape=(2,), dtype=np.dtype("float32")),
+        lambda x: SimpleNamespace(shape=(2, 3), dtype=np.dtype("float32")),
     ],
     ids=["operand", "view", "strided view", "strides", "dtype", "kept", "view of kept", "another type"],
 )
 def test_what_is_no_value_is_copied(function: Callable[..., Any]) -> None:
     (result,) = returned(function, Array())
     assert result.copied and result.dtype == np.float32
+
+
+def test_what_no_kernel_reads_may_have_any_order_of_axes() -> None:
+    (result,) = returned(lambda x: Array(strides=(4, 8)), Array(), in_any_order=(0,))
+    assert not result.copied
+    for strides in ((4, 16), (0, 4), (-12, 4), (24, 8)):  # with gaps, repeated, reversed
+        (result,) = returned(lambda x, strides=strides: Array(strides=strides), Array(), in_any_order=(0,))  # type: ignore[misc]
+        assert result.copied
+
+
+@pytest.mark.parametrize(
+    ("function", "orders"),
+    [
+        (lambda x: (order := np.argsort(x, axis=0), np.take_along_axis(x, order, axis=0)), [True, True]),
+        (lambda x: np.sort(x, axis=0) + 1, [False]),  # a kernel reads it
+        (lambda x: np.sort(x, axis=0).T, [True]),
+        (lambda x: np.cumsum(np.sort(x, axis=0)[::2], axis=0), [False, True]),  # a view of its memory
+        (lambda x: written(np.sort(x, axis=0), x), [False, False, True]),  # the next step writes to it
+    ],
+)
+def test_which_results_may_have_any_order(
+    function: Callable[..., Any], orders: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    provide = HOST.runtime.library_function
+
+    def note(call: LibraryCall, stored: dict[int, str], in_place: bool, in_any_order: Any) -> Any:
+        found.extend(k in in_any_order for k in stored)
+        return provide(call, stored, in_place, in_any_order)
+
+    monkeypatch.setattr(HOST.runtime, "library_function", note)
+    with HOST.active():
+        results = HOST.host(cf.fuse(function)(HOST.array(X)))
+    assert found == orders
+    for got, wanted in zip(results, function(X), strict=True):
+        np.testing.assert_allclose(got, wanted)
 
 
 def test_an_operand_written_in_place_is_the_value() -> None:

@@ -7,7 +7,7 @@ tensors.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -161,7 +161,9 @@ class TorchRuntime(TensorMemory, GpuRuntime):
     def blas(self) -> Blas:
         return _blas()
 
-    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
+    def library_function(
+        self, call: LibraryCall, stored: dict[int, str], in_place: bool = False, in_any_order: Container[int] = ()
+    ) -> LibraryFunction:
         raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")
 
 

@@ -8,7 +8,7 @@ import itertools
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -228,7 +228,7 @@ class HostRuntime(NumpyLikeArrays):
         return (*words, *(0,) * (WORDS - len(words)))
 
     def library_function(
-        self, call: LibraryCall, stored: dict[int, str], in_place: bool = False
+        self, call: LibraryCall, stored: dict[int, str], in_place: bool = False, in_any_order: Container[int] = ()
     ) -> Callable[[Sequence[Any]], list[Any]]:
         run = call.prepare(call.resolve_in(np, in_place))
 
@@ -238,7 +238,8 @@ class HostRuntime(NumpyLikeArrays):
                     return run(operands)
                 results = run([np.array(x, subok=False, copy=None) for x in operands])
             for k, name in stored.items():  # their memory is between guards
-                array = self.empty(call.results[k], dtypes.to_numpy(name))
+                # Nothing may rely on the order of some.
+                array = self.empty(call.results[k], dtypes.to_numpy(name), "F" if k in in_any_order else "C")
                 array[...] = results[k]
                 results[k] = array
             return results
