@@ -56,8 +56,9 @@ def linear_cross_entropy(
     temperature : float, optional
         Divides the logits, once they are limited.
     max_workspace : int
-        Bytes that logits, and their gradient, may take. Larger ones exist for a block of rows or of classes at a time:
-        in training the backward pass computes the logits again, or the forward pass makes the gradients.
+        Bytes that logits may take, and as many again their gradient. Larger ones exist for a block of rows or of
+        classes at a time: in training the backward pass computes the logits again, or the forward pass makes the
+        gradients.
 
     Returns
     -------
