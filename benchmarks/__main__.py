@@ -17,7 +17,20 @@ import numpy as np
 
 from cupyfuse.selftest.machine import array_module
 
-from . import costs, distributed, environment, functions, gemm, heads, losses, models, rows, tables, torch_heads
+from . import (
+    costs,
+    distributed,
+    environment,
+    first_calls,
+    functions,
+    gemm,
+    heads,
+    losses,
+    models,
+    rows,
+    tables,
+    torch_heads,
+)
 from .device import Host, NoGpu
 from .lab import Lab, cpu_lab, open_lab
 from .report import Case, Report, merge, read_cases
@@ -33,6 +46,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "torch": (torch_heads, "the heads as PyTorch modules: forward, backward, after changes of weights"),
     "losses": (losses, "the loss of a language model: forward, backward, memory"),
     "models": (models, "whole models: inference and training steps"),
+    "first-calls": (first_calls, "the first call of whole models, without caches on disk and with them"),
     "costs": (costs, "the cost model of chains beside what they take: through us, eager, compiled"),
     "functions": (functions, "functions of users, plain and fused, also on a CPU"),
 }

@@ -1,0 +1,133 @@
+"""First calls of whole models: in a process that finds no caches on disk, then in a second one that finds the first's.
+
+Each rival has processes of its own, with empty folders for CuPy's, Triton's and the Inductor's caches, which no other
+rival fills for it. The module has run eagerly before the clock starts, so that CUDA and cuBLAS are loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .lab import Lab
+from .models import BATCHES, INFERENCE, RIVALS, SETTINGS, group_title
+from .networks import NETWORKS
+from .options import add_several
+from .report import Case, Report, Result, ratio
+from .rivals import BACKEND, COMPILED, FUSED, as_run_by
+from .tables import Column, number, table, yes_or_no
+
+FRESH, AGAIN = "no caches, s", "second process, s"
+DEFAULTS: dict[str, tuple[Any, Any]] = {"models": (("bert", "llama", "vit"), ("bert",))}
+_RIVALS = {name: rival for name, rival in RIVALS.items() if rival in (FUSED, BACKEND, COMPILED)}
+_FOLDERS = ("CUPY_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_LIMIT = 300.0  # seconds of one process
+# What ours may take of torch.compile's first call, and every second process of its first.
+_BOUNDS, _SECOND = {FUSED: 1.0, BACKEND: 1.3}, 0.5
+
+_CHILD = "from benchmarks.first_calls import time_first_call; time_first_call"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for option, known in {"models": NETWORKS, "dtypes": SETTINGS, "rivals": _RIVALS}.items():
+        add_several(parser, f"--{option}", known, **({"default": None} if option in DEFAULTS else {}))
+    parser.add_argument("--tiny", action="store_true", help="tiny configurations, to try the benchmark itself")
+
+
+def time_first_call(name: str, setting: str, rival: str, tiny: bool) -> None:
+    """Print the seconds from `fuse` or `torch.compile` to the end of the first call: what each process runs."""
+    import torch
+
+    from . import pytorch
+
+    network, (dtype, precision) = NETWORKS[name], SETTINGS[setting]
+    torch.manual_seed(0)
+    place, kind = pytorch.device_type(), getattr(torch, dtype)
+    lab = Lab(None, None, None, pytorch, "")  # type: ignore[arg-type]
+    with torch.device(place), torch.no_grad(), pytorch.matmul_precision(precision):
+        module = network.build(tiny).to(kind).eval()
+        given = network.inputs(network.batches[BATCHES["large"]], tiny)
+        inputs = {k: v.to(kind) if v.is_floating_point() else v for k, v in given.items() if k != "labels"}
+        synchronize = torch.cuda.synchronize if place == "cuda" else (lambda: None)
+        module(**inputs)
+        synchronize()
+        began = time.perf_counter()
+        network.output(as_run_by(rival, lab, module)(**inputs))
+        synchronize()
+    print(json.dumps(time.perf_counter() - began))
+
+
+def _run(arguments: tuple[Any, ...], folder: str) -> float:
+    """Return what a process of its own measures, with its caches in a folder."""
+    environment = {**os.environ, **{name: str(Path(folder, name.lower())) for name in _FOLDERS}}
+    command = [sys.executable, "-c", f"{_CHILD}{arguments!r}"]
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, env=environment, cwd=root)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
+    return float(json.loads(done.stdout.strip().rpartition("\n")[2]))
+
+
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
+    """Run each rival of each model in two processes, one after the other."""
+    lab.need_torch()
+    for setting in options.dtypes:
+        for name in options.models:
+            network = NETWORKS[name]
+            case = Case(group_title(INFERENCE, setting), name, (network.batches[1],), SETTINGS[setting][0])
+            for rival in (_RIVALS[r] for r in options.rivals):
+                case.results.append(result := Result(rival))
+                try:
+                    with tempfile.TemporaryDirectory() as folder:
+                        for what in (FRESH, AGAIN):
+                            case.facts[f"{what}, {rival}"] = _run((name, setting, rival, options.tiny), folder)
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    result.failure = str(error)
+            print(f"{case.group}: {name}", file=sys.stderr, flush=True)
+            yield case
+
+
+def report_lines(report: Report) -> list[str]:
+    """Write a row a rival, with what is asked of it."""
+    rows = [(case, result.rival) for case in report.cases for result in case.results]
+
+    def fact(what: str, case: Case, rival: str) -> float | None:
+        return case.facts.get(f"{what}, {rival}")
+
+    def beside(row: tuple[Case, str]) -> float | None:
+        return ratio(fact(FRESH, *row), fact(FRESH, row[0], COMPILED))
+
+    def second(row: tuple[Case, str]) -> float | None:
+        return ratio(fact(AGAIN, *row), fact(FRESH, *row))
+
+    def holds(row: tuple[Case, str]) -> str:
+        found = ((beside(row), _BOUNDS.get(row[1])), (second(row), _SECOND))
+        if row[1] == COMPILED:
+            return ""
+        known = all(value is not None for value, _ in found)
+        return yes_or_no(all(value <= bound for value, bound in found) if known else None)  # type: ignore[operator]
+
+    columns = [
+        Column("", lambda row: f"{row[0].group}: {row[0].name}, {row[1]}"),
+        Column(FRESH, lambda row: fact(FRESH, *row)),
+        Column(AGAIN, lambda row: fact(AGAIN, *row)),
+        Column(f"× {COMPILED}", beside),
+        Column("second / first", second),
+        Column("holds", holds),
+    ]
+    failures = [f"- {c.group}: {c.name}, {r.rival}: {r.failure}" for c in report.cases for r in c.results if r.failure]
+    asked = ", ".join(f"{rival} ≤ {number(bound)}" for rival, bound in _BOUNDS.items())
+    about = [
+        "Seconds from `fuse` or `torch.compile` to the end of the first call, in processes of its own: one that",
+        "finds no caches of CuPy's, Triton's and the Inductor's on disk, and a second one that finds the first one's.",
+        f"Asked: {asked} of {COMPILED}'s, and half of it in the second process.",
+    ]
+    return [*about, "", *table(columns, rows), *failures, *([""] if failures else [])]
