@@ -39,7 +39,8 @@ WRONG = {"float32": 1e-5, "bfloat16": 2.0**-6}
 PEAK, GRADIENTS = "peak GB", "gradients to one GPU"
 
 _HOW = f"""\
-- The time of a call in the slowest process. *{PEAK}* is memory beside the operands, in the process that takes the most.
+- The time of a call in the slowest process. *{PEAK}* is memory beside the operands, with what is
+  kept from call to call, in the process that takes the most.
 - *{GRADIENTS}* is ‖gradient − gradient‖ / ‖gradient‖, of features and weight, the larger one.
 {tables.ERROR}. DTensor's loss is under `loss_parallel`."""
 
@@ -161,11 +162,11 @@ def _check(
 ) -> None:
     """Call a rival twice, note its error and its peak memory, and compare its gradients; raise if it is wrong."""
     torch, cuda = worker.torch, worker.torch.cuda
-    data.call(function, result.rival, backward)  # compiles
+    before = cuda.memory_allocated() if worker.gpu else 0
+    data.call(function, result.rival, backward)  # compiles, and prepacks weights
     worker.synchronize()
     if worker.gpu:
         cuda.reset_peak_memory_stats()
-        before = cuda.memory_allocated()
     found = data.call(function, result.rival, backward)
     worker.synchronize()
     if worker.gpu:

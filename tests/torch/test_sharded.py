@@ -16,6 +16,8 @@ import torch
 from support import HELPERS, ROOT
 
 from cupyfuse.ir import graph as g
+from cupyfuse.settings import Settings
+from cupyfuse.torch.sharded.executor import _divided
 from cupyfuse.torch.sharded.operator import from_text, to_text
 from cupyfuse.torch.sharded.placements import chunks
 
@@ -61,6 +63,14 @@ def test_chains_on_shards(name: str, outcome: dict[str, list[str]]) -> None:
 def test_shards_are_as_wide_as_those_of_dtensor(length: int, count: int) -> None:
     found = [len(part) for part in torch.arange(length).chunk(count)] if length else []
     assert chunks(length, count) == (*found, *[0] * (count - len(found)))
+
+
+@pytest.mark.parametrize(
+    ("most", "shards", "expected"),
+    [(256 << 20, 2, 128 << 20), (256 << 20, 0, 256 << 20), (256 << 20, 8, 64 << 20), (1000, 8, 1000)],
+)
+def test_shards_divide_the_workspace(most: int, shards: int, expected: int) -> None:
+    assert _divided(Settings(max_workspace=most), shards).max_workspace == expected
 
 
 def test_a_graph_is_written_and_read_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from ..chains.tensors import Tensors, as_matrix
 from .leaf import Leaf
 from .placements import Arrangement, local_of
 from .program import Level, Local, Split, program
+
+_LEAST_WORKSPACE = 64 << 20  # bytes of a shard, below which blocks are too small to fill a GPU
 
 
 def signature_of(tensors: Tensors) -> tuple[Hashable, ...]:
@@ -57,9 +60,11 @@ class ShardedExecutor:
     ):
         self.chain = chain
         settings = options.settings_on(device_of(local_of(tensors[0])))
-        local = local or Local(lambda name, graph: Leaf(name, graph, settings), settings.max_workspace, True)
         traced = chain.trace(metas_of(tensors))
         self._arrangement = Arrangement.of(traced, tensors)
+        if local is None:
+            shares = _divided(settings, self._arrangement.count)
+            local = Local(lambda name, graph: Leaf(name, graph, shares), settings.max_workspace, True)
         self.backward = ShardedBackward(traced, needs, settings, self._arrangement, local) if any(needs) else None
         self._differentiable = self.backward is not None and any(self.backward.differentiable)
         saved = self.backward.saving.nodes if self.backward is not None and self._differentiable else []
@@ -172,6 +177,15 @@ class ShardedBackward(Backward):
         value, place = self.traced.inputs[number], self.sources[number]
         mesh = self._arrangement.mesh
         return zeros(*value.shape, dtype=getattr(torch, value.dtype), device_mesh=mesh, placements=place.placements)
+
+
+def _divided(settings: Settings, shards: int) -> Settings:
+    """Return the settings of one shard's plans, whose blocks have as many elements as those of a single process.
+
+    `max_workspace` is divided by the number of shards: each has that part of the products.
+    """
+    least = min(settings.max_workspace, _LEAST_WORKSPACE)
+    return replace(settings, max_workspace=max(least, settings.max_workspace // max(1, shards)))
 
 
 def _without_partial(tensor: Any) -> Any:
