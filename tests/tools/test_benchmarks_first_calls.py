@@ -36,12 +36,13 @@ def verdict(rival, fresh, again):
     [
         (FUSED, 10.0, 5.0, "yes"),
         (FUSED, 10.1, 5.0, "no"),
-        (FUSED, 9.0, 4.6, "no"),
-        (BACKEND, 13.0, 6.0, "yes"),
-        (BACKEND, 13.1, 6.0, "no"),
+        (FUSED, 9.0, 5.1, "no"),
+        (BACKEND, 13.0, 6.5, "yes"),
+        (BACKEND, 13.1, 6.5, "no"),
+        (BACKEND, 5.0, 6.6, "no"),
     ],
 )
-def test_the_first_call_is_held_to_that_of_torch_compile_and_the_second_to_half(rival, fresh, again, expected):
+def test_first_calls_are_held_to_that_of_torch_compile_and_second_processes_to_half(rival, fresh, again, expected):
     assert verdict(rival, fresh, again) == expected
 
 
