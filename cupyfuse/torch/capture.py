@@ -36,6 +36,7 @@ _CONFIG = {
     "allow_unspec_int_on_nn_module": True,  # a counter becomes a symbol instead of a capture for each value
     "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
     "invalidate_compile_context_weakrefs": True,  # parameters with weak references cannot be swapped for others
+    "record_runtime_overhead": False,  # notes for profilers, two calls of Dynamo's around each graph
     "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+import sys
 import types
 from collections import OrderedDict
 from typing import Any
@@ -159,6 +160,24 @@ def test_a_gradient_within_a_forward(way: str, create_graph: bool) -> None:
     before = frames["total"]
     torch.testing.assert_close(changed(x), module(x))
     assert frames["total"] - before < 10
+
+
+def test_a_captured_call_records_nothing_for_profilers() -> None:
+    """Dynamo's two calls around each graph take 6 us, a third of what it takes at all."""
+    module, x = nn.Sequential(nn.Linear(4, 5), nn.Softmax(-1)), torch.rand(3, 4)
+
+    def called(run: Any) -> list[str]:
+        names: list[str] = []
+        run(x)
+        sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            run(x)
+        finally:
+            sys.setprofile(None)
+        return [name for name in names if name.startswith("record_")]
+
+    assert called(torch.compile(module, backend="eager"))
+    assert not called(ct.fuse(module))
 
 
 def test_explanations_of_what_dynamo_does_not_capture() -> None:
