@@ -153,6 +153,7 @@ class Requirement(NamedTuple):
     faster: bool = False  # bound the rival's figure over ours from below, not ours over the rival's from above
     group: str = ""  # of the cases; empty for all
     names: tuple[str, ...] = ()  # of the cases; empty for all
+    way: str = ""  # named in the report where ours are run in several ways
 
     def covers(self, case: Case) -> bool:
         return self.group in ("", case.group) and (not self.names or case.name in self.names)
@@ -192,7 +193,8 @@ class Finding(NamedTuple):
         requirement = self.requirement
         what = FIGURES[requirement.what].title if requirement.what in FIGURES else requirement.what.replace("_", " ")
         compared = "" if not requirement.rivals else ": times faster" if requirement.faster else ", ratio"
-        return f"{self.case.name}, {self.case.group.lower()}, {what}{compared}"
+        way = f", {requirement.way}" if requirement.way else ""
+        return f"{self.case.name}, {self.case.group.lower()}{way}, {what}{compared}"
 
     @property
     def asked(self) -> str:

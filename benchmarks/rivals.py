@@ -15,7 +15,7 @@ from .device import Call
 # The names of rivals in several reports.
 BOUND, OURS, EAGER = "cupyfuse, bound", "cupyfuse", "torch eager"
 COMPILED, AUTOTUNED = "torch.compile", "torch.compile, max-autotune"
-FUSED, BACKEND = "cupyfuse.torch.fuse", "cupyfuse backend"
+FUSED, DROP_IN, BACKEND = "cupyfuse.torch.fuse", "cupyfuse drop-in", "cupyfuse backend"
 FUSED_GRAPHS, BACKEND_GRAPHS, COMPILED_GRAPHS = f"{FUSED}, graphs", f"{BACKEND}, graphs", f"{COMPILED}, graphs"
 
 # Modes and backends of torch.compile; options of `cupyfuse.torch.fuse`.
@@ -51,6 +51,12 @@ def fuse(module: Any, **options: Any) -> Any:
     from cupyfuse.torch import fuse
 
     return fuse(module, **options)
+
+
+def drop_in_softmax() -> Any:
+    from cupyfuse.torch import Softmax
+
+    return Softmax(dim=1)
 
 
 def as_run_by(rival: str, lab: Any, function: Callable[..., Any]) -> Callable[..., Any]:

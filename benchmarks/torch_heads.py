@@ -19,7 +19,7 @@ from . import options as types
 from .device import Call
 from .lab import Lab, run
 from .report import Case, Report, Requirement
-from .rivals import AUTOTUNED, BOUND, COMPILED, EAGER, FUSED, Rival, as_run_by
+from .rivals import AUTOTUNED, BOUND, COMPILED, DROP_IN, EAGER, FUSED, Rival, as_run_by
 from .tables import ERROR, case_tables, explain, findings_table
 
 NAMES = ("head_logsumexp", "head_sum", "head_softmax")
@@ -45,12 +45,15 @@ REQUIREMENTS = (
     Requirement("gpu_evicted", (FUSED,), 1.03, (BOUND,), group=FORWARD, names=NAMES),
     Requirement("gpu_evicted", (FUSED,), 200.0, _ALL, True, FORWARD, ("head_sum",)),
     Requirement("gpu_evicted", (FUSED,), 3.3 / 1.03, _ALL, True, FORWARD, _OTHERS),
-    Requirement("wall", (FUSED,), 80.0, _ALL, True, FORWARD, ("head_sum",)),
+    Requirement("wall", (FUSED,), 40.0, _ALL, True, FORWARD, ("head_sum",)),
+    Requirement("wall", (DROP_IN,), 80.0, _ALL, True, FORWARD, ("head_sum",), "drop-in"),
     Requirement("gpu_evicted", (FUSED,), 30.0, _TWO, True, CHANGED, ("head_sum",)),
     Requirement("gpu_evicted", (FUSED,), 2.0, _TWO, True, BACKWARD),
     Requirement("error", (FUSED,), 1.0, (EAGER,), group=FORWARD),
     Requirement("error", (FUSED,), 1.0, (EAGER,), group=BACKWARD),
     Requirement("host", (FUSED,), 20.0, group=LAUNCH),
+    Requirement("host", (DROP_IN,), 10.0, group=LAUNCH, names=(f"softmax, {NO_GRAD}",), way="drop-in"),
+    Requirement("host", (DROP_IN,), 14.0, group=LAUNCH, names=(f"softmax, {WITH_GRAD}",), way="drop-in"),
 )
 
 # What the report says of each group, and of all.
@@ -65,8 +68,9 @@ ABOUT = {
 _HOW = f"""\
 {ERROR}, the worst of a case's results: the output and, in
   training, the running statistics; with backward, the gradients.
-- *{FUSED}*, *{EAGER}* and *{COMPILED}* share their parameters; *{BOUND}* is cupyfuse's own
-  function on the same memory, its weights bound. *MB* and *allocations* are of a call without its result."""
+- *{FUSED}*, *{EAGER}* and *{COMPILED}* share their parameters; *{DROP_IN}* is a module of
+  `cupyfuse.torch` on the same memory, which needs no capture, and *{BOUND}* cupyfuse's own function on it,
+  its weights bound. *MB* and *allocations* are of a call without its result."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +97,7 @@ class Head:
         self._lab, self._name, self._options = lab, name, options
         self._rivals = lab.need_torch()
         self._torch = torch = self._rivals.torch
-        source = self._rivals.load(name, options.shape)
+        self._source = source = self._rivals.load(name, options.shape)
         device, dtype = self._rivals.device_type(), getattr(torch, options.dtype)
         torch.manual_seed(options.seed)
         self._module = source.Model(*source.get_init_inputs()).to(device, dtype)
@@ -123,7 +127,8 @@ class Head:
             training = group != INFERENCE
             rivals = (FUSED, EAGER, COMPILED)
             rivals += (AUTOTUNED,) if group == FORWARD and self._options.max_autotune else ()
-            for rival in (FUSED, EAGER):
+            rivals += (DROP_IN,) if group in (FORWARD, INFERENCE) else ()  # its parameters are others to autograd
+            for rival in (FUSED, EAGER, DROP_IN):
                 self._callable(rival).train(training)
             factories = {rival: functools.partial(self.rival, group, rival) for rival in rivals}
             if group in (FORWARD, INFERENCE):  # bound weights would not notice a change, and have no gradients
@@ -156,8 +161,14 @@ class Head:
     def _callable(self, rival: str) -> Any:
         """Return the module as a rival calls it."""
         if rival not in self._called:
-            self._called[rival] = as_run_by(rival, self._lab, self._module)
+            self._called[rival] = self._drop_in() if rival == DROP_IN else as_run_by(rival, self._lab, self._module)
         return self._called[rival]
+
+    def _drop_in(self) -> Any:
+        """Return the drop-in module, on the memory of the plain one's parameters and buffers."""
+        made = self._source.ModelNew(*self._source.get_init_inputs())
+        made.load_state_dict(self._module.state_dict(), assign=True)
+        return made
 
     def _scale_weight(self, factor: float) -> None:
         with self._torch.no_grad():
@@ -229,13 +240,16 @@ def _launch_factories(lab: Lab, dtype: str, with_grad: bool) -> dict[str, Callab
 
     def make(name: str) -> Rival:
         # So small a matrix gains nothing: the host's cost is measured.
-        called = rivals.fuse(module, only_gains=False) if name == FUSED else as_run_by(name, lab, module)
+        if name == DROP_IN:
+            called = rivals.drop_in_softmax()
+        else:
+            called = rivals.fuse(module, only_gains=False) if name == FUSED else as_run_by(name, lab, module)
         if name == FUSED:
             called(x)
             require_whole(called)
         return Rival(functools.partial(called, x), [lambda: [called(x).detach().double()]], expected)
 
-    return {name: functools.partial(make, name) for name in (FUSED, EAGER, COMPILED)}
+    return {name: functools.partial(make, name) for name in (FUSED, DROP_IN, EAGER, COMPILED)}
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:

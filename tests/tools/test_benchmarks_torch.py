@@ -16,7 +16,7 @@ from cupyfuse import dtypes
 pytestmark = pytest.mark.usefixtures("every_chain")
 
 EAGER, COMPILED, AUTOTUNED = torch_heads.EAGER, torch_heads.COMPILED, torch_heads.AUTOTUNED
-FUSED, BOUND = torch_heads.FUSED, torch_heads.BOUND
+FUSED, BOUND, DROP_IN = torch_heads.FUSED, torch_heads.BOUND, torch_heads.DROP_IN
 
 
 def made_up():
@@ -30,6 +30,7 @@ def made_up():
             for rival, median in (
                 (FUSED, 10.0),
                 (BOUND, 10.0),
+                (DROP_IN, 10.0),
                 (EAGER, 2500.0),
                 (COMPILED, 2400.0),
                 (AUTOTUNED, 2300.0),
@@ -38,7 +39,7 @@ def made_up():
             cases.append(case)
     for name in ("no_grad", "with gradients"):
         case = Case(torch_heads.LAUNCH, f"softmax, {name}", torch_heads.SMALL, "float32")
-        case.results = [timed(FUSED, host=12.0), timed(EAGER, host=5.0)]
+        case.results = [timed(FUSED, host=12.0), timed(DROP_IN, host=9.0), timed(EAGER, host=5.0)]
         cases.append(case)
     return Report("torch", ENVIRONMENT, {"dtype": "float32"}, cases=cases)
 
@@ -59,7 +60,7 @@ def test_all_verdicts_hold_where_all_figures_are_good():
     report = made_up()
     judged = list(verdicts(report))
     assert all(verdict.holds for verdict in judged)
-    assert len(judged) == 5 * 3 + 2 + 2
+    assert len(judged) == 5 * 3 + 2 + 2 + 3
     (bound,) = found(report, "head_sum, forward, GPU", "ratio")
     assert (bound.asked, bound.found) == ("≤ 1.03", {BOUND: 1.0})
     (events,) = found(report, "head_sum, forward, GPU", "times faster")
@@ -71,7 +72,7 @@ def test_all_verdicts_hold_where_all_figures_are_good():
     [
         (torch_heads.FORWARD, "gpu_evicted", 10.4, ["forward, GPU", "ratio"]),
         (torch_heads.FORWARD, "gpu_evicted", 12.0, ["forward, GPU, L2 evicted: times faster"]),
-        (torch_heads.FORWARD, "wall", 40.0, ["forward, wall"]),
+        (torch_heads.FORWARD, "wall", 60.0, ["forward, wall"]),  # the drop-in module's is apart
         (torch_heads.CHANGED, "gpu_evicted", 90.0, ["after a change"]),
         (torch_heads.BACKWARD, "gpu_evicted", 1300.0, ["forward and backward, GPU"]),
     ],
@@ -109,9 +110,10 @@ def test_the_report(tmp_path):
     find(report, torch_heads.BACKWARD).facts = {f"MB at most, {FUSED}": 12.0, f"MB at most, {EAGER}": 345.0}
     text = markdown(report)
     assert text.index("## What was asked") < text.index("## Forward")
-    assert f"|  | asked | {BOUND} | {EAGER} | {COMPILED} | {AUTOTUNED} | {FUSED} | holds |" in text
-    assert "| head_sum, forward, wall: times faster | ≥ 80 |  | 250 | 240 | 230 |  | yes |" in text
-    assert "| softmax, no_grad, one launch, host | ≤ 20 |  |  |  |  | 12.0 | yes |" in text
+    assert f"|  | asked | {BOUND} | {EAGER} | {COMPILED} | {AUTOTUNED} | {FUSED} | {DROP_IN} | holds |" in text
+    assert "| head_sum, forward, wall: times faster | ≥ 40 |  | 250 | 240 | 230 |  |  | yes |" in text
+    assert "| head_sum, forward, drop-in, wall: times faster | ≥ 80 |  | 250 | 240 | 230 |  |  | yes |" in text
+    assert "| softmax, no_grad, one launch, host | ≤ 20 |  |  |  |  | 12.0 |  | yes |" in text
     assert "| MB at most |" in text and "| 12.0 |" in text and "| 345 |" in text
     assert [text.count(f"\n## {group}\n") for group in torch_heads.FIGURES] == [1] * len(torch_heads.FIGURES)
     report.options["dtype"] = "bfloat16"
