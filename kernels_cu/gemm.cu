@@ -25,6 +25,7 @@
 
 #include "clusters.cuh"
 #include "gemm_epilogue.cuh"
+#include "launch_order.cuh"
 #include "ring.cuh"
 #include "tile_order.cuh"
 
@@ -233,6 +234,7 @@ __device__ __forceinline__ void gemm(const P& p) {
     } else {
         cluster_sync();
     }
+    follow_earlier_launches();
     if (threadIdx.x >= Shape::consumers) {
         shrink_registers<40>();
         if (threadIdx.x == Shape::consumers) {

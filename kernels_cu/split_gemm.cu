@@ -24,6 +24,7 @@
 //   loads and stores are multiples of 2 elements, else 1.
 #pragma once
 
+#include "launch_order.cuh"
 #include "split_copy.cuh"
 #include "stages.cuh"
 
@@ -292,6 +293,7 @@ __device__ __forceinline__ void split_gemm(const P& p) {
         ring.init();
     }
     __syncthreads();
+    follow_earlier_launches();
     if (threadIdx.x >= Shape::consumers) {
         shrink_registers<56>();
         if (threadIdx.x < Shape::consumers + 32) {

@@ -9,6 +9,10 @@ from typing import Any
 
 from ..errors import EngineError
 
+Dim = tuple[int, int, int]
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the CUlaunchAttributeID
+_LEAST_DRIVER = 12030  # whose graphs capture such launches
+
 
 @lru_cache(maxsize=1)
 def driver() -> Any:
@@ -27,6 +31,7 @@ def driver() -> Any:
         library.cuGraphInstantiateWithFlags.argtypes = [pointer, pointer, ctypes.c_ulonglong]
         library.cuGraphLaunch.argtypes = [pointer, pointer]
         library.cuGraphExecDestroy.argtypes = library.cuGraphDestroy.argtypes = [pointer]
+        library.cuLaunchKernelEx.restype = ctypes.c_int  # `EarlyLaunch` prepares its arguments
         library.cuTensorMapEncodeTiled.argtypes = [
             *(pointer, ctypes.c_int, number, pointer, pointer, pointer, pointer, pointer),
             *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
@@ -37,3 +42,65 @@ def driver() -> Any:
             "this machine has"
         ) from error
     return library
+
+
+class _Attribute(ctypes.Structure):
+    """`CUlaunchAttribute` of the driver's interface, with a value of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """`CUlaunchConfig` of the driver's interface."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+class EarlyLaunch:
+    """A launch whose blocks may begin before the launch before it on the stream has ended.
+
+    The kernel has to wait for that itself (`follow_earlier_launches` in `launch_order.cuh`).
+
+    Parameters
+    ----------
+    function : int
+        Address of the `CUfunction`.
+    grid, block : tuple of int
+    shared : int
+        Bytes of dynamic shared memory.
+    arguments : ctypes.c_void_p
+        A pointer to the kernel's only argument.
+    """
+
+    def __init__(self, function: int, grid: Dim, block: Dim, shared: int, arguments: ctypes.c_void_p):
+        self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
+        self._config = _LaunchConfig(*grid, *block, shared, None, ctypes.pointer(self._attribute), 1)
+        self._given = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(arguments), None
+        self._launch = driver().cuLaunchKernelEx
+
+    def __call__(self, stream: int) -> None:
+        """Launch on a stream; raise EngineError if the driver refuses."""
+        self._config.stream = stream
+        status = self._launch(*self._given)
+        if status:
+            raise EngineError(f"cuLaunchKernelEx failed with status {status}")
+
+
+def takes_early_launches() -> bool:
+    """Whether the current device, and its driver, let a launch begin before the one before it has ended."""
+    from cupy.cuda import runtime
+
+    return _takes_early_launches(runtime.getDevice())
+
+
+@lru_cache(maxsize=64)
+def _takes_early_launches(device: int) -> bool:
+    import cupy
+
+    capability = int(cupy.cuda.Device(device).compute_capability)
+    return capability >= 90 and cupy.cuda.runtime.driverGetVersion() >= _LEAST_DRIVER

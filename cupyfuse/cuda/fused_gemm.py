@@ -129,6 +129,7 @@ def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
         *("gemm", f"{instruction}\n{check}\n\n{struct}", "gemm_kernel", f"gemm<{shape.type}, {shape.vec}>(p)", THREADS),
         cluster=cluster,
         by_address=True,
+        follows=True,
     )
     kernels = [Kernel("gemm_kernel", source, tuple(program.parameters), config, ARCHITECTURE, shape.shared, cluster)]
     if program.accumulators(0):

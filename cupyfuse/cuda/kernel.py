@@ -59,6 +59,7 @@ def translation_unit(
     conditional: bool = False,
     cluster: int = 1,
     by_address: bool = False,
+    follows: bool = False,
 ) -> str:
     """Write the source of a kernel: the template, the struct `Program` that a launch passes as `p`, and the entry.
 
@@ -77,17 +78,21 @@ def translation_unit(
     by_address : bool
         The struct is read where the launch put it, not in copies: the TMA reads tensor maps there, and functions that
         are not inlined take its address.
+    follows : bool
+        The template itself calls `follow_earlier_launches`, behind what needs none of their memory.
     """
     attributes = f"__launch_bounds__({threads}, {blocks})" + f" __cluster_dims__({cluster}, 1, 1)" * (cluster > 1)
     parameter = f"const {'__grid_constant__ ' * by_address}Program p"
     condition = ["    if (*p.changed == 0) {", "        return;", "    }"]
     return "\n".join(
         [
+            '#include "launch_order.cuh"',
             f'#include "{template}.cu"',
             "",
             program,
             "",
             f'extern "C" __global__ void {attributes} {name}({parameter}) {{',
+            *([] if follows else ["    follow_earlier_launches();"]),
             *(condition if conditional else []),
             f"    {call};",
             "}",

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .driver import Dim, EarlyLaunch, takes_early_launches
 from .kernel import struct_packer
 
-Dim = tuple[int, int, int]
 Launch = Callable[[Sequence[Any], Any], None]
 
 
@@ -41,25 +41,29 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
     if not getattr(function, "ptr", 0):
         return launch_by_function  # not a kernel of CuPy's
 
-    from cupy.cuda import driver
-
     # CuPy's function inspects its arguments in every launch; its binding of the driver takes the address of a struct.
     # Each thread has a buffer for the struct, which is not in `buffers.free` while it is in use.
-    launch_packed = functools.partial(driver.launchKernel, function.ptr, *grid, *block, shared)
     packed_struct = struct.Struct("=" + form)
     pack_into = packed_struct.pack_into
     buffers = threading.local()
+    enqueued_by = EarlyLaunch if takes_early_launches() else _PlainLaunch
+
+    def new_buffer() -> tuple[Any, int, Callable[[int], None]]:
+        """Allocate a struct's memory; return it, the address of a pointer to it, and its launch on a stream."""
+        packed = ctypes.create_string_buffer(packed_struct.size)
+        pointer = ctypes.c_void_p(ctypes.addressof(packed))
+        return packed, ctypes.addressof(pointer), enqueued_by(function.ptr, grid, block, shared, pointer)
 
     def launch(members: Sequence[Any], stream: Any) -> None:
         try:
-            packed, address, _ = buffer = buffers.free.pop()
+            packed, address, enqueue = buffer = buffers.free.pop()
         except (AttributeError, IndexError):
             if stream is None or stream.ptr is not None:
                 # In a new thread CuPy's function makes the device's context current.
                 launch_by_function(members, stream)
-                buffers.free = [_buffer(packed_struct.size)]
+                buffers.free = [new_buffer()]
                 return
-            packed, address, _ = buffer = _buffer(packed_struct.size)
+            packed, address, enqueue = buffer = new_buffer()
             buffers.free = []
         if stream is None:
             launch_by_function(members, stream)
@@ -68,14 +72,20 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
             if stream.ptr is None:
                 stream.add(function.ptr, grid, block, shared, address)
             else:
-                launch_packed(stream.ptr, address, 0)
+                enqueue(stream.ptr)
         buffers.free.append(buffer)
 
     return launch
 
 
-def _buffer(size: int) -> tuple[Any, int, Any]:
-    """Allocate a struct's memory; return it, the address of a pointer to it, as the driver asks, and the pointer."""
-    packed = ctypes.create_string_buffer(size)
-    pointer = ctypes.c_void_p(ctypes.addressof(packed))
-    return packed, ctypes.addressof(pointer), pointer
+class _PlainLaunch:
+    """A launch that begins once the one before it on the stream has ended; with the parameters of `EarlyLaunch`."""
+
+    def __init__(self, function: int, grid: Dim, block: Dim, shared: int, arguments: ctypes.c_void_p):
+        from cupy.cuda import driver
+
+        self._launch = functools.partial(driver.launchKernel, function, *grid, *block, shared)
+        self._arguments, self._address = arguments, ctypes.addressof(arguments)
+
+    def __call__(self, stream: int) -> None:
+        self._launch(stream, self._address, 0)

@@ -10,9 +10,7 @@ import ctypes
 from typing import Any
 
 from ..errors import EngineError
-from .driver import driver
-
-Dim = tuple[int, int, int]
+from .driver import Dim, driver
 
 
 class _NodeParams(ctypes.Structure):

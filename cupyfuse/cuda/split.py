@@ -119,6 +119,7 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
         f"split_gemm<{width}, {stages}, {vec}, {chunk}>(p)",
         GEMM_THREADS,
         by_address=True,
+        follows=True,
     )
     config, parameters = Config("split_gemm", GEMM_THREADS, 1, vec), tuple(program.parameters)
     gemm = Kernel("split_gemm_kernel", source, parameters, config, ARCHITECTURE, shared)

@@ -11,6 +11,8 @@ import cupyfuse as cf
 from cupyfuse.cuda import sources
 from cupyfuse.cuda.configure import Access, default_config, fitting_vec
 from cupyfuse.cuda.expressions import formatted, literal
+from cupyfuse.cuda.fingerprint import fingerprint_kernel
+from cupyfuse.cuda.kernel import header
 from cupyfuse.cuda.program import Program
 from cupyfuse.ir.operators import POINTWISE
 
@@ -186,3 +188,28 @@ def test_configurations_cover_the_row(cols, dtype, form):
         if config.template == "row_lanes":
             assert config.group * config.items * config.vec >= cols
             assert 32 % config.group == 0
+
+
+def test_every_kernel_follows_earlier_launches():
+    """Before it touches memory: at its entry, or behind the prologue that two templates have."""
+    x, w = cf.spec((1024, 8192)), cf.spec((8192, 8192))
+    half = [cf.spec(s.shape, "bfloat16") for s in (x, w)]
+    plans = [
+        cf.fuse(lambda x, w: cf.softmax(x @ w.T + 1.0)).plan(x, w),
+        cf.fuse(lambda x, w: cf.logsumexp(x @ w, axis=1)).plan(x, w),
+        cf.fuse(lambda x, w: (cf.gelu(x @ w.T) - x.mean(axis=0)).sum(axis=0), precision="high").plan(x, w),
+        cf.fuse(lambda x: np.exp(x)).plan(x),
+    ]
+    with cf.settings.epilogues("always"):
+        plans.append(cf.fuse(lambda x, w: cf.logsumexp(x @ w.T, axis=1)).plan(*half))
+    text = "\n".join(plan.source() for plan in plans) + fingerprint_kernel(2).source
+    entries = re.findall(r'extern "C" __global__ void .*?(\w+)\(const .*Program p\) \{\n *(.*)\n', text)
+    own = {"gemm_kernel": "gemm", "split_gemm_kernel": "split_gemm"}
+    assert len(entries) > 10 and own.keys() <= {name for name, _ in entries}
+    for name, first in entries:
+        if name in own:
+            _, _, body = header(f"{own[name]}.cu").partition(f"void {own[name]}(const P& p) {{")
+            before, follows, _ = body.partition("follow_earlier_launches();")
+            assert follows and "stream_operands" not in before and "copy_operands" not in before
+        else:
+            assert first == "follow_earlier_launches();", name

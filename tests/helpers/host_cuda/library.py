@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "kernels_cu"
 TEMPLATES = ("row_lanes", "row_block", "row_shared", "row_shares", "row_stream", "elementwise", "column_stats")
 TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair", "fingerprint", "gemm")
+HEADERS = ("launch_order.cuh",)  # of entries, which no template includes
 COMPILER = os.environ.get("CXX", "g++")
 OPTIONS = ["-std=c++17", "-fPIC", "-w"]
 # Of kernels. No optimisation: compiling takes most of the time. Variables that nobody has set hold a large number.
@@ -117,7 +118,10 @@ class Library:
         with locked(self._directory / "lock"):
             header = self._directory / COMMON
             if not header.exists():
-                _write(header, "".join(f'#include "{name}"\n' for name in ("shim.h", *(f"{t}.cu" for t in TEMPLATES))))
+                _write(
+                    header,
+                    "".join(f'#include "{name}"\n' for name in ("shim.h", *HEADERS, *(f"{t}.cu" for t in TEMPLATES))),
+                )
             compiled = self._directory / f"{COMMON}.gch"
             if not compiled.exists() and units + len(list(self._directory.glob("*.so"))) > _UNITS_READ_PLAIN:
                 self._built(compiled, header, [*self.of_kernels, "-x", "c++-header"])

@@ -1,0 +1,13 @@
+// The order of launches on a stream, whose blocks may begin before the launch before them has ended (programmatic
+// dependent launch). Only the memory of kernels, not their order, tells what a launch depends on: each waits at its top.
+#pragma once
+
+// Let the next launch begin once all blocks of this one have, and wait until all earlier launches have ended and what
+// they wrote is visible. To be called by all threads, before they read or write global memory. Without effect where the
+// launch was not allowed to begin early.
+__device__ __forceinline__ void follow_earlier_launches() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
