@@ -279,7 +279,7 @@ def _most_held(program: Program) -> int:
     if not _is_double(program):
         return _MAX_HELD
     held = 16 if program.reads_columns else _MAX_HELD
-    return min(held, 256 // max(program.input_bytes, 8))
+    return max(1, min(held, 256 // max(program.input_bytes, 8)))
 
 
 def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:

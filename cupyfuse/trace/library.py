@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NoReturn
 
@@ -228,7 +228,19 @@ def _infer_results(function: str, arguments: tuple[Any, ...], options: dict[str,
         return zeros  # ones are invalid, as an index beyond the end; the step checks the shape again when it runs
     if ones != zeros:
         fail(found.name, _DEPENDS)
+    if any(r.is_python for r in flatten(zeros)):
+        return _of_varying_values(attempt, zeros)
     return zeros
+
+
+def _of_varying_values(attempt: Callable[[str], Any], constant: Any) -> Any:
+    """Return what a function returns for values that differ: some return Python numbers for constant ones alone."""
+    try:
+        found = attempt("random")
+    except _Rejected:
+        return constant
+    plain = [[replace(r, is_python=False, is_array=False) for r in flatten(each)] for each in (found, constant)]
+    return found if plain[0] == plain[1] else constant
 
 
 _DEPENDS = "the shape or dtype of its result depends on values; call it outside of the fused function"
@@ -323,10 +335,13 @@ _KINDS = ("zeros", "ones", "increasing", "shares", "large", "identity", "random"
 
 
 def _sample(function: str, operand: Tracer, kind: str, number: int) -> Any:
-    """Return an array in the place of the operand of a number: its known values, else values of a kind."""
+    """Return what stands for the operand of a number, an array or a scalar: its known values, else values of a kind."""
     known = operand._trace.known(operand)
-    if known is not None:
-        return known.copy()
+    array = known.copy() if known is not None else _sample_array(function, operand, kind, number)
+    return array[()] if operand._is_scalar else array
+
+
+def _sample_array(function: str, operand: Tracer, kind: str, number: int) -> Any:
     shape = operand.shape
     array = np.full(shape, kind != "zeros", operand.dtype)  # zeros, or ones that other kinds replace
     if kind == "zeros" and _is_linear_algebra(function) and len(shape) >= 2:

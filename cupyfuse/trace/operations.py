@@ -240,7 +240,7 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
     if not keepdims:
         result = result.squeeze(positions)
     if ddof == 0:
-        return result
+        return result._as_result()
     degrees = max(n - ddof, 0)
     return result * (n / degrees) if degrees else result * float(n) / 0.0  # NaN or infinity, as NumPy's
 

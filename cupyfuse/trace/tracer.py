@@ -216,7 +216,8 @@ class Tracer(Changes):
         if name == self._node.dtype:
             return self.copy() if copy else self
         if dtypes.is_opaque(name) or dtypes.is_opaque(self._node.dtype):
-            return self._trace.call_library("asarray", [self], {"dtype": dtypes.to_numpy(name)})
+            converted: Tracer = self._trace.call_library("asarray", [self], {"dtype": dtypes.to_numpy(name)})
+            return converted._with_kind_of(self)
         return self._trace.array(g.cast(self._node, name), self._axes)._with_kind_of(self)
 
     def copy(self, order: str = "C") -> Tracer:
@@ -279,6 +280,9 @@ class Tracer(Changes):
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if ufunc.signature is not None and getattr(np, ufunc.__name__, None) is not ufunc:
+            shapes = f"it takes arrays along some axes, {ufunc.signature}, as NumPy's own ufuncs alone may here"
+            fail(f"the ufunc {ufunc.__name__}", f"{shapes}; call it outside of the fused function")
         if method == "__call__" and getattr(np, ufunc.__name__, None) is not ufunc:
             inputs = _in_loop_dtypes(ufunc, inputs)
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)

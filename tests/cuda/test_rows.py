@@ -295,6 +295,23 @@ def test_threads_hold_what_registers_hold_of_float64(program: Any, shapes: list[
     assert template == "row_shared" or config.items * config.vec * len(step.full_inputs) <= 32
 
 
+@pytest.mark.parametrize(("count", "cols"), [(11, 4), (12, 1030), (40, 1)])
+def test_more_float64_arrays_than_registers_hold(count: int, cols: int, rng: np.random.Generator) -> None:
+    """A scan, which reads three rows a step: a division by zero in the choice of threads from 11 steps on."""
+
+    def scan(x: Any, h: Any, a: Any) -> Any:
+        sums = []
+        for t in range(0, 3 * count, 3):
+            h = a * h + x[t] * x[t + 1]
+            sums.append((x[t + 2] * h).sum(axis=-1))
+        return np.stack(sums)
+
+    given = [normal(rng, shape, "float64", 0.1) for shape in ((3 * count, cols), cols, cols)]
+    with HOST.active():
+        found = HOST.host(cf.fuse(scan)(*map(HOST.array, given)))
+    np.testing.assert_allclose(found, scan(*given), rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("cols", [7, 16])
 def test_pointwise_work_without_gaps_is_one_row(monkeypatch: pytest.MonkeyPatch, cols: int) -> None:
     """So vectors need not fit a row. With gaps, values of rows or of columns it is not."""

@@ -107,3 +107,26 @@ def test_results_without_dimensions_are_of_numpys_types() -> None:
     for ours, theirs in zip(actual, function(*arguments), strict=True):
         assert list(map(type, ours)) == list(map(type, theirs))
         np.testing.assert_allclose(np.stack(ours), np.stack(theirs))
+
+
+SCALARS: list[Callable[..., Any]] = [
+    lambda x, u, z: (x.var(), np.var(x, axis=(0, 1)), x[0].var(), x.std(), x.var(ddof=1), np.nanvar(x)),
+    lambda x, u, z: (u.sum().astype(float), u.sum().astype(int), max(u.sum(), 1), min(u.sum(), 99)),
+    lambda x, u, z: (z.sum().real, np.vdot(z, z).real, np.real(z.sum()), z[0].imag, z.real.max().astype(complex)),
+    lambda x, u, z: (np.asarray(u.sum()), np.asarray(u.sum()).astype(float), np.array(z[0]).real, z.real, z.imag[0]),
+]
+
+
+@pytest.mark.parametrize("function", SCALARS, ids=("variances", "opaque", "complex", "arrays"))
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_scalars_of_variances_and_of_library_steps(function: Callable[..., Any], dtype: str) -> None:
+    """They were arrays without dimensions."""
+    x = np.linspace(-1, 2, 20).reshape(4, 5).astype(dtype)
+    arguments = x, np.arange(1, 13, dtype=np.uint8), np.arange(4) + 1j
+    with force_plans():
+        got = cf.fuse(function)(*arguments)
+    expected = function(*arguments)
+    assert [type(g) for g in got] == [type(e) for e in expected]
+    for g, e in zip(got, expected, strict=True):
+        assert g.dtype == e.dtype
+        np.testing.assert_allclose(g, e, rtol=2e-3 if dtype == "float16" else 1e-6)

@@ -134,3 +134,25 @@ def test_ufuncs_have_scipys_dtypes(name: str, dtype: str) -> None:
 def test_logit_near_one_half() -> None:
     x = 0.5 + np.array([0.0, 1e-12, -1e-9, 1e-3, 0.1, -0.2, 0.149, 0.151])
     np.testing.assert_allclose(cf.fuse(lambda v: special.logit(v))(x), special.logit(x), rtol=1e-14)
+
+
+def test_ufuncs_within_scipys_functions() -> None:
+    x = np.linspace(0.1, 2, 6).reshape(2, 3)
+    with force_plans():
+        got = cf.fuse(lambda v: special.lambertw(v).real)(x)
+    np.testing.assert_array_equal(got, special.lambertw(x).real)
+
+
+@pytest.mark.parametrize("name", ["legendre_p", "sph_legendre_p", "assoc_legendre_p", "sph_harm_y"])
+def test_ufuncs_of_arrays_along_axes_are_refused(name: str) -> None:
+    """They were taken for pointwise ones, with results of another shape."""
+    numbers = [1] * {"legendre_p": 1, "sph_harm_y": 3}.get(name, 2)
+    with pytest.raises(cf.TraceError, match=r"takes arrays along some axes.*\n  at .*test_scipy_functions"):
+        cf.fuse(lambda v: getattr(special, name)(*numbers, v))(np.linspace(-0.9, 0.9, 6).reshape(2, 3))
+
+
+def test_results_have_the_type_that_they_have_for_values_that_differ(rng: np.random.Generator) -> None:
+    x, y = normal(rng, 9, "float64"), normal(rng, 9, "float64")
+    with force_plans():
+        got = cf.fuse(lambda x, y: stats.spearmanr(x, y).statistic)(x, y)
+    assert type(got) is np.float64 and got == stats.spearmanr(x, y).statistic

@@ -30,7 +30,7 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
         found, *rest = items
         for item in rest:
             if isinstance(found, Tracer) or isinstance(item, Tracer):
-                found = apply("where", apply(comparison, item, found), item, found)
+                found = apply("where", apply(comparison, item, found), item, found)._as_result()
             else:
                 found = original(found, item)
         return found

@@ -96,13 +96,13 @@ def _outer(name: str, a: Any, b: Any) -> Any:
 
 
 def _numpy_name(name: str) -> str:
-    """Return the name by which a library step finds a ufunc of NumPy's or of `scipy.special`."""
+    """Return the name by which a library step finds a ufunc of NumPy's or of `scipy.special`, or of its functions."""
     if isinstance(getattr(np, name, None), np.ufunc):
         return name
-    special = sys.modules.get("scipy.special")
-    if getattr(special, name, None) is None:
-        fail(f"the ufunc {name}", "it is neither in the operator table nor one of NumPy's or of scipy.special's")
-    return f"scipy.special.{name}"
+    for module in ("scipy.special", "scipy.special._ufuncs"):
+        if isinstance(getattr(sys.modules.get(module), name, None), np.ufunc):
+            return f"{module}.{name}"
+    fail(f"the ufunc {name}", "it is neither in the operator table nor one of NumPy's or of scipy.special's")
 
 
 def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: Tracer | None) -> Any:
