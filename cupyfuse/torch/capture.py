@@ -28,6 +28,7 @@ from .graphs.lowering import AsOperator, Direct
 from .graphs.partition import Partition
 
 _log = logging.getLogger(__name__)
+_MOST_IN_A_ROW = 32  # calls that all capture a code anew, after which it is no longer captured
 _FAILURES = 8  # calls that leave a frame uncaptured, until its code is given up
 _CONFIG = {
     "recompile_limit": 256,  # modules with many instances and shapes stay captured
@@ -113,6 +114,7 @@ class Capture:
         def call(*args: Any, **kwargs: Any) -> Any:
             if jit_tracing() is not None or is_fx_tracing():  # Dynamo refuses to run within other tracers
                 return module._call_impl(*args, **kwargs)
+            callback.calls += 1
             try:
                 result = captured(module, *args, **kwargs)
             except Exception:
@@ -191,12 +193,16 @@ class _Callback:
         By thread, the codes that its call met and that Dynamo gives up, with what Dynamo would do with their frames.
     failures : dict
         The frames that are given up because of an error, and the error in a line; "" for the module's call itself.
+    calls : int
+        How many calls of the module have begun.
     """
 
     def __init__(self, callback: Any):
         self._torchdynamo_orig_backend = callback
         self.undecided: dict[int, list[tuple[types.CodeType, Any, str]]] = {}
         self.failures: dict[str, str] = {}
+        self.calls = 0
+        self._in_a_row: dict[types.CodeType, tuple[int, int]] = {}  # the last call that captured a code, and how many
         self._captured: set[types.CodeType] = set()
         self._failed: Counter[types.CodeType] = Counter()
 
@@ -219,6 +225,7 @@ class _Callback:
                     result.frame_exec_strategy = error.frame_exec_strategy  # type: ignore[attr-defined]
         if result.guarded_code is not None:
             self._captured.add(frame.f_code)
+            result = self._without_endless_captures(frame.f_code, result)
         elif not reason:
             reason = _reason(_suppressed(frame.f_code))
         if result.guarded_code is not None or not result.apply_to_code:
@@ -226,6 +233,22 @@ class _Callback:
         here = self.undecided.setdefault(threading.get_ident(), [])
         here.append((frame.f_code, result.frame_exec_strategy, reason))
         return replace(result, apply_to_code=False)
+
+    def _without_endless_captures(self, code: types.CodeType, result: Any) -> Any:
+        """Have a code that every call captures anew, as one that appends to a list of its own, captured no more.
+
+        What is captured by then stays in use.
+        """
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
+
+        last, count = self._in_a_row.get(code, (0, 0))
+        if last != self.calls:
+            self._in_a_row[code] = self.calls, count + 1 if last == self.calls - 1 else 1
+        if self._in_a_row[code][1] <= _MOST_IN_A_ROW:
+            return result
+        self.failures[_name(code)] = f"{_MOST_IN_A_ROW} calls in a row captured it anew: they change what it reads"
+        strategy = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.DEFAULT)
+        return replace(result, frame_exec_strategy=strategy, apply_to_code=True)
 
     def settle(self, returned: bool) -> None:
         """Give up what the call of this thread met, or count it."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ..settings import DEFAULT_WORKSPACE
 from .chains.options import Options
@@ -252,8 +253,17 @@ def fuse(
         for key, value in list(part.__dict__.items()):
             if key not in _UNSHARED:
                 part.__dict__[key] = replace_modules(value, copies)
-    _attach_capture(fused, _FuseArguments(options, bool(graphs)))
+    _attach_capture(_captured_part(fused), _FuseArguments(options, bool(graphs)))
     return fused
+
+
+def _captured_part(module: Any) -> Any:
+    """Return the part of a fused module whose calls are captured: the module itself, or what DDP wraps.
+
+    DDP's own Python code holds no chains, and Dynamo, which looks at each of its functions, would double its time.
+    """
+    wrapped = module.module if isinstance(module, DistributedDataParallel) else None
+    return wrapped if isinstance(wrapped, FusedModule) else module
 
 
 def _copy(module: Any, copies: dict[int, Any], root: bool = False) -> Any:
@@ -279,5 +289,6 @@ def _copy(module: Any, copies: dict[int, Any], root: bool = False) -> Any:
     share_state(module, copy)
     if not is_fsdp(module):  # it sets gathered parameters on its children, which a copy of them would not see
         children = module._modules.items()
-        copy.__dict__["_modules"] = {name: None if c is None else _copy(c, copies) for name, c in children}
+        captured = root and isinstance(module, DistributedDataParallel)
+        copy.__dict__["_modules"] = {name: None if c is None else _copy(c, copies, captured) for name, c in children}
     return copy

@@ -29,7 +29,7 @@ class _ChainFunction(torch.autograd.Function):
             second_order = [(k, tensors[k]) for k in backward.second_order_inputs]
             ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
             ctx.inputs = [*backward.inputs, *(k for k, t in second_order if not t.is_leaf)]
-        ctx.save_for_backward(*[tensors[k] for k in ctx.inputs], *saved)
+        ctx.save_for_backward(*[executor.chain.saved_input(k, tensors[k]) for k in ctx.inputs], *saved)
         return tuple(outputs)
 
     @staticmethod

@@ -76,6 +76,7 @@ class Chain:
     updates : (input, value) for each input that is overwritten with a value once all else is computed
     fixed : the inputs that seldom change, parameters and buffers; what depends on them alone is prepacked
     sizes : how many symbolic sizes the arguments name; `with_sizes` fills them in
+    copied : the inputs that the backward pass reads in a copy, as the forward pass of a later call changes them
     """
 
     names: tuple[str, ...]
@@ -84,6 +85,7 @@ class Chain:
     updates: tuple[tuple[int, int], ...] = ()
     fixed: frozenset[int] = frozenset()
     sizes: int = 0
+    copied: frozenset[int] = frozenset()
 
     def with_sizes(self, sizes: tuple[Any, ...]) -> Chain:
         """Fill in the symbolic sizes, with numbers or with other symbols."""
@@ -138,15 +140,20 @@ class Chain:
     def to_json(self) -> str:
         """Write the chain as text, which `from_json` reads."""
         calls = [(c.rule, c.arguments, c.results) for c in self.calls]
-        fields = (self.names, calls, self.outputs, self.updates, sorted(self.fixed), self.sizes)
+        fields = (self.names, calls, self.outputs, self.updates, sorted(self.fixed), self.sizes, sorted(self.copied))
         return json.dumps(fields, default=_encode)
 
     @staticmethod
     @lru_cache(maxsize=4096)
     def from_json(text: str) -> Chain:
         """Read a chain that `to_json` wrote."""
-        names, calls, outputs, updates, fixed, sizes = _as_tuples(json.loads(text, object_hook=_decode))
-        return Chain(names, tuple(Call(*call) for call in calls), outputs, updates, frozenset(fixed), sizes)
+        names, calls, outputs, updates, fixed, sizes, copied = _as_tuples(json.loads(text, object_hook=_decode))
+        listed = tuple(Call(*call) for call in calls)
+        return Chain(names, listed, outputs, updates, frozenset(fixed), sizes, frozenset(copied))
+
+    def saved_input(self, number: int, tensor: Any) -> Any:
+        """Return what is saved of an input for the backward pass: the tensor, or a copy if a later call changes it."""
+        return tensor.detach().clone() if number in self.copied and not tensor.requires_grad else tensor
 
 
 @lru_cache(maxsize=4096)

@@ -203,6 +203,11 @@ def _fake_backward(
     return [torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need]
 
 
+def _without_memory(tensor: Any) -> Any:
+    """Return a tensor of the same shape and dtype that has one element."""
+    return tensor.detach().new_empty(()).expand(tensor.shape)
+
+
 _DIFFERENTIABLE_ONCE = (
     b"cupyfuse::chain can be differentiated once; modules made by cupyfuse.torch.fuse can be differentiated twice"
 )
@@ -223,7 +228,7 @@ class _ChainOperator(torch.autograd.Function):
         ctx.backward_pass = _backward_pass(concrete, saves, metas_of(tensors), tuple(ctx.needs_input_grad[4:]))
         read = ctx.backward_pass.inputs
         # Of the others only shape and dtype are kept: their memory may be freed or overwritten.
-        kept = [t if k in read else t.detach().new_empty(()).expand(t.shape) for k, t in enumerate(tensors)]
+        kept = [chain.saved_input(k, t) if k in read else _without_memory(t) for k, t in enumerate(tensors)]
         ctx.save_for_backward(*kept, *results[len(results) - len(json.loads(saves)) :])
         return tuple(results)
 

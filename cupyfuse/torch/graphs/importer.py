@@ -125,9 +125,11 @@ class ImportedGraph:
             operation.written = frozenset(_operands_written_by_schema(target, operation))
             operation.ordered = bool(operation.written)
         elif writes(target, operation.args, operation.kwargs):
+            first = next(iter((*operation.args, *operation.kwargs.values())), None)
             out = argument_of(target, "out", operation.args, operation.kwargs)
-            written = operation.read[:1] if out is None else tuple(references(out))
-            operation.written, operation.ordered = frozenset(written), True
+            operation.written, operation.ordered = frozenset(references(first if out is None else out)), True
+        if unnamed := _operands_written_unnamed(target, operation):
+            operation.written, operation.ordered = operation.written | unnamed, True
         if operation.name in KEEPS_STATISTICS:
             operation.written = frozenset(_statistics_updated_by(operation))
         operation.random = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
@@ -177,6 +179,8 @@ class ImportedGraph:
             return f"its tensors are on different devices: {', '.join(sorted({str(t.device) for t in tensors}))}"
         if operation.random:
             return "it draws random numbers"
+        if operation.name == "clone" and storage_of(tensors[0]) in self._input_storages():
+            return "it copies memory that may change before the backward pass"
         if any(free_unbacked_symbols(t) for t in tensors):
             return "its sizes depend on the values of a tensor"
         for leaf in pytree.tree_leaves((operation.args, operation.kwargs)):
@@ -188,6 +192,9 @@ class ImportedGraph:
         if len(operation.results) > 1 and any(user.target is not operator.getitem for user in node.users):
             return "its results are used as a tuple"
         return ""
+
+    def _input_storages(self) -> set[int]:
+        return {storage_of(self.captured.tensors[n]) for n in (*self.captured.arguments, *self.captured.parameters)}
 
     def _add_value(self, tensor: Any, node: Node) -> int:
         """Add a value, given as a fake tensor and its node; return its number."""
@@ -226,6 +233,22 @@ def _uses_autocast(graph: Graph) -> bool:
     return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
 
 
+def _operands_written_unnamed(target: Any, operation: Operation) -> frozenset[int]:
+    """Return the operands that a function writes to though its name does not say so.
+
+    `max_norm=` has a look-up renormalise the rows of its weight. What PyTorch's own operators write is in their schemas,
+    such as the ranges that `fused_moving_avg_obs_fake_quant` keeps, and all operands of `_fused_adam_`.
+    """
+    if argument_of(target, "max_norm", operation.args, operation.kwargs) is not None:
+        return frozenset(operation.read)
+    if isinstance(target, types.BuiltinFunctionType):
+        packet = getattr(torch.ops.aten, operation.name, None)
+        if isinstance(packet, OpOverloadPacket):
+            overloads = (getattr(packet, name) for name in packet.overloads())
+            return frozenset().union(*(_operands_written_by_schema(o, operation) for o in overloads))
+    return frozenset()
+
+
 def _operands_written_by_schema(
     target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any], operation: Operation
 ) -> set[int]:
@@ -240,7 +263,7 @@ def _operands_written_by_schema(
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = operation.kwargs.get(argument.name)
-        if position < len(operation.args):
+        if position < len(operation.args) and not argument.kwarg_only:
             value = operation.args[position]
         found.update(leaf.number for leaf in pytree.tree_leaves(value) if isinstance(leaf, Ref))
     return found

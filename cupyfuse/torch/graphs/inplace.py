@@ -73,8 +73,28 @@ def remove_inactive_dropouts(graph: Graph) -> None:
         if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):
             source = node.args[0] if node.args else node.kwargs.get("input")
             if isinstance(source, Node):
+                _show_views_of(graph, node, source)
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
+
+
+def _show_views_of(graph: Graph, node: Node, source: Node) -> None:
+    """Make the examples of views of a removed node's result views of `source`, whose memory they share at run time."""
+    old, new = node.meta.get("example_value"), source.meta.get("example_value")
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return
+    memory, shift = storage_of(old), new.storage_offset() - old.storage_offset()
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or storage_of(value) != memory:
+            return value
+        with new.fake_mode, torch.no_grad():
+            view = new.detach().as_strided(value.shape, value.stride(), value.storage_offset() + shift)
+        return view.requires_grad_(value.requires_grad)
+
+    for other in graph.nodes:
+        if other is not node and "example_value" in other.meta:
+            other.meta["example_value"] = pytree.tree_map(moved, other.meta["example_value"])
 
 
 def functionalise(graph: Graph) -> None:

@@ -114,6 +114,8 @@ class _Lowerer:
         self.graph: Graph = imported.graph
         self.captured = imported.captured
         self.call_maker = call_maker
+        computed = [self.captured.tensors[n] for o in self.captured.operations for n in o.results]
+        self._records_gradients = torch.is_grad_enabled() or any(t.requires_grad for t in computed)
 
     def run(self, partition: Partition) -> None:
         """Replace each chain by a call; those that cannot be replaced become operations left to PyTorch."""
@@ -209,7 +211,7 @@ class _Lowerer:
 
         nodes = [self.imported.nodes[n] for n in fused.inputs]
         results = self.call_maker.make_call(add, fused, nodes, tensors, saved)
-        differentiated = any(t.requires_grad for t in tensors)
+        differentiated = self._records_gradients and any(t.requires_grad for t in tensors)
         for number, node, order, example in zip(fused.outputs, results, orders, examples, strict=True):
             if is_sharded(example):
                 from ..sharded.placements import placer
