@@ -100,7 +100,7 @@ def test_a_diagonal_is_filled() -> None:
         same(Code(code), plain, "aot")
 
 
-# Memory that changes before the backward pass ---------------------------------------------------------------------------
+# Memory that changes before the backward pass ------------------------------------------------------------------------
 
 
 def both_backward(module: nn.Module, way: str, *inputs: torch.Tensor) -> None:
@@ -163,7 +163,7 @@ def test_a_copied_argument_whose_memory_is_used_again(way: str) -> None:
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
 
 
-# What changes in each call ---------------------------------------------------------------------------------------------
+# What changes in each call -------------------------------------------------------------------------------------------
 
 
 def test_a_code_that_each_call_captures_anew_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,7 +236,7 @@ def _uses_autocast(graph: Graph) -> bool:
 def _operands_written_unnamed(target: Any, operation: Operation) -> frozenset[int]:
     """Return the operands that a function writes to though its name does not say so.
 
-    `max_norm=` has a look-up renormalise the rows of its weight. What PyTorch's own operators write is in their schemas,
+    `max_norm=` has a look-up renormalise rows of its weight. What PyTorch's own operators write is in their schemas,
     such as the ranges that `fused_moving_avg_obs_fake_quant` keeps, and all operands of `_fused_adam_`.
     """
     if argument_of(target, "max_norm", operation.args, operation.kwargs) is not None:
