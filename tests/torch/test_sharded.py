@@ -67,7 +67,7 @@ def test_shards_are_as_wide_as_those_of_dtensor(length: int, count: int) -> None
 
 @pytest.mark.parametrize(
     ("most", "shards", "expected"),
-    [(256 << 20, 2, 128 << 20), (256 << 20, 0, 256 << 20), (256 << 20, 8, 64 << 20), (1000, 8, 1000)],
+    [(256 << 20, 2, 176 << 20), (256 << 20, 1, 256 << 20), (256 << 20, 8, 80 << 20), (1000, 8, 1000)],
 )
 def test_shards_divide_the_workspace(most: int, shards: int, expected: int) -> None:
     assert _divided(Settings(max_workspace=most), shards).max_workspace == expected
