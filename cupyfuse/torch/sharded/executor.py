@@ -182,8 +182,8 @@ class ShardedBackward(Backward):
 def _divided(settings: Settings, shards: int) -> Settings:
     """Return the settings of one shard's plans: `max_workspace` is divided by the number of shards, but for a part.
 
-    Each has that part of the products. Blocks of as few elements as those of a single process would have fewer rows, and
-    leave a tenth of the tensor cores' time unused.
+    Each has that part of the products. In blocks of that size alone, which have few rows, a tenth of the tensor cores'
+    time was lost.
     """
     part = settings.max_workspace // max(1, shards) + _MORE_WORKSPACE
     return replace(settings, max_workspace=min(settings.max_workspace, part))
