@@ -16,6 +16,9 @@ from .changes import Changes
 from .user_code import fail, user_line
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
+# Others stand for these in the module `numpy` while a trace runs.
+_OF_NUMPY = frozenset(value for value in vars(np).values() if isinstance(value, np.ufunc))
+_ZEROS_LIKE = np.zeros_like
 
 
 class TraceProtocol(Protocol):
@@ -111,7 +114,7 @@ class Tracer(Changes):
     def imag(self) -> Any:
         if dtypes.is_complex(self._node.dtype):
             return self._trace.call_library("imag", [self])
-        zeros = self._trace.call_function(np.zeros_like, (self,), {})._with_kind_of(self)
+        zeros = self._trace.call_function(_ZEROS_LIKE, (self,), {})._with_kind_of(self)
         zeros._read_only = not zeros._is_scalar
         return zeros
 
@@ -279,7 +282,7 @@ class Tracer(Changes):
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        if method == "__call__" and getattr(np, ufunc.__name__, None) is not ufunc:
+        if method == "__call__" and ufunc not in _OF_NUMPY:
             inputs = _in_loop_dtypes(ufunc, inputs)
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
 

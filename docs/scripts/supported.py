@@ -38,7 +38,9 @@ def page() -> str:
         _table(("function", "", "why"), numpy_functions()),
         f"**Array methods**: {_listed(sorted((*METHODS, *_OWN_METHODS)))}.",
         _table(("ufunc", ""), numpy_ufuncs()),
-        "Their methods `reduce`, `accumulate`, `reduceat`, `outer` and `at` trace too.",
+        "Their methods `reduce`, `accumulate`, `reduceat`, `outer` and `at` trace too. Functions and ufuncs take lists "
+        "and tuples that hold arrays, as in `np.maximum([x, y], 0)`: a library step stacks them, but for reductions of "
+        "a list such as `np.logical_and.reduce([a, b, c])`, which fuse.",
         "Index arrays, read and assigned to, are library steps, but for labels: `y[np.arange(len(y)), labels]`. "
         "Where an index names an element twice, the last value stays; of `np.put` and `np.put_along_axis` on CuPy "
         "arrays, any of them. "
