@@ -20,10 +20,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib import stride_tricks
 
+from ..library import tracers_in
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
 from . import choices, creation, lists, scipy
+from .steps import REFUSED, VANDERS
 
 _lock = threading.Lock()
 _depth = 0
@@ -37,7 +39,7 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
     global _depth
     with _lock:
         if not _depth:
-            for space, name, replacement in (*choices.REPLACED, *scipy.replacements()):
+            for space, name, replacement in (*choices.REPLACED, _VECTORIZE, *scipy.replacements()):
                 _replaced.append((space, name, getattr(space, name)))
                 setattr(space, name, replacement)
             for module, replacements in (*_BY_MODULE.items(), *scipy.ufuncs().items()):  # hundreds of names
@@ -119,16 +121,25 @@ def _refuse_strides(x: Any, *args: Any, **options: Any) -> NoReturn:
 
 def _with_order(a: Any, result: Tracer, order: Any, copy: Any = None) -> Tracer:
     """Return the result of converting `a`, copied if it is `a` itself and not contiguous in the given order."""
-    contiguous = result is not a or order not in ("C", "F") or result._is_contiguous(order)
-    if contiguous:
-        return result
-    if copy is False:
+    ordered = result._in_order(order) if result is a else result
+    if ordered is not result and copy is False:
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
-    copied = result.copy()
-    if contiguous is None:
-        for array in (a, copied):
-            array._mark_shared()
-    return copied
+    return ordered
+
+
+_ORDERS = {"C": "C", "C_CONTIGUOUS": "C", "CONTIGUOUS": "C", "F": "F", "F_CONTIGUOUS": "F", "FORTRAN": "F"}
+_FREE = {"A", "ALIGNED", "W", "WRITEABLE", "E", "ENSUREARRAY"}  # requirements that traced arrays meet
+
+
+def _require(a: Any, dtype: Any = None, requirements: Any = None, *, like: Any = None) -> Any:
+    """Convert as `np.require`."""
+    wanted = {name.upper() for name in requirements or ()} - _FREE
+    for name in wanted - _ORDERS.keys():
+        fail(f"np.require with the requirement {name}", "what owns memory is not known; use x.copy()")
+    orders = sorted({_ORDERS[name] for name in wanted})
+    if len(orders) > 1:
+        raise ValueError(f'Cannot specify both "C" and "F" order\n  at {user_line()}')
+    return _asarray(a, dtype, orders[0] if orders else None)
 
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
@@ -138,8 +149,22 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "asarray_chkfinite": _asarray,
     "ascontiguousarray": partial(_contiguous, "C"),
     "asfortranarray": partial(_contiguous, "F"),
+    "require": _require,
     "isscalar": lambda element: isinstance(element, Tracer) and element._is_scalar,
 }
+
+
+def _refuse_vectorized(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call of `np.vectorize` that refuses traced arrays."""
+
+    @wraps(original)
+    def call(self: Any, /, *args: Any, **options: Any) -> Any:
+        """Call the function on each element, or raise if an argument is traced."""
+        if next(tracers_in((args, options)), None) is not None:
+            fail("np.vectorize", REFUSED["vectorize"])
+        return original(self, *args, **options)
+
+    return call
 
 
 def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
@@ -151,10 +176,14 @@ def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
             if name not in creation.CREATION:
                 yield space, name, replacement
     yield stride_tricks, "as_strided", _converting_tracers(stride_tricks.as_strided, _refuse_strides)
+    for module, name in VANDERS.items():
+        space = getattr(np.polynomial, module)
+        yield space, name, scipy.as_library_step(f"polynomial.{module}.{name}", getattr(space, name))
     for name in creation.CREATION:
         yield np, name, creation.creating(lists.stacking(getattr(np, name)))
 
 
+_VECTORIZE = (np.vectorize, "__call__", _refuse_vectorized(np.vectorize.__call__))
 _IN_NUMPY = tuple(_in_numpy())
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(np.sum), np.ufunc)
 _BY_MODULE = {

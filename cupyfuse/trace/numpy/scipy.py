@@ -89,12 +89,12 @@ def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is a library step for traced arrays, and `original` for all else."""
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
-        """Add a library step if an argument is traced, else call SciPy's function."""
+        """Add a library step if an argument is traced, else call the library's function."""
         if next(tracers_in((args, options)), None) is None:
             return original(*args, **options)
         for label in ("out", "output"):
@@ -182,7 +182,7 @@ def replacement_of(function: Any) -> Any:
 def _find_in_module(module: Any) -> list[tuple[Any, str, Any]]:
     """List the functions of one of SciPy's modules that run as library steps: (module, name, replacement)."""
     names = [n for n in FUNCTIONS[module.__name__].split() if hasattr(module, n)]
-    return [(module, n, _as_library_step(f"{module.__name__}.{n}", getattr(module, n))) for n in names]
+    return [(module, n, as_library_step(f"{module.__name__}.{n}", getattr(module, n))) for n in names]
 
 
 def ufuncs() -> dict[Any, dict[str, Any]]:
