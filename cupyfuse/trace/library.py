@@ -405,12 +405,25 @@ def _of_det(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], optio
     return None if known is None else (known[0][:-2], known[1])
 
 
-# Rules for functions whose work grows faster than their operands: (shape, dtype) of the result, from those of the
-# operands, the arguments and the options; None where a rule does not know, and NumPy's function is called.
+def _of_bincount(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Shape and dtype of np.bincount of labels below `minlength`; the step checks the shape again when it runs."""
+    given = dict(zip(("x", "weights", "minlength"), arguments, strict=False)) | options
+    (shape, dtype), length = metadata[0], given.get("minlength")
+    fits = len(shape) == 1 and all(s == shape for s, _ in metadata) and isinstance(given.get("x"), Operand)
+    casts = np.can_cast(dtype, np.intp) and all(np.can_cast(d, np.float64) for _, d in metadata)
+    if not (fits and casts and isinstance(length, (int, np.integer)) and length > 0):
+        return None
+    return (int(length),), np.dtype(np.int64 if given.get("weights") is None else np.float64)
+
+
+# Rules for functions whose work grows faster than their operands, or whose shape zeros and ones do not tell: (shape,
+# dtype) of the result, from those of the operands, the arguments and the options; None where a rule does not know, and
+# NumPy's function is called.
 SHAPES: dict[str, Callable[[list[tuple[Shape, Any]], tuple[Any, ...], dict[str, Any]], Any]] = {
     "linalg.inv": _like_square_matrix,
     "linalg.cholesky": _like_square_matrix,
     "linalg.solve": _of_solve,
     "linalg.det": _of_det,
     "polyfit": _of_polyfit,
+    "bincount": _of_bincount,
 }

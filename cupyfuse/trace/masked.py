@@ -20,7 +20,7 @@ from .user_code import fail
 
 _METHODS = ("sum", "prod", "any", "all", "mean", "var", "std", "max", "min")
 _REDUCTIONS = {getattr(np, name): name for name in (*_METHODS, "ptp")}
-_NORM = np.linalg.norm  # another function stands for it while a trace runs
+_NORM, _DOT = np.linalg.norm, np.dot  # other functions stand for them while a trace runs
 _OPTIONS = {"var": ("ddof",), "std": ("ddof",), "norm": ("ord",)}
 # Functions that leave out NaN, by those that compute the same of all elements.
 _ORDERED: dict[Any, Callable[..., Any]] = {
@@ -87,7 +87,7 @@ class Masked:
         return self._apply(lambda *x: call(ufunc.__name__, "__call__", x, dict(options)), inputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
-        if func is np.dot and len(args) == 2 and not options:
+        if func is _DOT and len(args) == 2 and not options:
             return args[0] @ args[1]
         if args and args[0] is self:
             if func in _ORDERED:

@@ -16,6 +16,9 @@ from .changes import Changes
 from .user_code import fail, user_line
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
+# Others stand for these in the module `numpy` while a trace runs.
+_OF_NUMPY = frozenset(value for value in vars(np).values() if isinstance(value, np.ufunc))
+_ZEROS_LIKE, _CLIP, _DOT = np.zeros_like, np.clip, np.dot
 
 
 class TraceProtocol(Protocol):
@@ -111,7 +114,7 @@ class Tracer(Changes):
     def imag(self) -> Any:
         if dtypes.is_complex(self._node.dtype):
             return self._trace.call_library("imag", [self])
-        zeros = self._trace.call_function(np.zeros_like, (self,), {})._with_kind_of(self)
+        zeros = self._trace.call_function(_ZEROS_LIKE, (self,), {})._with_kind_of(self)
         zeros._read_only = not zeros._is_scalar
         return zeros
 
@@ -208,13 +211,18 @@ class Tracer(Changes):
         return self._trace.flat(self)
 
     # Methods that are functions
-    def astype(self, dtype: Any, *, copy: bool = True) -> Tracer:
+    def astype(
+        self, dtype: Any, order: str = "K", casting: Any = "unsafe", subok: bool = True, copy: bool = True
+    ) -> Tracer:
         try:
             name = dtypes.name_of(dtype)
         except TypeError as error:
             fail(f"astype({dtype})", str(error))
+        if casting != "unsafe" and not np.can_cast(self.dtype, new := dtypes.to_numpy(name), casting):
+            found = f"Cannot cast array data from {self.dtype!r} to {new!r}"
+            raise TypeError(f"{found} according to the rule {casting!r}\n  at {user_line()}")
         if name == self._node.dtype:
-            return self.copy() if copy else self
+            return self.copy() if copy else self._in_order(order)
         if dtypes.is_opaque(name) or dtypes.is_opaque(self._node.dtype):
             converted: Tracer = self._trace.call_library("asarray", [self], {"dtype": dtypes.to_numpy(name)})
             return converted._with_kind_of(self)
@@ -222,6 +230,17 @@ class Tracer(Changes):
 
     def copy(self, order: str = "C") -> Tracer:
         return self._as_result()._with_kind_of(self)
+
+    def _in_order(self, order: Any) -> Tracer:
+        """Return the array itself if it is contiguous in the order "C" or "F", else a copy that may be the array."""
+        contiguous = order not in ("C", "F") or self._is_contiguous(order)
+        if contiguous:
+            return self
+        copied = self.copy()
+        if contiguous is None:
+            for array in (self, copied):
+                array._mark_shared()
+        return copied
 
     def __copy__(self) -> Tracer:
         return self.copy()
@@ -262,10 +281,13 @@ class Tracer(Changes):
     conjugate = conj
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
-        return self._trace.clip(self, min, max, out=out)
+        return self._with_out(_CLIP, (self, min, max), out)
 
-    def dot(self, other: Any) -> Tracer:
-        return self._trace.dot(self, other)
+    def dot(self, other: Any, out: Any = None) -> Tracer:
+        return self._with_out(_DOT, (self, other), out)
+
+    def _with_out(self, function: Any, arguments: tuple[Any, ...], out: Any) -> Any:
+        return self._trace.call_function(function, arguments, {} if out is None else {"out": out})
 
     # The protocols of NumPy, CuPy and the array API standard
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
@@ -280,10 +302,10 @@ class Tracer(Changes):
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        if ufunc.signature is not None and getattr(np, ufunc.__name__, None) is not ufunc:
+        if ufunc.signature is not None and ufunc not in _OF_NUMPY:
             shapes = f"it takes arrays along some axes, {ufunc.signature}, as NumPy's own ufuncs alone may here"
             fail(f"the ufunc {ufunc.__name__}", f"{shapes}; call it outside of the fused function")
-        if method == "__call__" and getattr(np, ufunc.__name__, None) is not ufunc:
+        if method == "__call__" and ufunc not in _OF_NUMPY:
             inputs = _in_loop_dtypes(ufunc, inputs)
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
 
@@ -309,6 +331,8 @@ def _in_loop_dtypes(ufunc: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         loops = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout))
     except TypeError:
+        return inputs
+    if any(d.hasobject for d in loops):  # of np.frompyfunc
         return inputs
     found = zip(inputs, loops[: len(inputs)], strict=True)
     return tuple(i.astype(d) if isinstance(i, Tracer) and i.dtype != d else i for i, d in found)

@@ -109,7 +109,14 @@ class TracedValue:
             "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself",
         )
 
-    __float__ = __int__ = __index__ = __complex__ = __array__ = item = tolist = __dlpack__ = _needs_value
+    __float__ = __int__ = __index__ = __complex__ = item = tolist = __dlpack__ = _needs_value
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        fail(
+            "a conversion of a traced array to a Python or NumPy value",
+            "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself, "
+            "and make an array of a list of arrays by np.stack([...])",
+        )
 
     def __round__(self, ndigits: int | None = None) -> Any:
         if self.ndim:

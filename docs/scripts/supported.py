@@ -19,7 +19,7 @@ from cupyfuse.trace.numpy import FUNCTIONS
 from cupyfuse.trace.numpy.conversions import CONVERSIONS
 from cupyfuse.trace.numpy.scipy import FUNCTIONS as SCIPY
 from cupyfuse.trace.numpy.scipy import METHODS as DISTRIBUTIONS
-from cupyfuse.trace.numpy.steps import LIBRARY, REFUSED, dispatched_functions, public_name
+from cupyfuse.trace.numpy.steps import LIBRARY, NOT_DISPATCHED, REFUSED, dispatched_functions, public_name
 from cupyfuse.trace.value import METHODS
 
 PAGE = Path(__file__).resolve().parent.parent / "supported.md"
@@ -34,11 +34,15 @@ def page() -> str:
         "## NumPy\nFunctions, Python's operators on arrays, array methods of the same names, and CuPy's functions of "
         "the same names trace in fused functions. A *fused* function becomes operators of a kernel; a *library step* "
         "runs NumPy's or CuPy's own function on whole arrays, as a step of the plan that `fuse(strict=True)` refuses. "
-        "Where a fused function is marked so, some of its options and dtypes are library steps.",
+        "Where a fused function is marked so, some of its options and dtypes are library steps. Options that are about "
+        "memory (`order=`, `subok=`, `device=`) change no values; an option that is not supported is an error that "
+        "names it.",
         _table(("function", "", "why"), numpy_functions()),
         f"**Array methods**: {_listed(sorted((*METHODS, *_OWN_METHODS)))}.",
         _table(("ufunc", ""), numpy_ufuncs()),
-        "Their methods `reduce`, `accumulate`, `reduceat`, `outer` and `at` trace too.",
+        "Their methods `reduce`, `accumulate`, `reduceat`, `outer` and `at` trace too. Functions and ufuncs take lists "
+        "and tuples that hold arrays, as in `np.maximum([x, y], 0)`: a library step stacks them, but for reductions of "
+        "a list such as `np.logical_and.reduce([a, b, c])`, which fuse.",
         "Index arrays, read and assigned to, are library steps, but for labels: `y[np.arange(len(y)), labels]`. "
         "Where an index names an element twice, the last value stays; of `np.put` and `np.put_along_axis` on CuPy "
         "arrays, any of them. "
@@ -91,7 +95,7 @@ _STATES = {"fused": "fused", "library": "library step", "": "refused"}
 def numpy_functions() -> Iterator[tuple[str, str, str]]:
     """Yield the public functions of NumPy that take arrays, how each runs, and why it does not."""
     fused = {public_name(f) for f in FUNCTIONS} | set(CONVERSIONS)
-    for name in sorted({*dispatched_functions(), *CONVERSIONS}):
+    for name in sorted({*dispatched_functions(), *CONVERSIONS, *NOT_DISPATCHED}):
         both = " (some dtypes or options: library step)" if name in fused & LIBRARY else ""
         if name in fused:
             yield f"`np.{name}`", f"fused{both}", ""

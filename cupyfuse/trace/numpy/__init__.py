@@ -3,7 +3,8 @@
 `dispatch` looks a function up: a native form (`functions`, `reductions`, `products`, `writing`, `callbacks`), which
 fuses; a library step (`steps`); or an error that says why there is neither. `ufuncs` does the same for ufuncs and their
 methods. While a function is traced, `conversions` replaces functions that dispatch to no protocol: `np.asarray` and its
-like, `choices` among Python's and NumPy's own, creation functions (`creation`), and SciPy's compiled ones (`scipy`).
+like, all functions and ufuncs of lists (`lists`), `choices` among Python's and NumPy's own, creation functions
+(`creation`), and SciPy's compiled ones (`scipy`).
 """
 
 from .choices import BUILTINS

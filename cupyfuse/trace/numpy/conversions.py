@@ -1,9 +1,10 @@
 """Replacements of NumPy's functions that dispatch to no protocol, while a function is traced.
 
-`np.asarray` and its like, and functions of a list of arrays, cannot return anything but NumPy's own arrays. While a
-trace runs, these attributes of the module `numpy` are functions that take traced arrays too. They hand everything else
-on to the originals, so other threads, which meet no traced arrays, see no difference. The same holds for creation
-functions (`creation`) and SciPy's (`scipy`). `replacement_of` is for functions that the user imported by name.
+`np.asarray` and its like, and functions and ufuncs of a list of arrays (`lists`), cannot return anything but NumPy's
+own arrays. While a trace runs, these attributes of the module `numpy` are functions that take traced arrays too. They
+hand everything else on to the originals, so other threads, which meet no traced arrays, see no difference. The same
+holds for creation functions (`creation`) and SciPy's (`scipy`). `replacement_of` is for functions that the user
+imported by name.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib import stride_tricks
 
+from ..library import tracers_in
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
-from . import choices, creation, scipy
+from . import choices, creation, lists, scipy
+from .steps import REFUSED, VANDERS
 
 _lock = threading.Lock()
 _depth = 0
 _replaced: list[tuple[Any, str, Any]] = []  # (module or class, name, original)
+_originals: list[tuple[dict[str, Any], dict[str, Any]]] = []  # what modules hold, and what they held
 
 
 @contextmanager
@@ -35,9 +39,12 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
     global _depth
     with _lock:
         if not _depth:
-            for space, name, replacement in (*_IN_NUMPY, *choices.REPLACED, *scipy.replacements()):
+            for space, name, replacement in (*choices.REPLACED, _VECTORIZE, *scipy.replacements()):
                 _replaced.append((space, name, getattr(space, name)))
                 setattr(space, name, replacement)
+            for module, replacements in (*_BY_MODULE.items(), *scipy.ufuncs().items()):  # hundreds of names
+                _originals.append((held := vars(module), {name: held[name] for name in replacements}))
+                held.update(replacements)
         _depth += 1
     try:
         with creation.for_trace(trace):
@@ -45,6 +52,9 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
     finally:
         with _lock:
             _depth -= 1
+            while not _depth and _originals:
+                held, before = _originals.pop()
+                held.update(before)
             while not _depth and _replaced:
                 setattr(*_replaced.pop())
 
@@ -62,15 +72,11 @@ def _converting_tracers(original: Callable[..., Any], convert: Callable[..., Any
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
         """Convert if the first argument is traced, else call NumPy's function."""
-        if args and (isinstance(args[0], Tracer) or _holds_tracers(args[0])):
+        if args and (isinstance(args[0], Tracer) or lists.holds_tracers(args[0])):
             return convert(*args, **options)
         return original(*args, **options)
 
     return call
-
-
-def _holds_tracers(value: Any) -> bool:
-    return type(value) in (list, tuple) and any(isinstance(v, Tracer) or _holds_tracers(v) for v in value)
 
 
 def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
@@ -80,7 +86,7 @@ def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
     if dtype is not None and np.dtype(dtype).hasobject:
         fail("an array of objects", "traced arrays hold numbers; use a list or tuple of arrays")
     if not isinstance(x, Tracer):
-        return _stack(x, dtype)
+        return lists.stack(x, dtype)
     if dtype is not None and np.dtype(dtype) != x.dtype:
         x = x.astype(dtype)
     elif copy is True or x._is_scalar:  # not for None, False or the modes of np.array that copy if needed
@@ -89,20 +95,6 @@ def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
         return x
     x._is_array = True
     return x
-
-
-def _stack(values: Any, dtype: Any) -> Tracer:
-    """Make an array of a nested list that holds traced arrays."""
-    items = [_stack(v, None) if _holds_tracers(v) else v for v in values]
-    arrays = [v if isinstance(v, Tracer) else np.asarray(v) for v in items]
-    for value, array in zip(items, arrays, strict=True):
-        if array.dtype.kind in "OUS":
-            fail(
-                f"an array of a list with {value!r} in it",
-                "traced arrays hold numbers; use a list or tuple of arrays",
-            )
-    result = np.stack(arrays)
-    return result if dtype is None else result.astype(dtype)  # type: ignore[return-value]
 
 
 def _asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, **options: Any) -> Any:
@@ -127,31 +119,27 @@ def _refuse_strides(x: Any, *args: Any, **options: Any) -> NoReturn:
     fail("np.lib.stride_tricks.as_strided", WAYS_OUT["strides"])
 
 
-def _stacking_lists(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of an array that also takes a list of traced arrays, which it stacks."""
-
-    @wraps(original)
-    def call(*args: Any, **options: Any) -> Any:
-        """Call NumPy's function; a list of traced arrays as its first argument is stacked."""
-        if args and _holds_tracers(args[0]):
-            args = (_stack(args[0], None), *args[1:])
-        return original(*args, **options)
-
-    return call
-
-
 def _with_order(a: Any, result: Tracer, order: Any, copy: Any = None) -> Tracer:
     """Return the result of converting `a`, copied if it is `a` itself and not contiguous in the given order."""
-    contiguous = result is not a or order not in ("C", "F") or result._is_contiguous(order)
-    if contiguous:
-        return result
-    if copy is False:
+    ordered = result._in_order(order) if result is a else result
+    if ordered is not result and copy is False:
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
-    copied = result.copy()
-    if contiguous is None:
-        for array in (a, copied):
-            array._mark_shared()
-    return copied
+    return ordered
+
+
+_ORDERS = {"C": "C", "C_CONTIGUOUS": "C", "CONTIGUOUS": "C", "F": "F", "F_CONTIGUOUS": "F", "FORTRAN": "F"}
+_FREE = {"A", "ALIGNED", "W", "WRITEABLE", "E", "ENSUREARRAY"}  # requirements that traced arrays meet
+
+
+def _require(a: Any, dtype: Any = None, requirements: Any = None, *, like: Any = None) -> Any:
+    """Convert as `np.require`."""
+    wanted = {name.upper() for name in requirements or ()} - _FREE
+    for name in wanted - _ORDERS.keys():
+        fail(f"np.require with the requirement {name}", "what owns memory is not known; use x.copy()")
+    orders = sorted({_ORDERS[name] for name in wanted})
+    if len(orders) > 1:
+        raise ValueError(f'Cannot specify both "C" and "F" order\n  at {user_line()}')
+    return _asarray(a, dtype, orders[0] if orders else None)
 
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
@@ -161,29 +149,45 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "asarray_chkfinite": _asarray,
     "ascontiguousarray": partial(_contiguous, "C"),
     "asfortranarray": partial(_contiguous, "F"),
-    "isscalar": lambda element: element._is_scalar,
+    "require": _require,
+    "isscalar": lambda element: isinstance(element, Tracer) and element._is_scalar,
 }
-# Functions of one array that users call with a list of them.
-_OF_LISTS = """
-    sum prod mean average median std var max min amax amin any all argmax argmin ptp cumsum cumprod sort argsort diff
-    nansum nanmean nanmax nanmin transpose diag ravel linalg.norm linalg.det linalg.inv
-"""
+
+
+def _refuse_vectorized(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call of `np.vectorize` that refuses traced arrays."""
+
+    @wraps(original)
+    def call(self: Any, /, *args: Any, **options: Any) -> Any:
+        """Call the function on each element, or raise if an argument is traced."""
+        if next(tracers_in((args, options)), None) is not None:
+            fail("np.vectorize", REFUSED["vectorize"])
+        return original(self, *args, **options)
+
+    return call
 
 
 def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
     """Yield NumPy's functions that are replaced: (module, name, replacement)."""
     for name, convert in CONVERSIONS.items():
         yield np, name, _converting_tracers(creation.creating_from_lists(getattr(np, name)), convert)
-    for path in _OF_LISTS.split():
-        module, _, name = path.rpartition(".")
-        space = np.linalg if module else np
-        yield space, name, _stacking_lists(getattr(space, name))
+    for space in (np, np.linalg, np.fft, stride_tricks):
+        for name, replacement in lists.replacements(space):
+            if name not in creation.CREATION:
+                yield space, name, replacement
     yield stride_tricks, "as_strided", _converting_tracers(stride_tricks.as_strided, _refuse_strides)
+    for module, name in VANDERS.items():
+        space = getattr(np.polynomial, module)
+        yield space, name, scipy.as_library_step(f"polynomial.{module}.{name}", getattr(space, name))
     for name in creation.CREATION:
-        yield np, name, creation.creating(getattr(np, name))
+        yield np, name, creation.creating(lists.stacking(getattr(np, name)))
 
 
+_VECTORIZE = (np.vectorize, "__call__", _refuse_vectorized(np.vectorize.__call__))
 _IN_NUMPY = tuple(_in_numpy())
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(np.sum))
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(np.sum), np.ufunc)
+_BY_MODULE = {
+    space: {name: new for found, name, new in _IN_NUMPY if found is space} for space in {s for s, _, _ in _IN_NUMPY}
+}
 _BY_FUNCTION = {getattr(space, name): replacement for space, name, replacement in _IN_NUMPY}
 _BY_FUNCTION |= {getattr(builtins, name): replacement for name, replacement in choices.BUILTINS.items()}

@@ -19,6 +19,7 @@ from ... import dtypes
 from ..broadcasting import expand
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import is_user_frame
+from .lists import stacked
 
 CREATION = ("zeros", "ones", "empty", "full", "eye", "identity", "tri", "linspace")
 _UNIFORM = ("zeros", "ones", "empty", "full")
@@ -52,7 +53,7 @@ def creating(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         """Create an array; `np.full` with a traced value is traced in any case."""
         if name == "full":
-            fill = options.get("fill_value", args[1] if len(args) > 1 else None)
+            fill = stacked(options.get("fill_value", args[1] if len(args) > 1 else None))
             if isinstance(fill, Tracer):
                 return _full(fill, *args, **options)
         return _trace_created(original(*args, **options), name in _UNIFORM, name == "empty")

@@ -23,12 +23,13 @@ from ..user_code import fail, refuse_options, user_line
 
 
 def _full_like(a: Tracer, fill_value: Any, dtype: Any = None, **options: Any) -> Tracer:
-    refuse_options("np.full_like and the like", shape=options.get("shape"))
+    shape = options.get("shape")
+    shape = a.shape if shape is None else tuple(shape) if isinstance(shape, (tuple, list)) else (int(shape),)
     name = a._node.dtype if dtype is None else dtypes.name_of(dtype)
     if dtypes.is_opaque(name) and not isinstance(fill_value, Tracer):
-        return a._trace.constant(np.full(a.shape, fill_value, name))
+        return a._trace.constant(np.full(shape, fill_value, name))
     constant = as_tracer(checked_number(name, fill_value, "unsafe"), a._trace)
-    return _as_array(expand(a._trace.array(g.cast(constant._node, name), constant._axes), a.shape))
+    return _as_array(expand(a._trace.array(g.cast(constant._node, name), constant._axes), shape))
 
 
 def _where(condition: Any, *choices: Any) -> Tracer:

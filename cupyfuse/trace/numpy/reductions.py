@@ -118,16 +118,73 @@ def var(
     ddof: float = 0,
     keepdims: Any = False,
     *,
+    where: Any = True,
+    mean: Any = None,
     correction: Any = None,
-    **more: Any,
 ) -> Any:
-    # where=True is the default, and a `mean` that is left out is NumPy's NoValue.
-    refuse_options("np.var", **{name: value for name, value in _given(more).items() if value is not True})
-    if correction is not None and not isinstance(correction, _NO_VALUE):
-        if ddof != 0:
-            raise ValueError(f"np.var: ddof={ddof} and correction={correction}: give one of them\n  at {user_line()}")
-        ddof = correction
-    return variance(a, axis, ddof, _flag(keepdims), dtype=dtype, out=out)
+    ddof, keepdims = _degrees("var", ddof, correction), _flag(keepdims)
+    where, mean = _where_and_mean(where, mean)
+    kind = _checked_kind("var", a, dtype)
+    if where is None and mean is None:
+        # In the wider of both dtypes: NumPy squares the distances in it, and sums them in `dtype`.
+        result = variance(a if kind is None else a.astype(_wider(a, kind), copy=False), axis, ddof, keepdims, out=out)
+        return (result if kind is None else result.astype(kind, copy=False))._as_result()
+    total, number = _squared_distances(a, kind, axis, keepdims, where, mean)
+    degrees = apply("maximum", number.astype("float64") - float(ddof), 0.0).astype(total._node.dtype)
+    return (total / degrees).astype(kind or _kind_of_distances(a, mean))
+
+
+def _where_and_mean(where: Any, mean: Any) -> tuple[Any, Any]:
+    """Return these options, None for what is left out."""
+    is_left_out = where is True or isinstance(where, _NO_VALUE)
+    return None if is_left_out else where, None if isinstance(mean, _NO_VALUE) else mean
+
+
+def _degrees(name: str, ddof: float, correction: Any) -> float:
+    """Return the degrees of freedom that a variance lacks, given as either option."""
+    if correction is None or isinstance(correction, _NO_VALUE):
+        return ddof
+    if ddof != 0:
+        raise ValueError(f"np.{name}: ddof={ddof} and correction={correction}: give one of them\n  at {user_line()}")
+    return float(correction)
+
+
+def _checked_kind(name: str, a: Tracer, dtype: Any) -> str | None:
+    """Return the name of the dtype that a variance is asked for in; None if it is in that of the array."""
+    if dtype is None:
+        return None
+    kind = dtypes.name_of(dtype)
+    if not dtypes.is_float(kind) or dtypes.is_complex(a._node.dtype):
+        fail(
+            f"np.{name} with dtype={kind} of a {a._node.dtype} array", "give a real float dtype, or convert the result"
+        )
+    return kind
+
+
+def _wider(a: Tracer, kind: str) -> str:
+    """Return the float dtype that holds values of an array and of another float dtype."""
+    return dtypes.promote(a._node.dtype if dtypes.is_float(a._node.dtype) else "float64", kind)
+
+
+def _kind_of_distances(a: Tracer, mean: Any) -> str:
+    """Return the dtype of the distances of elements from a given mean, if any."""
+    if not dtypes.is_float(a._node.dtype):
+        return "float64"
+    return a._node.dtype if mean is None else apply("subtract", a, mean)._node.dtype
+
+
+def _squared_distances(
+    a: Tracer, kind: str | None, axis: Any, keepdims: bool, where: Any, mean: Any
+) -> tuple[Tracer, Tracer]:
+    """Return the sums of squared distances from a mean, of the elements that a mask selects, and their numbers."""
+    if dtypes.is_complex(a._node.dtype):
+        fail("np.var with where= or mean= of complex numbers", "add the variances of x.real and x.imag")
+    mask = _full_mask(True if where is None else where, a)
+    wide = a.astype(compute_dtype(_wider(a, kind or _kind_of_distances(a, None))), copy=False)
+    if mean is None:
+        mean = _mean_of(wide, mask, axis, None, None, True)
+    total = reduce("sum", apply("where", mask, apply("square", wide - mean), 0.0), axis, keepdims)
+    return total, reduce("sum", mask, axis, keepdims)
 
 
 def std(*args: Any, **options: Any) -> Any:
@@ -201,24 +258,42 @@ def nan_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims:
     return apply("where", valid > 0, found, math.nan)
 
 
-def nanmean(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Any:
-    keepdims = _flag(keepdims)
+def nanmean(
+    a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
+) -> Any:
     if not dtypes.is_float(a._node.dtype):
-        return reduce("mean", a, axis, keepdims, dtype=dtype, out=out)
-    return _mean_of(a, _not_nan(a), axis, dtype, out, keepdims)
+        return mean(a, axis, dtype, out, keepdims, where=where)
+    return _mean_of(a, _not_nan_where(where, a), axis, dtype, out, _flag(keepdims))
+
+
+def _not_nan_where(where: Any, a: Tracer) -> Tracer:
+    """Return the mask of elements that are numbers, and that `where` selects."""
+    where, _ = _where_and_mean(where, None)
+    return _not_nan(a) if where is None else apply("logical_and", _not_nan(a), where)
 
 
 def nanvar(
-    a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False
+    a: Tracer,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: Any = False,
+    *,
+    where: Any = True,
+    mean: Any = None,
+    correction: Any = None,
 ) -> Any:
-    keepdims = _flag(keepdims)
-    if not dtypes.is_float(a._node.dtype) or dtype is not None or out is not None:
-        return variance(a, axis, ddof, keepdims, dtype=dtype, out=out)
-    valid, wide = _not_nan(a), a.astype(compute_dtype(a._node.dtype))
-    centred = apply("where", valid, wide - nanmean(wide, axis, keepdims=True), 0.0)
-    total = reduce("sum", apply("square", centred), axis, keepdims)
-    degrees = (reduce("sum", valid, axis, keepdims).astype("float64") - float(ddof)).astype(total._node.dtype)
-    return apply("where", degrees > 0, total / degrees, math.nan).astype(a._node.dtype)
+    """Compute `numpy.nanvar`; NaN where there are no degrees of freedom."""
+    if not dtypes.is_float(a._node.dtype):
+        return var(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction)
+    refuse_options("np.nanvar", out=out)
+    ddof, keepdims = _degrees("nanvar", ddof, correction), _flag(keepdims)
+    kind = _checked_kind("nanvar", a, dtype) or a._node.dtype
+    _, mean = _where_and_mean(where, mean)
+    total, number = _squared_distances(a, kind, axis, keepdims, _not_nan_where(where, a), mean)
+    degrees = (number.astype("float64") - float(ddof)).astype(total._node.dtype)
+    return apply("where", degrees > 0, total / degrees, math.nan).astype(kind)
 
 
 def nanstd(*args: Any, **options: Any) -> Any:

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from typing import Any
 
+import numpy as np
+
 from ...ir.library import NamedFunction
 from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail
+from .lists import replacements as replacements_in
 
 # Functions whose results' shapes and dtypes follow from those of the operands and from constants.
 FUNCTIONS: dict[str, str] = {
@@ -86,12 +89,12 @@ def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is a library step for traced arrays, and `original` for all else."""
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
-        """Add a library step if an argument is traced, else call SciPy's function."""
+        """Add a library step if an argument is traced, else call the library's function."""
         if next(tracers_in((args, options)), None) is None:
             return original(*args, **options)
         for label in ("out", "output"):
@@ -161,6 +164,8 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
 
 def replacement_of(function: Any) -> Any:
     """Return the replacement of a function of SciPy's; None if there is none."""
+    if type(function) is np.ufunc:
+        return next((new for table in ufuncs().values() for new in table.values() if new == function), None)
     if not str(getattr(function, "__module__", None) or "").startswith("scipy."):
         return None
     for module in FUNCTIONS:
@@ -177,7 +182,18 @@ def replacement_of(function: Any) -> Any:
 def _find_in_module(module: Any) -> list[tuple[Any, str, Any]]:
     """List the functions of one of SciPy's modules that run as library steps: (module, name, replacement)."""
     names = [n for n in FUNCTIONS[module.__name__].split() if hasattr(module, n)]
-    return [(module, n, _as_library_step(f"{module.__name__}.{n}", getattr(module, n))) for n in names]
+    return [(module, n, as_library_step(f"{module.__name__}.{n}", getattr(module, n))) for n in names]
+
+
+def ufuncs() -> dict[Any, dict[str, Any]]:
+    """Return the ufuncs of `scipy.special`, if it is imported, that take lists of traced arrays: by module and name."""
+    special = sys.modules.get("scipy.special")
+    return {} if special is None else {special: _find_ufuncs(special)}
+
+
+@cache
+def _find_ufuncs(module: Any) -> dict[str, Any]:
+    return {name: new for name, new in replacements_in(module) if isinstance(new, np.ufunc)}
 
 
 @cache

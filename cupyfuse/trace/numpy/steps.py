@@ -26,10 +26,24 @@ _NAMES = """
 # Functions whose native forms are for real numbers only: of complex ones they are library steps.
 _REALS = "nansum nanprod nanmean nanvar nanstd nanmax nanmin nan_to_num isposinf isneginf"
 NATIVE_FOR_REALS = frozenset(_REALS.split())
-LIBRARY = frozenset(_NAMES.split()) | NATIVE_FOR_REALS
+# Functions of `np.polynomial`, by their modules.
+VANDERS = {
+    "polynomial": "polyvander",
+    "chebyshev": "chebvander",
+    "hermite": "hermvander",
+    "hermite_e": "hermevander",
+    "laguerre": "lagvander",
+    "legendre": "legvander",
+}
+_VANDERS = frozenset(f"polynomial.{module}.{name}" for module, name in VANDERS.items())
+LIBRARY = frozenset(_NAMES.split()) | NATIVE_FOR_REALS | _VANDERS
 
 _UNKNOWN_SHAPE = "the shape of its result depends on values; call it outside of the fused function"
 _CALLS_BACK = "it calls a Python function on values; write it with array operations"
+_CALLS_ON_ELEMENTS = (
+    "it calls a Python function on each element; call that function on the arrays themselves, with np.where for its "
+    "branches"
+)
 _NEEDS_VALUES = (
     "it needs values, which are not known while the function is traced; call it outside of the fused function"
 )
@@ -40,12 +54,14 @@ _REASONS = {
         roots polydiv polyadd polysub polymul
     """,
     _CALLS_BACK: "apply_over_axes",
+    _CALLS_ON_ELEMENTS: "vectorize",
     _NEEDS_VALUES: """
         array2string array_repr array_str save savetxt savez savez_compressed datetime_as_string
         busday_count busday_offset is_busday datetime_data may_share_memory shares_memory einsum_path
     """,
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+NOT_DISPATCHED = ("vectorize", *sorted(_VANDERS))  # others stand for these while a trace runs
 
 
 def public_name(function: object) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from ... import dtypes
 from ...ir.library import writing_call
 from ...ir.operators import POINTWISE
+from ..axes import normalize_axes
 from ..library import call_library
 from ..operations import apply, as_tracer, power, reduce, trace_of
 from ..products import matmul
@@ -112,6 +113,9 @@ def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: T
         fail(f"np.{name} with casting=", "that option is not supported; convert with .astype first")
     options = {k: v for k, v in options.items() if k not in ("order", "subok") and v is not None}
     dtype = options.pop("dtype", None)
+    if name == "vecdot" and "axis" in options:
+        trace, axis = trace_of(inputs), options.pop("axis")
+        inputs = tuple(_with_last_axis(as_tracer(i, trace), axis) for i in inputs)
     refuse_options(f"np.{name}", **options)
     row = POINTWISE.get(_ALIASES.get(name, name))
     if dtype is None:
@@ -126,6 +130,12 @@ def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: T
     if target is None:
         fail(f"np.{name} with where=", "elements left out are undefined without out=; choose with np.where")
     return apply("where", where, result, target)
+
+
+def _with_last_axis(x: Tracer, axis: int) -> Tracer:
+    """Return an array with an axis moved to the end."""
+    (last,) = normalize_axes((axis,), x.ndim, "vecdot")
+    return x.transpose([p for p in range(x.ndim) if p != last] + [last])
 
 
 def _apply(name: str, inputs: tuple[Any, ...]) -> Any:

@@ -1,0 +1,80 @@
+"""Options of NumPy's functions and of array methods: the values, shapes, dtypes and types of NumPy."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from support import Engine, assert_close, normal
+
+import cupyfuse as cf
+
+TEXTS = (
+    "x.var(), x.var(0, dtype='f4'), x.std(dtype=np.float64), s.var(dtype=np.float64), s.std(0, dtype='f8', ddof=1)",
+    "np.var(k, dtype='f4'), np.var(k, dtype='f8'), np.var(x > 0, dtype='f8'), np.var(s, 1, dtype='f2')",
+    "np.var(x, axis=0, where=x > 0), x.std(1, where=x > 0, ddof=1), np.var(x, 1, where=x > 0, keepdims=True)",
+    "np.var(x, where=x[0] > 0), s.std(where=x > 0), np.var(k, where=k > 0), np.var(x, axis=0, where=x > 9)",
+    "np.var(x, 0, mean=x.mean(0, keepdims=True)), np.std(s, mean=0.5), np.var(s, 0, mean=s.mean(0, keepdims=True))",
+    "np.std(k, mean=k.mean(keepdims=True), ddof=1), np.var(x, 0, mean=x.mean(0, keepdims=True), where=x > 0)",
+    "np.nanvar(n, 1, where=x > -1), np.nanstd(n, 0, correction=1), np.nanvar(n, 0, mean=x.mean(0, keepdims=True))",
+    "np.nanvar(n, dtype=np.float64), np.nanmean(n, 1, where=x > -1), np.nanmean(k, where=k > 0)",
+    "np.nanvar(k, where=k > 0), np.nanstd(s, where=s > 0), np.nanvar(k, dtype='f4')",
+    "z = np.zeros((4, 4)); x.dot(x.T, out=z); z",
+    "z = x.copy(); x.clip(-1, 1, out=z); z",
+    "z = x * 1; y = z.clip(-1, 1, z); y += 1; z",
+    "z = np.zeros((4, 3)); np.var(x, 0, out=z[1]); z",
+    "x.astype('f4', order='F'), x.astype('f8', 'C'), x.astype('f4', 'K', 'same_kind', False, True)",
+    "np.zeros_like(x, shape=(2,)) + x[0, 0], np.ones_like(x, shape=3, dtype=int), np.full_like(x, x[0], shape=(2, 3))",
+    "np.zeros_like(k, shape=(2, 2), dtype=np.int32) + k[0], np.full_like(x, 2, shape=())",
+    "np.vecdot(x, x, axis=0), np.vecdot(x.T, x[:, 0], axis=-1), np.vecdot(x + 1j, x, axis=0).imag",
+    "np.require(x, 'f4', ['C', 'A', 'W']), np.require(x, None, 'F'), np.require([x[0, 0], 1])",
+    "z = np.require(np.zeros(3)); z[:] = x[0]; z",
+    "np.bincount(k * 0, minlength=1), np.bincount(k * 0, x[:, 0], minlength=1), np.bincount(k, k, 3)",
+    "np.polynomial.polynomial.polyvander(x[:, 0], 2), np.polynomial.legendre.legvander(x, 2)",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_options(engine: Engine, text: str, rng: np.random.Generator) -> None:
+    """Sums here have twelve numbers, of which the squares double the error."""
+    *lines, result = text.split("; ")
+    scope: dict[str, Any] = {"np": np}
+    exec("def function(x, s, n, k):\n" + "".join(f"    {line}\n" for line in [*lines, f"return {result}"]), scope)
+    x = normal(rng, (4, 3), "float64")
+    arguments = [x, x.astype(np.float32), np.where(x > 1, np.nan, x), rng.integers(0, 3, 4)]
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = scope["function"](*(a.copy() for a in arguments))
+    actual = cf.fuse(scope["function"])(*engine.arrays(arguments))
+    many = isinstance(expected, tuple)
+    for a, e in zip(actual if many else [actual], expected if many else [expected], strict=True):
+        assert engine.name != "numpy" or type(a) is type(e)
+        a = engine.host(a)
+        assert (np.shape(a), np.asarray(a).dtype) == (np.shape(e), np.asarray(e).dtype)
+        eps = np.finfo(e.dtype if e.dtype.kind in "fc" else np.float64).eps
+        assert_close(a, e, 24 * float(eps) * (1 + np.abs(e)))
+
+
+def test_arrays_that_may_be_their_arguments_are_not_changed_in_place() -> None:
+    """Whether `astype(order=)` copies is known where the strides are."""
+
+    def changed(x: Any) -> Any:
+        y = x.astype(x.dtype, order="F", copy=False)
+        y += 1
+        return x
+
+    for x in (np.zeros((3, 4)), np.zeros((4, 3)).T):
+        np.testing.assert_array_equal(cf.fuse(changed)(x.copy("K")), changed(x.copy("K")))
+    with pytest.raises(cf.TraceError, match="may share memory"):
+        cf.fuse(lambda x: changed(x * 2))(np.zeros((3, 4)))
+
+
+def test_casts_that_numpy_refuses() -> None:
+    for f in (lambda x: x.astype(int, casting="same_kind"), lambda x: x.astype("f4", casting="safe")):
+        with pytest.raises(TypeError, match="Cannot cast array data") as caught:
+            cf.fuse(f)(np.ones((2, 3)))
+        assert __file__ in str(caught.value)
+    with pytest.raises(ValueError, match='both "C" and "F"'):
+        cf.fuse(lambda x: np.require(x, None, ["C", "F"]))(np.ones((2, 3)))
