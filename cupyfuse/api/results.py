@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..trace import TracedNumber, Tracer
+from ..trace.masked import Masked
+from ..trace.masked_reductions import refuse
 from . import arrays
 from .constants import constant_key
 from .structures import structure_of
@@ -39,6 +41,8 @@ class Results:
     def _flatten(self, value: Any) -> Callable[[list[Any]], Any]:
         """Collect the leaves of `value`; return a function that rebuilds it from other leaves."""
         cls = type(value)
+        if cls is Masked:
+            refuse("a result of masked elements")
         if cls is Tracer:
             self.has_arrays = True
             self.leaves.append(value)

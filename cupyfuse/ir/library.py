@@ -13,6 +13,8 @@ from functools import partial
 from operator import attrgetter, getitem, itemgetter, setitem
 from typing import Any
 
+import numpy as np
+
 from ..dtypes import is_complex
 from ..errors import EngineError
 
@@ -137,6 +139,7 @@ def _is_complex(result: Any) -> bool:
 
 
 _WRITING, _SETITEM, _SELECTED = "writing.", "setitem", "selected."
+PYTHON_INTEGER = "int"  # a number, and the dtype of arrays beside it, which NumPy checks that it fits into
 
 
 def writing_call(name: str) -> str:
@@ -151,9 +154,9 @@ def selected_call(name: str) -> str:
 
 def display_name(function: str) -> str:
     """Return a function's name as in a user's code, for messages and reports."""
-    indexing = {"getitem": "x[index]", "setitem": "x[index] = y"}
-    if function in indexing:
-        return indexing[function]
+    named = {"getitem": "x[index]", "setitem": "x[index] = y", PYTHON_INTEGER: "a Python integer beside narrow ones"}
+    if function in named:
+        return named[function]
     if function.startswith(_SELECTED):
         return f"x[mask].{function.removeprefix(_SELECTED)}"
     return function if function.startswith("scipy.") else f"np.{function.removeprefix(_WRITING)}"
@@ -166,6 +169,8 @@ def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Calla
     """
     if name == "getitem":
         return getitem
+    if name == PYTHON_INTEGER:
+        return lambda number, dtype: namespace.asarray(np.array(int(number), dtype))
     if name.startswith(_SELECTED):
         return partial(_reduce_selected, name.removeprefix(_SELECTED))
     if name == _SETITEM or name.startswith(_WRITING):

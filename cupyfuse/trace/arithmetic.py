@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .python_numbers import python_operator
 from .user_code import fail
 from .value import TracedValue
 
@@ -149,7 +150,7 @@ class Arithmetic(TracedValue):
         return self._updated(self / other)
 
     def __ipow__(self, other: Any) -> Any:
-        return self._updated(self._trace.power(self, other))
+        return self._updated(self**other)
 
     def __iand__(self, other: Any) -> Any:
         return self._updated(self & other)
@@ -176,16 +177,25 @@ class Arithmetic(TracedValue):
         return self._updated(self @ other)
 
 
+def takes_over(kind: type) -> bool:
+    """Whether operands of a type take operations on traced arrays to their own methods: NumPy's protocol, or ours."""
+    return getattr(kind, "__array_ufunc__", True) is None or getattr(kind, "_takes_over", False)
+
+
 def _deferring(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return an operator's method that leaves operands with ``__array_ufunc__ = None`` to their own, as NumPy does."""
+    """Return an operator's method that leaves operands that take over to their own."""
 
     @functools.wraps(method)
     def call(self: Any, other: Any) -> Any:
-        return NotImplemented if getattr(type(other), "__array_ufunc__", True) is None else method(self, other)
+        return NotImplemented if takes_over(type(other)) else method(self, other)
 
     return call
 
 
 _BINARY = "add sub mul truediv pow matmul and or mod floordiv divmod xor lshift rshift gt ge lt le eq ne"
+_REFLECTED = "radd rsub rmul rtruediv rpow rand ror rmod rfloordiv rxor rlshift rrshift"
 for _name in _BINARY.split():
     setattr(Arithmetic, f"__{_name}__", _deferring(getattr(Arithmetic, f"__{_name}__")))
+_BETWEEN_NUMBERS = {*_BINARY.split(), *_REFLECTED.split(), "neg", "pos", "abs", "invert"} - {"matmul", "divmod"}
+for _name in _BETWEEN_NUMBERS:  # divmod consists of two others
+    setattr(Arithmetic, f"__{_name}__", python_operator(_name, getattr(Arithmetic, f"__{_name}__")))

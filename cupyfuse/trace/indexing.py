@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,10 @@ from .user_code import fail, user_line
 
 def get(x: Tracer, index: Any) -> Any:
     """Return `x[index]`: a view, masked elements, or gathered ones."""
-    mask = _mask_of(x, index)
-    if mask is not None:
-        return Masked(x.copy(), mask.full, mask.ndim)
+    selected = _selected(x, index)
+    if selected is not None:
+        view, mask, axis = selected
+        return Masked(view.copy(), mask, axis)
     if _is_flag(index):
         return x[None].copy() if index else x[None][:0].copy()
     if any(_is_array_index(i) for i in _as_tuple(index)):
@@ -92,34 +92,43 @@ def _holds_tracers(item: Any) -> bool:
     return isinstance(item, list) and any(isinstance(i, Tracer) for i in item)
 
 
-@dataclass(frozen=True)
-class _Mask:
-    """A mask of the leading axes of an array.
+def _selected(x: Tracer, index: Any) -> tuple[Tracer, Tracer, int] | None:
+    """Return the view that an index with one mask selects from, the mask, and the axis of the selected elements.
 
-    Attributes
-    ----------
-    full : Tracer
-        The mask with axes of length one for the array's other axes.
-    ndim : int
-        Axes of the mask itself.
+    The axes along the mask begin at that axis of the view. None for any other index.
     """
-
-    full: Tracer
-    ndim: int
-
-
-def _mask_of(x: Tracer, index: Any) -> _Mask | None:
-    """Return the mask that an index consists of; None for any other index."""
-    if isinstance(index, tuple) and len(index) == 1:
-        (index,) = index
-    if not isinstance(index, Tracer) or index._node.dtype != "bool":
+    items = list(_as_tuple(index))
+    places = [k for k, i in enumerate(items) if isinstance(i, Tracer) and i._node.dtype == "bool"]
+    if len(places) != 1 or any(_is_array_index(i) or _is_flag(i) for k, i in enumerate(items) if k != places[0]):
         return None
-    if index.shape != x.shape[: index.ndim]:
-        raise IndexError(
-            f"a mask of shape {index.shape} does not match an array of shape {x.shape}\n  at {user_line()}"
-        )
-    order = (*range(index.ndim), *[None] * (x.ndim - index.ndim))
-    return _Mask(index._trace.array(index._node, index._axes.picked(order)), index.ndim)
+    (place,), mask = places, items[places[0]]
+    separated = _is_separated(items)
+    others = sum(i is not None and i is not Ellipsis for i in items) - 1
+    missing = [slice(None)] * max(0, x.ndim - mask.ndim - others)
+    if Ellipsis not in items[:place] + items[place + 1 :]:
+        items.append(Ellipsis)
+    ellipsis = next(k for k, i in enumerate(items) if i is Ellipsis)
+    items[ellipsis : ellipsis + 1] = missing
+    place += len(missing) - 1 if ellipsis < place else 0
+    before = items[:place]
+    first = sum(i is not None for i in before)
+    shape = x.shape[first : first + mask.ndim]
+    if mask.shape != shape:
+        raise IndexError(f"a mask of shape {mask.shape} does not match an array of shape {x.shape}\n  at {user_line()}")
+    rest = items[place + 1 :]
+    is_whole = all(isinstance(i, slice) and i == slice(None) for i in before + rest)
+    view = x if is_whole else get(x, (*before, *[slice(None)] * mask.ndim, *rest, Ellipsis))
+    axis = sum(i is None or isinstance(i, slice) for i in before)
+    if separated:
+        along = range(axis, axis + mask.ndim)
+        view, axis = view.transpose((*along, *(p for p in range(view.ndim) if p not in along))), 0
+    return view, mask, axis
+
+
+def _is_separated(items: list[Any]) -> bool:
+    """Whether integers and arrays in an index are not beside each other: their axes then come first in the result."""
+    arrays = [k for k, i in enumerate(items) if not (i is None or i is Ellipsis or isinstance(i, slice))]
+    return arrays[-1] - arrays[0] >= len(arrays)
 
 
 # Writing ------------------------------------------------------------------------------------------------------------
@@ -128,10 +137,17 @@ def _mask_of(x: Tracer, index: Any) -> _Mask | None:
 def assign(x: Tracer, index: Any, value: Any) -> None:
     """Assign `x[index] = value`."""
     value = checked_number(x._node.dtype, value)
-    mask = _mask_of(x, index)
-    if mask is not None:
-        x._assign(_masked_value(x, mask, value))
-        return
+    selected = _selected(x, index)
+    if selected is not None:
+        new = _masked_value(*selected, value)
+        if new is not None:
+            selected[0]._assign(new)
+            return
+        if not isinstance(index, tuple) or len(index) == 1:
+            fail(
+                f"assignment of an array of shape {value.shape} to masked elements",
+                "their number depends on values; assign a number or y[mask], or choose with np.where",
+            )
     if _is_flag(index):
         if index:
             x._assign(value)
@@ -150,18 +166,22 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
         x._assign(given if is_whole else put(x, selection, given))
 
 
-def _masked_value(x: Tracer, mask: _Mask, value: Any) -> Tracer:
-    """Return the array with a value where a mask is true."""
+def _masked_value(x: Tracer, mask: Tracer, axis: int, value: Any) -> Tracer | None:
+    """Return an array with a value where a mask is true, along the axes from `axis` on.
+
+    None for an array with a value for each selected element.
+    """
+    selected = Masked(x, mask, axis)
     if isinstance(value, Masked):
-        if not value.has_mask(mask.full) or value.whole.shape != x.shape:
+        if not value.has_mask(mask) or value.whole.shape != x.shape or value.axis != axis:
             fail("assignment of elements of another mask", "use one mask for both, or choose with np.where")
         new = value.whole
     else:
-        new = as_tracer(value, x._trace)
-        if any(n != 1 for n in new.shape[: max(0, new.ndim - (x.ndim - mask.ndim))]):
-            fail(
-                f"assignment of an array of shape {new.shape} to masked elements",
-                "their number depends on values; assign a number or y[mask], or choose with np.where",
-            )
-        new = without_leading_ones(new, x.ndim - mask.ndim)
-    return apply("where", mask.full, new.astype(x._node.dtype, copy=False), x)
+        given = as_tracer(value, x._trace)
+        if given.ndim > selected.ndim and all(n == 1 for n in given.shape[: given.ndim - selected.ndim]):
+            given = without_leading_ones(given, selected.ndim)
+        aligned = selected.aligned(given)
+        if aligned is None:
+            return None
+        new = aligned
+    return apply("where", selected.mask, new.astype(x._node.dtype, copy=False), x)

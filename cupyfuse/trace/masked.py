@@ -8,65 +8,93 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .. import dtypes
 from ..ir import graph as g
-from ..ir.library import selected_call
 from ..ir.operators import COMPARISONS
-from .axes import normalize_axes
-from .library import call_library
-from .operations import apply, reduce
+from .masked_reductions import AVERAGE, DOT, FUNCTIONS, METHODS, NORM, ORDERED, Reductions, refuse
+from .operations import apply, as_tracer
+from .promotion import checked_number
+from .python_numbers import as_python, is_python
 from .tracer import Tracer
-from .user_code import fail
 
-_METHODS = ("sum", "prod", "any", "all", "mean", "var", "std", "max", "min")
-_REDUCTIONS = {getattr(np, name): name for name in (*_METHODS, "ptp")}
-_NORM, _DOT = np.linalg.norm, np.dot  # other functions stand for them while a trace runs
-_OPTIONS = {"var": ("ddof",), "std": ("ddof",), "norm": ("ord",)}
-# Functions that leave out NaN, by those that compute the same of all elements.
-_ORDERED: dict[Any, Callable[..., Any]] = {
-    np.median: np.nanmedian,
-    np.percentile: np.nanpercentile,
-    np.quantile: np.nanquantile,
-}
+# Functions that compute each element by itself, and how many arguments they take then at least.
+_POINTWISE = {np.clip: 1, np.where: 3, np.round: 1, np.around: 1, np.nan_to_num: 1}
+_SIGNED = {"uint8": "int16", "uint16": "int32", "uint32": "int64"}  # which hold the numbers of unsigned dtypes
 
 
-class Masked:
+class Masked(Reductions):
     """`x[mask]`: the operand of pointwise work, of reductions, and of assignment to the same elements of an array.
 
     Attributes
     ----------
     whole : Tracer
         The array, whose elements outside of the mask are unused.
-    mask : Tracer
-        The mask, with axes of length one for the array's other axes.
-    ndim : int
-        Axes of the mask itself.
+    base : Tracer
+        The mask.
+    axis : int
+        The axis of the selected elements, and the first one of the array that the mask selects along.
+    source : Masked, optional
+        The elements whose memory NumPy's array shares, so that neither can be changed without the other.
     """
 
-    __slots__ = ("mask", "ndim", "whole")
+    __slots__ = ("_whole", "axis", "base", "source", "taken")
     __array_priority__ = 1001.0
+    _takes_over = True  # operations with traced arrays
     __hash__ = object.__hash__
 
-    def __init__(self, whole: Tracer, mask: Tracer, ndim: int):
-        self.whole, self.mask, self.ndim = whole, mask, ndim
+    def __init__(self, whole: Tracer, base: Tracer, axis: int = 0, source: Masked | None = None):
+        self._whole, self.base, self.axis, self.source = whole, base, axis, source
+        self.taken = None if source is None else source.whole
+
+    @property
+    def whole(self) -> Tracer:
+        if self.source is not None and self.source.whole is not self.taken:
+            refuse("a part of masked elements that have changed since")
+        return self._whole
+
+    @property
+    def mask(self) -> Tracer:
+        """The mask with axes of length one for the array's other axes."""
+        order = (*[None] * self.axis, *range(self.base.ndim), *[None] * self._trailing)
+        return self.base._trace.array(self.base._node, self.base._axes.picked(order))
+
+    @property
+    def _trailing(self) -> int:
+        """The number of axes after that of the selected elements."""
+        return self.whole.ndim - self.base.ndim - self.axis
+
+    def _of(self, whole: Tracer) -> Masked:
+        """Return elements of another array, which may have more leading axes, selected by the same mask."""
+        return Masked(whole, self.base, whole.ndim - self._trailing - self.base.ndim)
 
     def has_mask(self, mask: Tracer) -> bool:
-        """Whether a mask, with all axes of its array, is this one."""
-        return self.mask._axes == mask._axes and _are_equal(self.mask._node, mask._node)
+        """Whether a mask is this one."""
+        return self.base._axes == mask._axes and _are_equal(self.base._node, mask._node)
+
+    def aligned(self, other: Tracer) -> Tracer | None:
+        """Return an array that broadcasts along the whole one as NumPy's does along the selected elements, or None."""
+        own = other.ndim - self._trailing - 1  # the axis along the selected elements
+        if own < 0:
+            return other
+        if other.shape[own] != 1 or other.ndim > self.ndim:
+            return None
+        order = (*range(own), *[None] * self.base.ndim, *range(own + 1, other.ndim))
+        return other._trace.array(other._node, other._axes.picked(order))
 
     def _apply(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Masked:
         """Apply a pointwise function to the whole arrays."""
         wholes = []
         for o in operands:
             if isinstance(o, Masked):
-                if not o.has_mask(self.mask) or o.whole.ndim != self.whole.ndim:
-                    _refuse("an operation on elements of different masks")
+                if not o.has_mask(self.base) or o._trailing != self._trailing:
+                    refuse("an operation on elements of different masks")
                 wholes.append(o.whole)
-            elif (o.ndim if isinstance(o, Tracer) else np.ndim(o)) <= self.whole.ndim - self.ndim:
+            elif _is_number(o):  # which may be weak in promotion
                 wholes.append(o)
+            elif (array := self.aligned(as_tracer(o, self.whole._trace))) is not None:
+                wholes.append(array)
             else:
-                _refuse("an operation on masked elements and an array")
-        return Masked(function(*wholes), self.mask, self.ndim)
+                refuse("an operation on masked elements and an array")
+        return self._of(function(*wholes))
 
     def __neg__(self) -> Masked:
         return self._apply(np.negative, (self,))
@@ -80,29 +108,53 @@ class Masked:
     def __abs__(self) -> Masked:
         return self._apply(np.absolute, (self,))
 
+    def astype(self, dtype: Any, *, copy: bool = True) -> Masked:
+        if not copy and self.whole.dtype == dtype:
+            return self
+        return self._of(self.whole.astype(dtype))
+
+    def copy(self, order: str = "C") -> Masked:
+        return self._of(self.whole.copy())
+
+    def clip(self, min: Any = None, max: Any = None) -> Masked:
+        return self._apply(np.clip, (self, min, max))
+
+    def round(self, decimals: int = 0) -> Masked:
+        return self._of(np.round(self.whole, decimals))  # type: ignore[arg-type]
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if ufunc is np.matmul and method == "__call__" and not options:
+            return inputs[0] @ inputs[1]
         if method != "__call__" or options.get("out") is not None:
-            _refuse(f"np.{ufunc.__name__} of masked elements with out= or as .{method}")
-        call = self.whole._trace.call_ufunc
-        return self._apply(lambda *x: call(ufunc.__name__, "__call__", x, dict(options)), inputs)
+            refuse(f"np.{ufunc.__name__} of masked elements with out= or as .{method}")
+        call = self.whole.__array_ufunc__
+        return self._apply(lambda *x: call(ufunc, "__call__", *x, **options), inputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
         if func is _DOT and len(args) == 2 and not options:
             return args[0] @ args[1]
+        if func in _POINTWISE and len(args) >= _POINTWISE[func] and all(map(_is_number, options.values())):
+            return self._apply(lambda *x: func(*x, **options), args)
         if args and args[0] is self:
-            if func in _ORDERED:
+            if func in ORDERED:
                 return self._order_statistic(func, *args[1:], **options)
-            if func is _NORM:
+            if func is NORM:
                 return self._reduce("norm", **dict(zip(("ord", "axis"), args[1:], strict=False)) | options)
-            if func in _REDUCTIONS:
-                return self._reduce(_REDUCTIONS[func], *args[1:], **options)
-        _refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
+            if func is AVERAGE:
+                options |= dict(zip(("axis", "weights"), args[1:], strict=False))
+                return self._reduce("average", **options)
+            if func in FUNCTIONS:
+                return self._reduce(FUNCTIONS[func], *args[1:], **options)
+            if func in (np.size, np.shape, np.ndim) and len(args) == 1 and not options:
+                return getattr(self, func.__name__)
+        refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
 
     @property
-    def T(self) -> MaskedColumns:
-        if self.whole.ndim != 2 or self.ndim != 1:
-            _refuse(".T of masked elements")
-        return MaskedColumns(self)
+    def T(self) -> Masked:
+        first, last = self.axis, self.whole.ndim - self._trailing
+        axes = range(self.whole.ndim)
+        order = (*reversed(axes[last:]), *axes[first:last], *reversed(axes[:first]))
+        return Masked(self.whole.transpose(order).copy(), self.base, self._trailing, source=self)
 
     def __divmod__(self, other: Any) -> tuple[Masked, Masked]:
         return self // other, self % other
@@ -111,174 +163,120 @@ class Masked:
         return other // self, other % self
 
     def __matmul__(self, other: Any) -> Any:
-        if isinstance(other, Masked) and self.whole.ndim == self.ndim:
+        if isinstance(other, Masked):
+            return self._contract(other)
+        matrix = as_tracer(other, self.whole._trace)
+        if self.axis or self._trailing != 1 or matrix.ndim > 2:
+            refuse("a product of masked elements with others than those of the same mask")
+        return Masked(np.matmul(self.whole, matrix), self.base)
+
+    def __rmatmul__(self, other: Any) -> NoReturn:
+        refuse("a product of an array with masked elements")
+
+    def _contract(self, other: Masked) -> Any:
+        """Multiply a vector or matrix of selected columns with a vector or matrix of the same rows."""
+        if self._trailing or self.axis > 1 or other.axis or other._trailing > 1 or not other.has_mask(self.base):
+            refuse("a product of masked elements with others than those of the same mask")
+        if self.ndim == 1 == other.ndim:
             products = self._apply(np.multiply, (self, other))
-            return products._sum(None).astype(products.whole.dtype)
-        if self.whole.ndim != 2 or self.ndim != 1 or isinstance(other, Masked):
-            _refuse("this product of masked elements")
-        product = np.matmul(self.whole, other)
-        return Masked(product, self.mask if product.ndim == 2 else self.mask[:, 0], 1)
+            dtype = products.whole._node.dtype
+            return products.astype(_SIGNED.get(dtype, dtype))._sum(None).astype(dtype)
+        left, right = (m._filled(False if m._is_bool else 0) for m in (self, other))
+        n = self.base.size
+        left, right = left.reshape(*left.shape[: self.axis], n), right.reshape(n, *right.shape[self.base.ndim :])
+        return np.matmul(left, right)
 
     def dot(self, other: Any) -> Any:
         return self @ other
 
-    def _reduce(self, name: str, axis: Any = None, *rest: Any, keepdims: Any = False, **options: Any) -> Any:
-        """Reduce all elements, or along one axis: the first one is that of the selected elements."""
-        unknown = [*rest, *(label for label in options if label not in _OPTIONS.get(name, ()))]
-        if unknown:
-            _refuse(f"{name} of masked elements with {unknown[0]!r}")
-        ndim = self.whole.ndim - self.ndim + 1
-        if type(axis) is tuple and len(axis) == 1:
-            (axis,) = axis
-        if type(axis) is not int and axis is not None:
-            _refuse(f"{name} of masked elements along axis {axis}")
-        if axis is None or normalize_axes(axis, ndim, name) == (0,):
-            found = getattr(self, f"_{name}")(axis, **options)
-            return found if not keepdims else found.reshape((1,) * ndim) if axis is None else found[None]
-        # Each selected element is reduced by itself, and so may be all the others.
-        along = axis % ndim + self.ndim - 1
-        function = _NORM if name == "norm" else getattr(np, name)
-        whole = function(self.whole, axis=along, keepdims=bool(keepdims), **options)
-        return Masked(whole, self.mask if keepdims else self.mask.squeeze(along), self.ndim)
+    # Parts
+    def __getitem__(self, index: Any) -> Masked:
+        if isinstance(index, Masked):
+            return Masked(self.whole.copy(), self._narrowed(index))
+        items = list(index) if isinstance(index, tuple) else [index]
+        if not all(i is None or i is Ellipsis or isinstance(i, (slice, int, np.integer)) for i in items):
+            refuse("this index of masked elements")
+        if Ellipsis not in items:
+            items.append(Ellipsis)
+        place = items.index(Ellipsis)
+        items[place : place + 1] = [slice(None)] * (self.ndim - sum(i is not None and i is not Ellipsis for i in items))
+        own = [k for k, i in enumerate(items) if i is not None][self.axis : self.axis + 1]
+        if not own or items[own[0]] != slice(None):
+            refuse("a part of masked elements")
+        axis = sum(i is None or isinstance(i, slice) for i in items[: own[0]])
+        items[own[0] : own[0] + 1] = [slice(None)] * self.base.ndim
+        return Masked(self.whole[(*items, Ellipsis)].copy(), self.base, axis, source=self)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not isinstance(index, Masked):
+            refuse("this assignment to masked elements")
+        mask = self._narrowed(index)
+        part = Masked(self.whole, mask)
+        if isinstance(value, Masked) and value.has_mask(mask) and value.whole.shape == self.whole.shape:
+            value = value.whole
+        elif not _is_number(value):
+            refuse("an assignment of an array to masked elements")
+        value = as_tracer(checked_number(self.whole._node.dtype, value), self.whole._trace)
+        self._change(apply("where", part.mask, value.astype(self.whole.dtype), self.whole))
+
+    def _change(self, whole: Tracer) -> None:
+        """Take the elements of another array, in place."""
+        if self.source is not None:
+            refuse("a change in place of a part of masked elements")
+        self._whole = whole
+
+    def _narrowed(self, index: Masked) -> Tracer:
+        """Return the mask of those selected elements that another mask selects among them."""
+        axes = self.base.ndim + index._trailing
+        fits = index._is_bool and index.has_mask(self.base) and index.whole.shape == self.whole.shape[:axes]
+        if self.axis or index.axis or not fits:
+            refuse("an index of masked elements other than a mask of their own")
+        return apply("logical_and", index.mask, index.whole)
 
     def _filled(self, value: Any) -> Tracer:
         """Return the whole array, with a value in place of the elements that are not selected."""
         return apply("where", self.mask, self.whole, value)
 
-    def _along(self, axis: Any) -> tuple[int, ...] | None:
-        """Return the axes of the whole array along which selected elements are reduced."""
-        return None if axis is None else tuple(range(self.ndim))
-
     @property
     def _is_bool(self) -> bool:
         return self.whole._node.dtype == "bool"
-
-    def _sum(self, axis: Any) -> Tracer:
-        return reduce("sum", self._filled(False if self._is_bool else 0), self._along(axis))
-
-    def _prod(self, axis: Any) -> Tracer:
-        return reduce("prod", self._filled(True if self._is_bool else 1), self._along(axis))
-
-    def _any(self, axis: Any) -> Tracer:
-        return self._filled(False if self._is_bool else 0).any(self._along(axis))
-
-    def _all(self, axis: Any) -> Tracer:
-        return self._filled(True if self._is_bool else 1).all(self._along(axis))
-
-    @property
-    def _float_dtype(self) -> str:
-        """The dtype in which means, variances and quantiles are computed."""
-        name = self.whole._node.dtype
-        if dtypes.is_complex(name):
-            fail("a mean or variance of masked complex numbers", "it is fused for reals; choose with np.where")
-        return name if dtypes.is_float(name) else "float64"
-
-    def _as_floats(self) -> Masked:
-        return Masked(self.whole.astype(self._float_dtype), self.mask, self.ndim)
-
-    def _mean(self, axis: Any) -> Tracer:
-        return (self._as_floats()._sum(axis) / self._count(axis).astype("float64")).astype(self._float_dtype)
-
-    def _var(self, axis: Any, ddof: float = 0) -> Tracer:
-        wide = self._as_floats()
-        deviations = wide._apply(lambda x: (x - wide._mean(axis)) ** 2, (wide,))
-        return (deviations._sum(axis) / (self._count(axis) - ddof).astype("float64")).astype(self._float_dtype)
-
-    def _std(self, axis: Any, ddof: float = 0) -> Tracer:
-        return apply("sqrt", self._var(axis, ddof))
-
-    def _max(self, axis: Any) -> Tracer:
-        return self._extreme("max", axis)
-
-    def _min(self, axis: Any) -> Tracer:
-        return self._extreme("min", axis)
-
-    def _ptp(self, axis: Any) -> Tracer:
-        return self._max(axis) - self._min(axis)
-
-    def _extreme(self, op: str, axis: Any) -> Tracer:
-        """Return the largest or smallest element; NaN if none is selected, where NumPy raises an error.
-
-        No integer says that none is selected: of integers it is a library step, which raises NumPy's error.
-        """
-        if not dtypes.is_float(self.whole._node.dtype):
-            leading = self.mask[(slice(None),) * self.ndim + (0,) * (self.mask.ndim - self.ndim)]
-            found: Tracer = call_library(selected_call(op), [self.whole, leading, None if axis is None else 0])
-            return found
-        found = reduce(op, self._filled(-np.inf if op == "max" else np.inf), self._along(axis))
-        return apply("where", self._count(axis) > 0, found, np.nan)
-
-    def _norm(self, axis: Any, ord: Any = None) -> Tracer:
-        if self.whole.ndim > self.ndim and not (axis is None and ord is None):
-            _refuse("a norm of masked rows")
-        if ord is not None and not (isinstance(ord, (int, float)) and ord > 0):
-            _refuse(f"a norm of masked elements with ord={ord!r}")
-        norm: Tracer = _NORM(self._filled(0).ravel(), ord)  # type: ignore[assignment]
-        return norm
-
-    def _order_statistic(self, func: Any, *args: Any, axis: Any = None, **options: Any) -> Tracer:
-        """Return a median, percentile or quantile, which NumPy computes of the elements that are not NaN."""
-        if len(args) > (func is not np.median) or (axis is not None and (type(axis) is not int or axis != 0)):
-            _refuse(f"np.{func.__name__} of masked elements along an axis other than 0")
-        wide = self._as_floats()
-        rows = wide._filled(np.nan).reshape(-1, *self.whole.shape[self.ndim :])
-        found = _ORDERED[func](rows, *args, axis=axis, **options)
-        is_nan = wide._apply(np.isnan, (wide,))._any(axis)  # NaN among the selected elements
-        return apply("where", is_nan, np.nan, found)
-
-    def _count(self, axis: Any) -> Tracer:
-        """Count the selected elements; with axis 0, those of the mask."""
-        selected = reduce("sum", self.mask, None)
-        return selected * (self.whole.size // self.mask.size) if axis is None and self.mask.size else selected
 
     @property
     def dtype(self) -> Any:
         return self.whole.dtype
 
     @property
+    def ndim(self) -> int:
+        return self.whole.ndim - self.base.ndim + 1
+
+    @property
     def shape(self) -> tuple[Any, ...]:
-        return (_as_python(self._count(0)), *self.whole.shape[self.ndim :])
+        whole = self.whole.shape
+        return (*whole[: self.axis], as_python(self._count(0)), *whole[self.axis + self.base.ndim :])
 
     @property
     def size(self) -> Tracer:
-        return _as_python(self._count(None))
+        return as_python(self._count(None))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        _refuse(f".{name} of masked elements")
+        refuse(f".{name} of masked elements")
 
     def _unknown(self, *_: Any) -> NoReturn:
-        _refuse("a use of masked elements")
+        refuse("a use of masked elements")
 
-    __bool__ = __len__ = __iter__ = __array__ = __float__ = __int__ = __getitem__ = __setitem__ = _unknown
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        refuse("a copy of masked elements by np.array or np.asarray")
 
-
-class MaskedColumns:
-    """The transpose of selected rows: `x[mask].T @ y[mask]` multiplies whole arrays with zeros for the other rows."""
-
-    __array_priority__ = 1001.0
-    __array_ufunc__ = None
-
-    def __init__(self, rows: Masked):
-        self.T = rows
-
-    def __matmul__(self, other: Any) -> Tracer:
-        if not isinstance(other, Masked) or not other.has_mask(
-            self.T.mask if other.whole.ndim == 2 else self.T.mask[:, 0]
-        ):
-            _refuse("a product of masked elements with others than those of the same mask")
-        left, right = (m._filled(False if m._is_bool else 0) for m in (self.T, other))
-        product: Tracer = np.matmul(left.T, right)
-        return product
-
-    dot = __matmul__
+    __bool__ = __len__ = __iter__ = __float__ = __int__ = _unknown
 
 
-def _as_python(number: Tracer) -> Tracer:
-    """Mark a number as one that Python returns, not NumPy."""
-    number._is_python = True
-    return number
+def _is_number(value: Any) -> bool:
+    """Whether a value has no axes."""
+    if isinstance(value, (Masked, Tracer)):
+        return isinstance(value, Tracer) and not value.ndim
+    return is_python(value) or not np.ndim(value)
 
 
 def _are_equal(a: g.Node, b: g.Node) -> bool:
@@ -289,15 +287,6 @@ def _are_equal(a: g.Node, b: g.Node) -> bool:
         same = g.with_inputs(node, [done[i] for i in node.inputs])
         done[node] = first.setdefault(g.expression_key(same), same)
     return done[a] is done[b]
-
-
-def _refuse(operation: str) -> NoReturn:
-    """Raise a TraceError for an operation on masked elements."""
-    fail(
-        operation,
-        "their number depends on values; pointwise work with numbers and with elements of the same mask, reductions, "
-        "medians, quantiles and x[mask] = ... are traced; otherwise choose with np.where",
-    )
 
 
 def _operator(name: str, reflected: bool) -> Callable[[Masked, Any], Masked]:
@@ -315,7 +304,7 @@ def _in_place(symbol: str) -> Callable[[Masked, Any], Masked]:
     change = getattr(operator, f"i{symbol}")
 
     def method(self: Masked, other: Any) -> Masked:
-        self.whole = self._apply(lambda whole, value: change(whole.copy(), value), (self, other)).whole
+        self._change(self._apply(lambda whole, value: change(whole.copy(), value), (self, other)).whole)
         return self
 
     return method
@@ -330,7 +319,7 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in _METHODS:
+for _name in METHODS:
     setattr(Masked, _name, _method(_name))
 _ARITHMETIC = {
     **{"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "pow": "power"},

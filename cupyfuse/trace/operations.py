@@ -19,6 +19,7 @@ from .folds import axes_without_copy, fold_along, reduces_without_copy, refolded
 from .library import call_library
 from .number import TracedNumber
 from .promotion import UFUNCS, convert, integer_form, mask_form
+from .python_numbers import limit_for, weakened
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, refuse_options, user_line
 from .value import NamedConstant
@@ -90,7 +91,7 @@ def trace_of(values: Iterable[Any]) -> TraceProtocol:
 def apply(op: str, *operands: Any) -> Tracer:
     """Apply a pointwise operator of the table with NumPy's broadcasting and promotion."""
     trace = trace_of(operands)
-    given = [as_tracer(o, trace) for o in operands]
+    given = weakened(op, [as_tracer(o, trace) for o in operands])
     op = mask_form(op, given)
     converted = convert(op, given)
     if converted.library:
@@ -303,6 +304,7 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
         limits = np.iinfo(x._node.dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
+        low, high = (limit_for(x._node.dtype, limit) for limit in (low, high))
     if low is None and high is None:
         return x._as_result()
     if low is None:

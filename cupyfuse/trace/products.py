@@ -88,7 +88,7 @@ def dot(a: Any, b: Any) -> Tracer:
     trace = trace_of((a, b))
     a, b = (o if isinstance(o, Tracer) else as_tracer(np.asarray(o), trace) for o in (a, b))
     if not (a.ndim and b.ndim):
-        return apply("multiply", a, b)
+        return apply("multiply", a._as_result(), b._as_result())
     if b.ndim <= 2:
         return matmul(a, b)
     # The sum is along the last axis but one of b: its other axes become columns of one matrix.

@@ -10,9 +10,12 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
+from ..ir.operators import POINTWISE
 from ..ir.parts import View
+from .arithmetic import takes_over
 from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
+from .python_numbers import in_loop_dtypes
 from .user_code import fail, user_line
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
@@ -302,14 +305,20 @@ class Tracer(Changes):
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if any(takes_over(type(i)) for i in inputs):
+            return NotImplemented
         if ufunc.signature is not None and ufunc not in _OF_NUMPY:
             shapes = f"it takes arrays along some axes, {ufunc.signature}, as NumPy's own ufuncs alone may here"
             fail(f"the ufunc {ufunc.__name__}", f"{shapes}; call it outside of the fused function")
+        if method == "__call__" and ufunc.__name__ not in POINTWISE:
+            inputs = in_loop_dtypes(ufunc, inputs)
         if method == "__call__" and ufunc not in _OF_NUMPY:
             inputs = _in_loop_dtypes(ufunc, inputs)
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
+        if any(map(takes_over, types)):
+            return NotImplemented
         return self._trace.call_function(func, args, options)
 
     def __cupy_override_elementwise_kernel__(self, kernel: Any, *inputs: Any, **options: Any) -> Any:

@@ -124,7 +124,7 @@ class TracedValue:
         rounded = self._trace.call_method("round", self, ndigits or 0)
         if ndigits is None:
             rounded = rounded.astype("int64")
-            rounded._is_python = True
+        rounded._is_python = ndigits is None or self._is_python
         return rounded
 
     def __getattr__(self, name: str) -> Any:

@@ -43,6 +43,9 @@ def page() -> str:
         "Their methods `reduce`, `accumulate`, `reduceat`, `outer` and `at` trace too. Functions and ufuncs take lists "
         "and tuples that hold arrays, as in `np.maximum([x, y], 0)`: a library step stacks them, but for reductions of "
         "a list such as `np.logical_and.reduce([a, b, c])`, which fuse.",
+        "`x[mask]`, beside slices and integers too (`x[:, mask]`, `x[mask, 0]`), is an operand of pointwise work, "
+        "reductions, medians, quantiles and averages, of products along the selected elements, and of assignment to "
+        "the same elements; a mask of its own selects among it, as in `y[y > 0]`. "
         "Index arrays, read and assigned to, are library steps, but for labels: `y[np.arange(len(y)), labels]`. "
         "Where an index names an element twice, the last value stays; of `np.put` and `np.put_along_axis` on CuPy "
         "arrays, any of them. "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..operations import apply
+from ..python_numbers import as_python, is_python
 from ..tracer import Tracer
 from ..user_code import fail
 
@@ -30,7 +31,8 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
         found, *rest = items
         for item in rest:
             if isinstance(found, Tracer) or isinstance(item, Tracer):
-                found = apply("where", apply(comparison, item, found), item, found)._as_result()
+                chosen = apply("where", apply(comparison, item, found), item, found)
+                found = as_python(chosen) if is_python(item) and is_python(found) else chosen._as_result()
             else:
                 found = original(found, item)
         return found

@@ -1,0 +1,142 @@
+"""Elements that a mask selects, beside slices and integers too: NumPy's results, dtypes and types of scalars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from masks import ENGINES, arguments, check, on_engines, program
+from support import NUMPY, Engine
+
+import cupyfuse as cf
+from cupyfuse.settings import force_plans
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+SELECTIONS = (
+    "x[:, cols].shape, x[:, cols].size, np.size(a[both]), np.shape(x[rows]) | (a[both].size * a[both]).sum() | "
+    "a[rows, :].mean(0) | a[rows, ...].sum() | a[rows, 0].sum() | a[..., cols].max(-1) | a[:, cols].sum(1) | "
+    "a[:, cols].mean(1, keepdims=True) | a[0, cols].sum() | a[-1, cols].var() | x[rows, 1].mean(0) | "
+    "x[rows, :, 1].mean(0) | x[0, cols].sum(0) | x[:, cols, 1].sum(1) | x[:, cols, 0:2].sum(1) | x[both, 0].sum() | "
+    "x[both, :2].mean(0) | x[None, both].sum(1) | x[both, None].sum(0) | x[1:3, cols].sum(1) | "
+    "x[::-1, cols].sum(1) | x[rows, ::-1].sum(0) | x[:, 0, x[0, 0] > 0].sum(1) | x[0, :, x[0, 0] > 0].sum(0) | "
+    "x[:, 0, ..., x[0, 0] > 0].sum(0) | x[0, None, cols].sum(0) | x[0, ..., x[0, 0] > 0].sum(0) | "
+    "x[both][:, 0].sum() | x[:, cols][..., 0].sum(1) | a[rows][:, None].sum(0) | x[:, cols].std(1) | "
+    "x[:, cols].var(1, ddof=1) | x[:, cols].prod(1) | np.median(a[:, cols], axis=1) | "
+    "np.median(x[:, cols], axis=-2) | np.ptp(a[:, cols], axis=1) | a[:, cols].any(1) | a[:, cols].all(1) | "
+    "x[:, cols].sum(keepdims=True) | x[both].sum(keepdims=True) | x[:, cols].max(0).sum() | a[rows].sum((0, 1)) | "
+    "a[rows].sum(np.int64(0)) | (a[:, cols] - a[:, cols].mean(1, keepdims=True)).std(1) | "
+    "(a[rows] - a[rows].mean(0, keepdims=True)).std(0) | (a[:, cols] * u[:, None]).sum(1) | "
+    "(a[:, cols] * w[cols]).sum(1) | (u[:, None] * a[:, cols]).sum(1) | (a[rows] * u[rows][:, None]).sum(0) | "
+    "(x[both] * a[both][:, None]).sum(0) | a[:, cols] @ w[cols] | w[cols] @ a.T[cols] | w[cols] @ w[cols] | "
+    "a[:, cols] @ a[:, cols].T | a[rows].T @ u[rows] | u[rows] @ a[rows] | np.matmul(a[:, cols], w[cols]) | "
+    "x[both].T @ x[both] | a[both] @ x[both] | (x[both] @ x[0, 0]).sum() | (a[rows] * [1, 2, 3, 4, 5]).sum(0) | "
+    "(a[rows] @ np.arange(5)).sum() | a[both].T @ a[both] | a[rows].T[0].sum() | "
+    "np.average(u[rows]), np.average(u[rows], weights=u[rows] ** 2) | "
+    "np.average(a[rows], axis=0, weights=u[rows] ** 2) | np.average(a[both], None, a[both] ** 2) | "
+    "(a.sum() - a[both]).sum() | np.subtract(u[0], a[both]).sum() | "
+    "(u[0] > a[both]).sum(), (a[both] == u[0]).sum() | np.where(a[both] > 1, a[both], 0).sum() | "
+    "np.clip(a[both], a_min=0, a_max=2).sum(), a[both].clip(min=1).sum() | np.round(a[both] / 3, 1).sum() | "
+    "a[both].astype(np.float32).sum(), a[both].copy().sum(), a[both].round().sum() | "
+    "a.sum() * a[both].ndim * x[both].ndim | a[both][a[both] > 1].sum() | a[rows][a[rows] > 1].sum() | "
+    "a[rows][a[rows][:, 0] > 0].sum(0) | u[rows][u[rows] > 0].size | a[rows][u[rows] > 0][:, 1].sum() | "
+    "a[~both].sum(), a[:, ~cols].sum(1), a[both & (a > 0)].mean() | a[a.sum() > 0].sum(0) | "
+    "a[a.sum() < 0, 0].sum() | x[x > 0].mean(), x[x > 0].std() | np.arctan2(a[both], u[0]).sum()"
+)
+
+
+@on_engines("float32", "float32 float64 int64 uint8")
+@pytest.mark.parametrize("text", SELECTIONS.split(" | "))
+def test_selections(text: str, dtype: str, engine: Engine) -> None:
+    check(text, engine, dtype)
+
+
+@ENGINES
+@pytest.mark.parametrize("chosen", ["some", "none"])
+@pytest.mark.parametrize("ddof", [0, 2.5, 3, 9])
+@pytest.mark.parametrize("text", ["u[rows].var(ddof={})", "a[rows].std(0, ddof={})", "np.var(a[:, cols], 1, ddof={})"])
+def test_variances_of_few_elements(text: str, ddof: float, chosen: str, engine: Engine) -> None:
+    """NaN or infinity for no more elements than ddof; it was -0.0, or of the wrong sign."""
+    check(text.format(ddof), engine, "float64", chosen)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "uint64", "bool", "float16"])
+def test_inner_products_keep_the_dtype(dtype: str) -> None:
+    """And are scalars, where sums of unsigned integers are library steps in uint64."""
+    check("(w * 50)[cols] @ (w * 50)[cols]" if dtype != "bool" else "w[cols] @ w[cols]", NUMPY, dtype)
+
+
+def test_a_float_argument_beside_masked_elements_is_a_parameter() -> None:
+    scaled = cf.fuse(lambda x, m, k: (x[m] * k).sum())
+    x = np.arange(6, dtype=np.float32)
+    with force_plans():
+        assert [scaled(x, x > 2, k) for k in (2.0, 3.0)] == [24, 36]
+    assert len(scaled._runnables) == 1
+
+
+# Writing ------------------------------------------------------------------------------------------------------------
+
+CHANGES = (
+    "a[:, cols] *= 2; a + 0 | a[rows, 0] += 1; a + 0 | a[0, cols] -= 1; a + 0 | x[:, cols, 0] = 1; x + 0 | "
+    "x[..., x[0, 0] > 0] = 2; x + 0 | a[:, cols] = u[:, None]; a + 0 | a[:, cols] = a[:, ::-1][:, cols]; a + 0 | "
+    "x[:, cols] = x[0, 0]; x + 0 | x[both, 0] += 1; x + 0 | x[both, 0] = a[both]; x + 0 | x[both, 1:] *= 2; x + 0 | "
+    "a[rows, :] = 0; a + 0 | a[rows, ...] = w; a + 0 | a[rows, 1:3] = 5; a + 0 | x[0, :, x[0, 0] > 0] *= 2; x + 0 | "
+    "x[0, :, x[0, 0] > 0] = 1; x + 0 | y = a[rows]; y[y > 1] = 0; y.sum(0), a + 0 | "
+    "y = a[rows]; y[y > 1] *= 2; y.sum(0) | y = a[both]; y[y > 1] -= 1; y += 1; y.sum(), a + 0 | "
+    "y = a[rows]; z = y.T @ y; y *= 2; z, y.sum() | z = a[:, :3]; z[:, cols[:3]] = 0; a + 0 | "
+    "z = a.T; z[:, rows] *= 2; a + 0, z + 0 | a[a.sum() > 0] = 1; a + 0 | "
+    "y = a[:, cols]; y -= y.sum(1, keepdims=True); y.sum(1), a + 0 | y = a[rows]; y[y[:, 0] > 0] = 7; y.sum(0) | "
+    "a[rows, 0] = u[rows]; a + 0 | a[:, cols] = 0; a[~rows, 1] = 3; a + 0 | w[cols] *= w[cols].size; w + 0"
+)
+
+
+@on_engines("float32", "float32 int64")
+@pytest.mark.parametrize("text", CHANGES.split(" | "))
+def test_changes_in_place(text: str, dtype: str, engine: Engine) -> None:
+    check(text, engine, dtype)
+
+
+def test_changes_beside_slices_are_fused() -> None:
+    def changed(x: Any, columns: Any) -> Any:
+        x[:, columns] *= 2
+        x[:, columns] += x[:, columns].mean(1, keepdims=True)
+        return x - x.mean(1, keepdims=True)
+
+    plan = cf.fuse(changed, strict=True).plan(cf.spec((64, 32), "float32"), cf.spec((32,), "bool"))
+    assert {step.kind for step in plan.steps} == {"RowProgram"}
+
+
+# Refused ------------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "np.array(a[both]).mean()": "a copy of masked elements by np.array",
+    "np.cov(a[rows].T)": r"np\.cov of masked elements",
+    "np.cov(a[rows], rowvar=False)": r"np\.cov of masked elements",
+    "a[both]": "a result of masked elements",
+    "u, [a[:, cols]]": "a result of masked elements",
+    "a @ a[rows].T": "a product of an array with masked elements",
+    "a[:, cols] @ a": "a product of masked elements with others",
+    "u[:, None] + a[rows]": "masked elements and an array",
+    "a[rows][:2]": "a part of masked elements",
+    "a[rows][u > 0]": "this index of masked elements",
+    "a[rows, cols]": "indexing with a mask beside other indices",
+    "y = a[rows]; z = y[:, 0]; y *= 2; z.sum()": "elements that have changed since",
+    "y = a[rows]; z = y[:, 0]; z *= 2; y.sum()": "a change in place of a part",
+    "y = a[rows]; y[0] = 2; y.sum()": "this assignment to masked elements",
+    "np.average(a[rows], weights=u[rows])": "weights of another shape",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_refused(text: str) -> None:
+    """By an error of this library, which says how else it is written."""
+    with force_plans(), pytest.raises(cf.TraceError, match=f"cannot fuse .*{REFUSED[text]}"):
+        cf.fuse(program(text))(*arguments("float64"))
+
+
+@pytest.mark.parametrize("text", ["a[cols].sum()", "a[:, rows].sum()", "a[both, 0].sum()", "x[0, :, rows].sum()"])
+def test_masks_of_other_shapes(text: str) -> None:
+    for function in (program(text), cf.fuse(program(text))):
+        with force_plans(), pytest.raises(IndexError):
+            function(*arguments("float64"))

@@ -1,0 +1,69 @@
+"""Numbers that NumPy returns as Python's, such as `x[mask].size`: weak in promotion, and Python's in arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from masks import arguments, check, on_engines, program
+from support import Engine
+
+import cupyfuse as cf
+from cupyfuse.settings import force_plans
+
+NUMBERS = (
+    "a[both].sum() / max(a[both].size, 1) | (a[both] ** 2).sum() / (a[both].size - 1) | "
+    "a.sum() * a[both].size ** 0.5 | a[both].sum() / max(a[both].shape[0], 1) | a[both].size / a.size | "
+    "a * a[both].size | a - a[both].size / 2 | a[both].size - a | a // a[both].size | np.add(a, a[both].size) | "
+    "np.hypot(a, a[both].size) | np.arctan2(a[both].size, a) | np.maximum(a, a[both].size) | "
+    "np.where(a > 1, a, a[both].size) | np.clip(a, 0, a[both].size) | "
+    "np.clip(a, a[rows].size * -300, a[rows].size * 300) | np.ldexp(a, a[both].size) | np.fmax(a, a[both].size) | "
+    "np.heaviside(a, a[both].size) | np.logaddexp(a, a[both].size) | a > a[both].size | a == a[both].size | "
+    "-a[both].size, abs(a[both].size - 99), +a[both].size, ~a[both].size, a[both].size ** 2 | "
+    "round(a[both].size / 3), round(a[both].size / 3, 1), a[both].size // 2, 2 ** u[rows].size, a[both].size ** -1 | "
+    "divmod(a[both].size, 3) | a[both].size > 3, (a[both].size > 3) & (a[both].size < 5), (a[both].size > 3) + 1 | "
+    "(a[both].size > 3) + (u[rows].size > 1), -(a[both].size > 3), a[both].size ** 0.5 / 2, a[both].size != 3 | "
+    "a * (a[both].size > 3) | a * (a[both].size * 1j) | min(a[both].size, 3), max(9.5, a[both].size) | "
+    "np.sqrt(a[both].size), np.add(a[both].size, 1), np.float32(2) * a[both].size | a / (a[both].size * 300) | "
+    "a.max() * np.float64(2) * a[both].size | np.array([a[both].size, 2]) | np.allclose(a, a) * a | "
+    "round(a[0, 0]) * a | np.dot(u, a[both].size) | "
+    "x[both].shape, x[rows].size | "
+    "n = a[both].size; n += 1; n **= 2; n, a * n | (a[both] / a[both].size).sum()"
+)
+
+
+@on_engines("float32 int8", "float16 float32 float64 int8 uint8 int64")
+@pytest.mark.parametrize("text", NUMBERS.split(" | "))
+def test_numbers_of_elements_are_weak(text: str, dtype: str, engine: Engine) -> None:
+    """As Python's: float32 stays float32, arithmetic among them gives Python's numbers, ufuncs of them NumPy's."""
+    if "round(a[0" in text and dtype == "uint8":
+        text = text.replace("a[0, 0]", "a[0, 1]")
+    check(text, engine, dtype)
+
+
+@pytest.mark.parametrize("text", ["a * (a[both].size * 300)", "np.maximum(a, a[both].size * 300)", "a + -a[both].size"])
+def test_numbers_that_do_not_fit_beside_narrow_integers(text: str) -> None:
+    """NumPy's error, in the call: the number is not known before."""
+    function, given = program(text), arguments("uint8")
+    for f in (function, cf.fuse(function)):
+        with force_plans(), pytest.raises(OverflowError, match=r"Python integer -?\d+ out of bounds for uint8"):
+            f(*given)
+    small = program(text.replace("300", "1").replace("-", ""))
+    with force_plans():
+        np.testing.assert_array_equal(cf.fuse(small)(*given), small(*given))
+
+
+def test_a_float_argument_beside_a_number_of_elements_is_a_parameter() -> None:
+    scaled = cf.fuse(lambda x, m, k: (x[m].sum() * k / (x[m].size * k), x[m].size * k))
+    x = np.arange(6, dtype=np.float32)
+    with force_plans():
+        for k in (2.0, 3.0):
+            mean, total = scaled(x, x > 2, k)
+            assert (mean, type(mean), total, type(total)) == (4, np.float32, 3 * k, float)
+        assert len(scaled._runnables) == 1
+
+
+def test_lists_are_not_repeated_by_a_number_of_elements() -> None:
+    """They became arrays, times the number."""
+    for repeated in (lambda x: [1] * x[x > 0].size, lambda x: x[x > 0].size * (1, 2)):
+        with pytest.raises(cf.TraceError, match="a conversion of a traced array"):
+            cf.fuse(repeated)(np.ones(3))
