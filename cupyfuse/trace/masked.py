@@ -10,7 +10,18 @@ import numpy as np
 
 from ..ir import graph as g
 from ..ir.operators import COMPARISONS
-from .masked_reductions import AVERAGE, DOT, FUNCTIONS, METHODS, NORM, ORDERED, Reductions, refuse
+from .masked_reductions import (
+    AVERAGE,
+    DOT,
+    FUNCTIONS,
+    MATMUL,
+    METHODS,
+    NORM,
+    OF_SHAPE,
+    ORDERED,
+    Reductions,
+    refuse,
+)
 from .operations import apply, as_tracer
 from .promotion import checked_number
 from .python_numbers import as_python, is_python
@@ -123,7 +134,7 @@ class Masked(Reductions):
         return self._of(np.round(self.whole, decimals))  # type: ignore[arg-type]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        if ufunc is np.matmul and method == "__call__" and not options:
+        if ufunc is MATMUL and method == "__call__" and not options:
             return inputs[0] @ inputs[1]
         if method != "__call__" or options.get("out") is not None:
             refuse(f"np.{ufunc.__name__} of masked elements with out= or as .{method}")
@@ -131,7 +142,7 @@ class Masked(Reductions):
         return self._apply(lambda *x: call(ufunc, "__call__", *x, **options), inputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
-        if func is _DOT and len(args) == 2 and not options:
+        if func is DOT and len(args) == 2 and not options:
             return args[0] @ args[1]
         if func in _POINTWISE and len(args) >= _POINTWISE[func] and all(map(_is_number, options.values())):
             return self._apply(lambda *x: func(*x, **options), args)
@@ -145,7 +156,7 @@ class Masked(Reductions):
                 return self._reduce("average", **options)
             if func in FUNCTIONS:
                 return self._reduce(FUNCTIONS[func], *args[1:], **options)
-            if func in (np.size, np.shape, np.ndim) and len(args) == 1 and not options:
+            if func in OF_SHAPE and len(args) == 1 and not options:
                 return getattr(self, func.__name__)
         refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -15,13 +15,11 @@ from .operations import apply, reduce
 from .tracer import Tracer
 from .user_code import fail
 
-if TYPE_CHECKING:
-    from .masked import Masked
-
 METHODS = ("sum", "prod", "any", "all", "mean", "var", "std", "max", "min")
 FUNCTIONS = {getattr(np, name): name for name in (*METHODS, "ptp")}
 # Other functions stand for these while a trace runs.
-AVERAGE, DOT, NORM = np.average, np.dot, np.linalg.norm
+AVERAGE, DOT, MATMUL, NORM = np.average, np.dot, np.matmul, np.linalg.norm
+OF_SHAPE = np.size, np.shape, np.ndim
 _OPTIONS = {"var": ("ddof",), "std": ("ddof",), "norm": ("ord",), "average": ("weights",)}
 # Functions that leave out NaN, by those that compute the same of all elements.
 ORDERED: dict[Any, Any] = {np.median: np.nanmedian, np.percentile: np.nanpercentile, np.quantile: np.nanquantile}
@@ -91,7 +89,7 @@ class Reductions:
             fail("a mean or variance of masked complex numbers", "it is fused for reals; choose with np.where")
         return name if dtypes.is_float(name) else "float64"
 
-    def _as_floats(self) -> Masked:
+    def _as_floats(self) -> Any:
         return self._of(self.whole.astype(self._float_dtype))
 
     def _mean(self, axis: Any) -> Tracer:

@@ -79,11 +79,11 @@ def weakened(op: str, operands: list[Any]) -> list[Any]:
     elif not isinstance(getattr(np, op, None), np.ufunc):  # of `where`, which lets them wrap around, and `clip`
         found = [t.astype(dtype, copy=False) if is_weak(t) else t for t in values]
     else:
-        found = list(in_loop_dtypes(getattr(np, op), values))
+        found = list(weak_in_loop_dtypes(getattr(np, op), values))
     return [*operands[: len(operands) - len(values)], *found]
 
 
-def in_loop_dtypes(ufunc: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+def weak_in_loop_dtypes(ufunc: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
     """Return the operands of a ufunc with those that are weak in the dtypes of the loop that NumPy chooses."""
     types = [_type_of(o) for o in operands]
     if not any(map(is_weak, operands)) or not any(isinstance(t, np.dtype) for t in types):

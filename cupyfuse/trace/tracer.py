@@ -15,7 +15,7 @@ from ..ir.parts import View
 from .arithmetic import takes_over
 from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
-from .python_numbers import in_loop_dtypes
+from .python_numbers import weak_in_loop_dtypes
 from .user_code import fail, user_line
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
@@ -311,7 +311,7 @@ class Tracer(Changes):
             shapes = f"it takes arrays along some axes, {ufunc.signature}, as NumPy's own ufuncs alone may here"
             fail(f"the ufunc {ufunc.__name__}", f"{shapes}; call it outside of the fused function")
         if method == "__call__" and ufunc.__name__ not in POINTWISE:
-            inputs = in_loop_dtypes(ufunc, inputs)
+            inputs = weak_in_loop_dtypes(ufunc, inputs)
         if method == "__call__" and ufunc not in _OF_NUMPY:
             inputs = _in_loop_dtypes(ufunc, inputs)
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
