@@ -16,17 +16,24 @@ from .structures import structure_of
 class AsWritten:
     """A function called as written, whose results share memory with no other array."""
 
-    def __init__(self, function: Callable[..., Any], parameters: Parameters):
-        self._function, self._parameters = function, parameters
+    def __init__(self, function: Callable[..., Any], parameters: Parameters, restored: Sequence[int] = ()):
+        """Parameters: the function, its own ones, and the numbers of the arrays to put back where it raises."""
+        self._function, self._parameters, self._restored = function, parameters, restored
 
-    def __call__(self, values: Sequence[Any]) -> Any:
-        """Return what the function returns for the values of all parameters.
+    def __call__(self, values: Sequence[Any], leaves: Sequence[Any] = ()) -> Any:
+        """Return what the function returns for the values of all parameters, among which the arrays are `leaves`.
 
         Result arrays are copied where they share memory with arguments, with what the function has kept, or with each
         other; containers are rebuilt where something in them may.
         """
-        with np.errstate(all="ignore"):
-            return _copy_shared_arrays(self._parameters.call(self._function, values))
+        before = [(leaves[k], leaves[k].copy("K")) for k in self._restored] if self._restored else ()
+        try:
+            with np.errstate(all="ignore"):
+                return _copy_shared_arrays(self._parameters.call(self._function, values))
+        except BaseException:
+            for array, value in before:
+                array[...] = value
+            raise
 
 
 def _copy_shared_arrays(returned: Any) -> Any:

@@ -54,6 +54,7 @@ def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
     NaN among them stay out, and the gradient goes to the chosen element alone. A negative label counts from the end; a
     label out of range gives NaN, where NumPy raises an error.
     """
+    x._trace.note_raise()
     n = x.shape[axis]
     index = index.astype("int64", copy=False)
     label = apply("where", index < 0, index + n, index)

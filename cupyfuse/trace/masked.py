@@ -205,6 +205,7 @@ class Masked:
             leading = self.mask[(slice(None),) * self.ndim + (0,) * (self.mask.ndim - self.ndim)]
             found: Tracer = call_library(selected_call(op), [self.whole, leading, None if axis is None else 0])
             return found
+        self.whole._trace.note_raise()
         found = reduce(op, self._filled(-np.inf if op == "max" else np.inf), self._along(axis))
         return apply("where", self._count(axis) > 0, found, np.nan)
 
