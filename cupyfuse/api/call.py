@@ -153,7 +153,7 @@ def run(
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves)
     if runnable.as_written is not None and out is None:
-        return runnable.as_written(values)
+        return runnable.as_written(values, leaves)
     if out is not None:
         _run_into(runnable, leaves, numbers, out)
         return out

@@ -267,7 +267,7 @@ class PlannedFunction:
             plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), bound)
             self._set_as_written(plan, tracing, signature)
             if plan.as_written:
-                as_written = AsWritten(self.__wrapped__, self.parameters)
+                as_written = AsWritten(self.__wrapped__, self.parameters, tracing.traced.at_risk)
                 execute = deferred(engine, plan, prepack)
                 runnable = Runnable(plan, tracing.results, execute, created, as_written)
             else:

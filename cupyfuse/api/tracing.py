@@ -100,7 +100,8 @@ def trace_function(
     if not results.has_arrays and not first.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array")
     axes = tuple(t._axes for t in results.leaves)
-    traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.numpy_only, first.viewed)
+    graph, calls = _graph_of(first, results), tuple(first.calls)
+    traced = Traced(name, graph, axes, calls, first.numpy_only, first.viewed, first.at_risk)
     return Tracing(traced, results, first.constants, read)
 
 

@@ -33,12 +33,15 @@ _BLOCKED = 0.05e-9  # an element of a step in several blocks, which a first-leve
 _BY_COLUMNS = 1.6  # blocks of columns are not contiguous
 _PRODUCT_FLOP = {"float32": 0.01e-9, "float64": 0.02e-9}  # of BLAS
 _OTHER_PRODUCT_FLOP = 1e-9
-_COPY = 0.1e-9  # a byte of a strided copy
+_COPY = 0.1e-9  # a byte of a strided copy, by which a plan changes an order of axes
+_ASSIGN = 0.025e-9  # a byte of an assignment or a copy whose rows are contiguous: the most are
 _CACHE = 1 << 21  # bytes that stay in a second-level cache
 _WRITE = 0.025e-9  # a byte, to a last-level cache; temporaries that are used again cost less, but not more
 _FRESH = 1 << 25  # bytes of an array that is new memory each time, whose pages the system clears
 _WRITE_FRESH = 0.2e-9
-_LIBRARY = 10e-9  # an element of an operand of a library step: a guess from below, which both sides pay
+# An element of an operand of a library step: a guess from below, which both sides pay. More would hide what the rest
+# gains, as if it were small beside the step.
+_LIBRARY = 1e-9
 
 # Seconds an element of the operands of NumPy calls whose cost is not that of the operators that they become.
 _CALL_ELEMENT = {
@@ -60,16 +63,18 @@ def reason_to_run_as_written(plan: Plan, traced: Traced) -> str:
     """Say why a function on the CPU runs as written; an empty string if its plan runs.
 
     A plan always runs where it computes something else: 16-bit floats in float32, rounded once; intermediate values
-    within `max_workspace`; changes of arguments once library steps that may fail are done. It also runs for functions
-    that call this package's own operations.
+    within `max_workspace`. It also runs for functions that call this package's own operations.
     """
     nodes = list(g.topological(with_views_stored(traced.graph, traced.viewed).roots))
-    may_fail = any(n.op == "library" for n in nodes)
-    if not traced.numpy_only or (traced.graph.effects and may_fail) or plan.blocks is not None:
+    if not traced.numpy_only or plan.blocks is not None:
         return ""
-    if any(n.dtype in ("float16", "bfloat16") for n in nodes) or peak_bytes(nodes) > plan.settings.max_workspace:
+    # As written, arguments are put back if the function raises (`api/as_written.py`); a plan changes them at its end.
+    kept = [n.nbytes for arg, n in traced.graph.effects if arg in traced.at_risk]
+    if peak_bytes(nodes) + sum(kept) > plan.settings.max_workspace:
         return ""
-    written, planned = written_seconds(traced.calls), planned_seconds(plan)
+    if any(n.dtype in ("float16", "bfloat16") for n in nodes):
+        return ""
+    written, planned = written_seconds(traced.calls) + sum(map(_copy_seconds, kept)), planned_seconds(plan)
     if written >= GAIN * planned:
         return ""
     return f"about {written * 1e6:.3g} us as written, {planned * 1e6:.3g} us in these steps"
@@ -100,7 +105,7 @@ def _call_seconds(call: Call) -> float:
     nodes = [n for n in call.nodes if n.op not in _FREE]
     library = _library_seconds(call.nodes)
     if call.name == ASSIGNMENT:
-        return (_SCALAR_CALL if call.writes <= _SCALAR_BYTES else _CALL) + (call.reads + call.writes) * _COPY
+        return (_SCALAR_CALL if call.writes <= _SCALAR_BYTES else _CALL) + (call.reads + call.writes) * _ASSIGN
     if not nodes:
         return _CALL + library
     if all(n.size == 1 and n.pointwise for n in nodes):
@@ -118,14 +123,17 @@ def _call_seconds(call: Call) -> float:
 
 def planned_seconds(plan: Plan) -> float:
     """Estimate the seconds of a plan on the NumPy engine."""
-    return _RUN + sum(map(_step_seconds, plan.steps))
+    changed = sum(_copy_seconds(n.nbytes) for _, n in plan.graph.effects if n.op != "accumulate")
+    return _RUN + sum(map(_step_seconds, plan.steps)) + changed
 
 
 def _step_seconds(step: Step) -> float:
     """Estimate the seconds of a step on the NumPy engine."""
     memory = _memory_seconds(step.reads, step.writes)
     if step.kind == "Library":
-        return _STEP + _library_seconds(step.nodes) + memory
+        call = step.nodes[0].call
+        copied = step.writes * (2 if call is not None and call.writes else 1)  # the results, and what it writes to
+        return _STEP + _library_seconds(step.nodes) + max(memory, _copy_seconds(copied))
     if step.kind == "Copy":
         return _STEP + max(memory, (step.reads + step.writes) * _COPY)
     nodes = [n for n in step.nodes if n.op not in ("input", "const", *g.VIEWS)]
@@ -153,10 +161,22 @@ def _arithmetic_seconds(node: Node) -> float:
     return flops * _FLOP.get(node.inputs[0].dtype if node.inputs else node.dtype, _OTHER_FLOP)
 
 
+def _copy_seconds(nbytes: int) -> float:
+    """Estimate the seconds to copy an array of so many bytes."""
+    return _CALL + max(2 * nbytes * _ASSIGN, _memory_seconds(nbytes, nbytes))
+
+
 def _library_seconds(nodes: Iterable[Node]) -> float:
     """Estimate the seconds of the library calls among the nodes."""
     calls = {id(n.call): n for n in nodes if n.op == "library"}  # one node for each call, whatever its results
-    return sum(i.size for n in calls.values() for i in n.inputs) * _LIBRARY
+    return sum(map(_elements, calls.values())) * _LIBRARY
+
+
+def _elements(node: Node) -> int:
+    """Count the elements that a library call goes through."""
+    assert node.call is not None
+    operands = node.inputs[1:] if node.call.indexes else node.inputs
+    return sum(i.size for i in operands)
 
 
 def _memory_seconds(reads: int, writes: int) -> float:

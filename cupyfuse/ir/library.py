@@ -77,6 +77,11 @@ class LibraryCall:
         """Whether the function writes to its first operand."""
         return self.function == _SETITEM or self.function.startswith(_WRITING)
 
+    @property
+    def indexes(self) -> bool:
+        """Whether the function reads or writes its first operand at indices alone, which its second argument holds."""
+        return public_name(self.function).rpartition(".")[2] in _INDEXED
+
     def resolve_in(self, namespace: Any, in_place: bool = False) -> Callable[..., Any]:
         """Return the function of a library, given as its module; see `resolve_function`."""
         return resolve_function(self.function, namespace, in_place)
@@ -140,6 +145,7 @@ def _is_complex(result: Any) -> bool:
 
 _WRITING, _SETITEM, _SELECTED = "writing.", "setitem", "selected."
 PYTHON_INTEGER = "int"  # a number, and the dtype of arrays beside it, which NumPy checks that it fits into
+_INDEXED = ("getitem", _SETITEM, "take", "put", "take_along_axis", "put_along_axis", "at")
 
 
 def writing_call(name: str) -> str:
@@ -152,6 +158,11 @@ def selected_call(name: str) -> str:
     return _SELECTED + name
 
 
+def public_name(function: str) -> str:
+    """Return a function's name beneath the library's namespace, without what a `LibraryCall` says beside it."""
+    return function.removeprefix(_WRITING)
+
+
 def display_name(function: str) -> str:
     """Return a function's name as in a user's code, for messages and reports."""
     named = {"getitem": "x[index]", "setitem": "x[index] = y", PYTHON_INTEGER: "a Python integer beside narrow ones"}
@@ -159,7 +170,7 @@ def display_name(function: str) -> str:
         return named[function]
     if function.startswith(_SELECTED):
         return f"x[mask].{function.removeprefix(_SELECTED)}"
-    return function if function.startswith("scipy.") else f"np.{function.removeprefix(_WRITING)}"
+    return function if function.startswith("scipy.") else f"np.{public_name(function)}"
 
 
 def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Callable[..., Any]:

@@ -73,6 +73,8 @@ class Traced:
         Whether all of them are NumPy's functions or array operators, none this package's.
     viewed : dict
         For views of computed values that the graph computes again: the value, and which view of it.
+    at_risk : tuple of int
+        Positions of arguments that the function, as written, may have changed where it raises for some values.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Traced:
     calls: tuple[Call, ...]
     numpy_only: bool = True
     viewed: Viewed = field(default_factory=dict)
+    at_risk: tuple[int, ...] = ()
 
 
 class Source(NamedTuple):

@@ -4,9 +4,9 @@ A `Tracer` behaves like an array of known shape and dtype; each operation on it 
 From the bottom up: `user_code` (errors that name the user's line), `axes`, `value` (array attributes), `tracer`
 (operators and methods, which call the trace; Python's operators in `arithmetic`, changes in place and views in
 `changes`), `folds` (arrays of several dimensions as rows x columns), `broadcasting` (and reshapes), `promotion` and
-`library` (steps that run the array library's own functions), `operations`, `products`, `labels`, `parts`, `masked` and
-`indexing`, `shape_functions`, `numpy` (functions and ufuncs), and `trace`, which binds them together. `autodiff` and
-`saved` build backward passes.
+`library` (steps that run the array library's own functions; `failures`: which of them raise for some values),
+`operations`, `products`, `labels`, `parts`, `masked` and `indexing`, `shape_functions`, `numpy` (functions and ufuncs),
+and `trace`, which binds them together. `autodiff` and `saved` build backward passes.
 """
 
 from .axes import Axes, AxisLabels, normalize_axes

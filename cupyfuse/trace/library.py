@@ -24,6 +24,7 @@ from ..ir import graph as g
 from ..ir.library import LibraryCall, NamedFunction, Operand, display_name, filler, flatten, resolve_function
 from .axes import Axes
 from .broadcasting import axis_labels
+from .failures import changes_midway, raises_for_values
 from .folds import in_fold
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, user_line
@@ -83,6 +84,8 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     every: list[Result] = flatten(results)
     shapes = tuple(t.shape for t in found.tracers)
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
+    if raises_for_values(call, [trace.known(t) is not None for t in found.tracers]):
+        trace.note_raise(changes_midway(call))
     with trace.call(name, found.tracers) as record:
         tracers = [record(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
     if any(r.is_view for r in every):  # the step copies, so that changes in place would not reach the other array

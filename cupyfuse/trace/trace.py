@@ -93,6 +93,8 @@ class Trace:
         self.has_created = False  # whether the function created such arrays
         self.inputs: list[g.Node] = []
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by their positions
+        self._at_risk: set[int] = set()  # arguments that were changed before what raises for some values
+        self._raises_midway = False
         self.calls: list[Call] = []
         self.folded: dict[tuple[object, ...], g.Node] = {}  # strided copies, to make each once (`folds.Conversion`)
         self.stored: set[g.Node] = set()  # computed values of which parts are read from memory (`parts.part`)
@@ -147,6 +149,16 @@ class Trace:
         reads = sum(n.nbytes for n in set(before) if n.op != "const")
         if results:
             self.calls.append(Call(name, reads, sum(n.nbytes for n in results), tuple(fresh)))
+
+    def note_raise(self, midway: bool = False) -> None:
+        """Note that an operation raises for some values; `midway` if it may have changed some elements by then."""
+        self._at_risk |= self.effects.keys()
+        self._raises_midway |= midway
+
+    @property
+    def at_risk(self) -> tuple[int, ...]:
+        """The positions of arguments that may be changed, or partly so, where the function raises for some values."""
+        return tuple(self.effects) if self._raises_midway else tuple(sorted(self._at_risk))
 
     def array(self, node: g.Node, axes: Axes | AxisLabels) -> Tracer:
         """Make the tracer of a node."""

@@ -1,0 +1,135 @@
+"""Nested results of functions that run as written: new ones are returned as they are, shared ones copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyfuse as cf
+from cupyfuse.api.as_written import AsWritten
+from cupyfuse.api.parameters import Parameters
+
+X = np.random.default_rng(5).standard_normal((8, 6))
+
+
+def arrays_in(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list, dict)):
+        return [a for item in (value.values() if isinstance(value, dict) else value) for a in arrays_in(item)]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
+def as_written(function: Callable[..., Any]) -> Any:
+    return AsWritten(function, Parameters(function))((X,))
+
+
+def nested(x: Any) -> tuple[Any, ...]:
+    return x.sum(), {"W": x + 1, "b": [x * 2, (x - 1, "name", 3, None, True)]}, [(x + 3).T, {}]
+
+
+def test_new_nested_results_are_returned_as_they_are() -> None:
+    ids = []
+
+    def function(x: Any) -> Any:
+        result = nested(x)
+        ids.extend(map(id, (result, result[1], result[1]["b"], *arrays_in(result))))
+        return result
+
+    result = as_written(function)
+    assert ids == list(map(id, (result, result[1], result[1]["b"], *arrays_in(result))))
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda result: result,
+        lambda result: result[1],
+        lambda result: result[1]["b"],
+        lambda result: result[1]["b"][1],
+        lambda result: result[2],
+        lambda result: arrays_in(result)[:1],
+        lambda result: arrays_in(result)[2][1:],
+        lambda result: arrays_in(result)[3],
+        lambda result: arrays_in(result)[3].base,
+    ],
+)
+def test_what_a_function_keeps_of_nested_results_is_not_returned(keep: Callable[[Any], Any]) -> None:
+    kept: list[Any] = []
+
+    def function(x: Any) -> Any:
+        result = nested(x)
+        kept.append(keep(result))
+        return result
+
+    result = as_written(function)
+    held = [kept[0]] if isinstance(kept[0], np.ndarray) else arrays_in(kept[0])
+    assert held and not any(np.shares_memory(a, b) for a in held for b in arrays_in(result))
+    containers = [result[1], result[1]["b"], result[1]["b"][1], result[2]]
+    assert not any(c is kept[0] for c in containers)
+    for ours, wanted in zip(arrays_in(result), arrays_in(nested(X)), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    result[1]["b"].append(1)
+    result[2].append(1)
+    plain = nested(X)
+    assert result[1]["b"][1][1:] == plain[1]["b"][1][1:] and list(result[1]) == ["W", "b"] and result[2][1:] == [{}, 1]
+
+
+def once(x: Any) -> Any:
+    inner = [x + 1]
+    return inner, {"again": inner}
+
+
+def deep(x: Any) -> Any:
+    y = x + 1
+    return [[y], {"y": (y, y)}]
+
+
+def views(x: Any) -> Any:
+    y = x + 1
+    return {"whole": y, "views": [y[1:], y.T, (y[0],)]}
+
+
+def of_argument(x: Any) -> Any:
+    return [x[0], {"x": x, "row": (x[1:], x.T)}]
+
+
+def broadcast(x: Any) -> Any:
+    return [[np.broadcast_to(x.sum(), (3,))], (np.lib.stride_tricks.sliding_window_view(x[0] + 1, 2),)]
+
+
+@pytest.mark.parametrize("function", [once, deep, views, of_argument, broadcast])
+def test_results_that_share_memory_with_each_other_are_apart(function: Callable[..., Any]) -> None:
+    result = as_written(function)
+    found = arrays_in(result)
+    for k, (ours, wanted) in enumerate(zip(found, arrays_in(function(X)), strict=True)):
+        np.testing.assert_array_equal(ours, wanted)
+        assert ours.flags.writeable and not any(np.shares_memory(ours, other) for other in (X, *found[:k]))
+
+
+def test_a_container_that_is_returned_twice_is_two() -> None:
+    first, second = as_written(once)
+    assert first is not second["again"]
+
+
+class Tagged(float):
+    """A number that holds an array."""
+
+    array: Any
+
+
+def _tagged(array: Any) -> Tagged:
+    made = Tagged(1.0)
+    made.array = array
+    return made
+
+
+cf.register(Tagged, lambda t: ([t.array], None), lambda constants, children: _tagged(children[0]))
+
+
+def test_numbers_of_registered_types_are_taken_apart() -> None:
+    array = X.copy()
+    for result in as_written(lambda x: (x + 1, _tagged(array))), as_written(lambda x: [x, {"a": _tagged(array)}]):
+        tagged = result[1] if isinstance(result, tuple) else result[1]["a"]
+        assert type(tagged) is Tagged and not np.shares_memory(tagged.array, array)
