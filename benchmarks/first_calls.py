@@ -81,8 +81,8 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     lab.need_torch()
     for setting in options.dtypes:
         for name in options.models:
-            network = NETWORKS[name]
-            case = Case(group_title(INFERENCE, setting), name, (network.batches[1],), SETTINGS[setting][0])
+            batch = NETWORKS[name].batches[BATCHES["large"]]
+            case = Case(group_title(INFERENCE, setting), name, (batch,), SETTINGS[setting][0])
             for rival in (_RIVALS[r] for r in options.rivals):
                 case.results.append(result := Result(rival))
                 try:

@@ -1,5 +1,5 @@
 // The order of launches on a stream, whose blocks may begin before the launch before them has ended (programmatic
-// dependent launch). Only the memory of kernels, not their order, tells what a launch depends on: each waits at its top.
+// dependent launch). Nothing says which earlier launches a kernel reads from, so each waits for all of them.
 #pragma once
 
 // Let the next launch begin once all blocks of this one have, and wait until all earlier launches have ended and what

@@ -73,7 +73,7 @@ def _holds_new_arrays(container: Any) -> bool:
     return True
 
 
-class _Other(NamedTuple):
+class _Rebuilt(NamedTuple):
     """A container other than a tuple, list or dict, without its arrays."""
 
     rebuild: Callable[[list[Any]], Any]
@@ -95,7 +95,7 @@ def _take_arrays(value: Any, found: list[Any]) -> Any:
     structure = structure_of(value)
     if structure is None:
         return value
-    return _Other(structure.rebuild, [_take_arrays(child, found) for child in structure.children])
+    return _Rebuilt(structure.rebuild, [_take_arrays(child, found) for child in structure.children])
 
 
 def _put_arrays(form: Any, arrays: Iterator[Any]) -> Any:
@@ -107,7 +107,7 @@ def _put_arrays(form: Any, arrays: Iterator[Any]) -> Any:
         return cls([_put_arrays(item, arrays) for item in form])
     if cls is dict:
         return {key: _put_arrays(item, arrays) for key, item in form.items()}
-    if cls is _Other:
+    if cls is _Rebuilt:
         return form.rebuild([_put_arrays(child, arrays) for child in form.children])
     return form
 

@@ -80,13 +80,13 @@ class EarlyLaunch:
     def __init__(self, function: int, grid: Dim, block: Dim, shared: int, arguments: ctypes.c_void_p):
         self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
         self._config = _LaunchConfig(*grid, *block, shared, None, ctypes.pointer(self._attribute), 1)
-        self._given = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(arguments), None
+        self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(arguments), None
         self._launch = driver().cuLaunchKernelEx
 
     def __call__(self, stream: int) -> None:
         """Launch on a stream; raise EngineError if the driver refuses."""
         self._config.stream = stream
-        status = self._launch(*self._given)
+        status = self._launch(*self._arguments)
         if status:
             raise EngineError(f"cuLaunchKernelEx failed with status {status}")
 

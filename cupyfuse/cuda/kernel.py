@@ -79,7 +79,7 @@ def translation_unit(
         The struct is read where the launch put it, not in copies: the TMA reads tensor maps there, and functions that
         are not inlined take its address.
     follows : bool
-        The template itself calls `follow_earlier_launches`, behind what needs none of their memory.
+        The template itself calls `follow_earlier_launches`, after work that touches no global memory.
     """
     attributes = f"__launch_bounds__({threads}, {blocks})" + f" __cluster_dims__({cluster}, 1, 1)" * (cluster > 1)
     parameter = f"const {'__grid_constant__ ' * by_address}Program p"

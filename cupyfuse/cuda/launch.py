@@ -41,18 +41,18 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
     if not getattr(function, "ptr", 0):
         return launch_by_function  # not a kernel of CuPy's
 
-    # CuPy's function inspects its arguments in every launch; its binding of the driver takes the address of a struct.
-    # Each thread has a buffer for the struct, which is not in `buffers.free` while it is in use.
+    # CuPy's function inspects its arguments in every launch; the driver takes the address of a struct. Each thread has
+    # structs of its own, with their launches; one that is in use is not in `buffers.free`.
     packed_struct = struct.Struct("=" + form)
     pack_into = packed_struct.pack_into
     buffers = threading.local()
-    enqueued_by = EarlyLaunch if takes_early_launches() else _PlainLaunch
+    launch_type = EarlyLaunch if takes_early_launches() else _PlainLaunch
 
     def new_buffer() -> tuple[Any, int, Callable[[int], None]]:
         """Allocate a struct's memory; return it, the address of a pointer to it, and its launch on a stream."""
         packed = ctypes.create_string_buffer(packed_struct.size)
         pointer = ctypes.c_void_p(ctypes.addressof(packed))
-        return packed, ctypes.addressof(pointer), enqueued_by(function.ptr, grid, block, shared, pointer)
+        return packed, ctypes.addressof(pointer), launch_type(function.ptr, grid, block, shared, pointer)
 
     def launch(members: Sequence[Any], stream: Any) -> None:
         try:

@@ -235,7 +235,7 @@ class _Callback:
         return replace(result, apply_to_code=False)
 
     def _without_endless_captures(self, code: types.CodeType, result: Any) -> Any:
-        """Have a code that every call captures anew, as one that appends to a list of its own, captured no more.
+        """Stop capturing a code that every call captures anew, such as one that appends to a list of its own.
 
         What is captured by then stays in use.
         """
@@ -244,7 +244,7 @@ class _Callback:
         last, count = self._in_a_row.get(code, (0, 0))
         if last != self.calls:
             self._in_a_row[code] = self.calls, count + 1 if last == self.calls - 1 else 1
-        if self._in_a_row[code][1] <= _MOST_IN_A_ROW:
+        if self._in_a_row[code][1] < _MOST_IN_A_ROW:
             return result
         self.failures[_name(code)] = f"{_MOST_IN_A_ROW} calls in a row captured it anew: they change what it reads"
         strategy = _FrameExecStrategy(_FrameAction.RUN_ONLY, _FrameAction.DEFAULT)

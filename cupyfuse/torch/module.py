@@ -246,7 +246,7 @@ def fuse(
         )
     options = Options(precision, max_workspace, bool(keep_halves), bool(frozen), bool(only_gains), max_prepared)
     copies: dict[int, Any] = {}
-    fused: M = _copy(module, copies, root=True)
+    fused: M = _copy(module, copies, captured=True)
     for part in copies.values():
         if id(part) in copies:
             continue  # shared with the original, not copied
@@ -266,20 +266,21 @@ def _captured_part(module: Any) -> Any:
     return wrapped if isinstance(wrapped, FusedModule) else module
 
 
-def _copy(module: Any, copies: dict[int, Any], root: bool = False) -> Any:
+def _copy(module: Any, copies: dict[int, Any], captured: bool = False) -> Any:
     """Copy a module tree; parameters, buffers and hooks are shared with the original.
 
-    `copies` gets the copy of each module by the module's id; modules that cannot be copied are their own.
+    `copies` gets the copy of each module by the module's id; modules that cannot be copied are their own. A `captured`
+    one becomes one of a fused class.
     """
     if id(module) in copies:
         return copies[id(module)]
     atomic = isinstance(module, (torch.jit.ScriptModule, torch.nn.modules.lazy.LazyModuleMixin))
-    if atomic or (is_fsdp(module) and not root):
+    if atomic or (is_fsdp(module) and not captured):
         copies[id(module)] = module
         return module
     cls: Any = type(module)
     original = _original_class(cls)
-    copy: Any = object.__new__(fused_class(original) if root else original)
+    copy: Any = object.__new__(fused_class(original) if captured else original)
     copies[id(module)] = copy
     copy.__dict__.update(module.__dict__)
     copy.__dict__.pop("_cupyfuse", None)
@@ -289,6 +290,6 @@ def _copy(module: Any, copies: dict[int, Any], root: bool = False) -> Any:
     share_state(module, copy)
     if not is_fsdp(module):  # it sets gathered parameters on its children, which a copy of them would not see
         children = module._modules.items()
-        captured = root and isinstance(module, DistributedDataParallel)
-        copy.__dict__["_modules"] = {name: None if c is None else _copy(c, copies, captured) for name, c in children}
+        inner = captured and isinstance(module, DistributedDataParallel)
+        copy.__dict__["_modules"] = {name: None if c is None else _copy(c, copies, inner) for name, c in children}
     return copy

@@ -21,10 +21,12 @@ _SECOND_DECIDES = ("repeat", "reduceat", "power")
 def raises_for_values(call: LibraryCall, known: Sequence[bool]) -> bool:
     """Whether a call raises for some values of its operands; `known` tells which are the same whenever it runs.
 
-    With those it has run on samples while it was traced.
+    Known values raise nothing: the call ran with them while it was traced.
     """
     name = public_name(call.function)
     last = name.rpartition(".")[2]
+    if name == "power.at" or "sorter" in call.options:
+        return True
     if call.indexes or last in _SECOND_DECIDES:
         deciding = call.arguments[1] if len(call.arguments) > 1 else call.options
         return not all(known[k] for k in _operands_in(deciding))
@@ -34,7 +36,8 @@ def raises_for_values(call: LibraryCall, known: Sequence[bool]) -> bool:
 def changes_midway(call: LibraryCall) -> bool:
     """Whether a call that raises may have changed a part of the array that it writes to.
 
-    NumPy checks all indices before it assigns anything, but for those of `np.put`; exponents it checks one by one.
+    NumPy checks all indices before it assigns anything, but for those of `np.put`; exponents it checks one by one,
+    and a power may be one in place.
     """
     return public_name(call.function) in ("put", "power", "power.at")
 

@@ -237,7 +237,10 @@ def _infer_results(function: str, arguments: tuple[Any, ...], options: dict[str,
 
 
 def _of_varying_values(attempt: Callable[[str], Any], constant: Any) -> Any:
-    """Return what a function returns for values that differ: some return Python numbers for constant ones alone."""
+    """Return the results for samples that vary, if only their kind differs from those for constant samples.
+
+    Some functions return Python numbers for constants alone.
+    """
     try:
         found = attempt("random")
     except _Rejected:

@@ -17,7 +17,7 @@ from .user_code import fail
 
 METHODS = ("sum", "prod", "any", "all", "mean", "var", "std", "max", "min")
 FUNCTIONS = {getattr(np, name): name for name in (*METHODS, "ptp")}
-# Other functions stand for these while a trace runs.
+# Bound at import: a trace replaces them in the module `numpy`.
 AVERAGE, DOT, MATMUL, NORM = np.average, np.dot, np.matmul, np.linalg.norm
 OF_SHAPE = np.size, np.shape, np.ndim
 _OPTIONS = {"var": ("ddof",), "std": ("ddof",), "norm": ("ord",), "average": ("weights",)}
@@ -138,9 +138,11 @@ class Reductions:
         return norm
 
     def _order_statistic(self, func: Any, *args: Any, axis: Any = None, **options: Any) -> Tracer:
-        """Return a median, percentile or quantile, which NumPy computes of the elements that are not NaN."""
+        """Return a median, percentile or quantile; others than the selected ones become NaN, left out."""
+        if func.__name__ == "median" and args:
+            axis, *args = args  # type: ignore[assignment]
         is_theirs = axis is None or normalize_axes(axis, self.ndim) == (self.axis,)
-        if len(args) > (func is not np.median) or not is_theirs:
+        if len(args) > (func.__name__ != "median") or not is_theirs:
             refuse(f"np.{func.__name__} of masked elements along an axis other than theirs")
         wide = self._as_floats()
         first = self._mask_first(wide._filled(np.nan))

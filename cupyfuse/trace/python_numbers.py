@@ -72,7 +72,7 @@ def weakened(op: str, operands: list[Any]) -> list[Any]:
     if not strong:
         return operands
     dtype = dtypes.promote_weak(strong, [kind(0) for t in values if isinstance(kind := _type_of(t), type)])
-    if not _has_limits(dtype):
+    if not _is_any_integer(dtype):
         found = [t.astype(dtype) if is_weak(t) else t for t in values]
     elif POINTWISE[op].result == "bool":
         return operands  # integers of all sizes compare as they are
@@ -104,14 +104,14 @@ def _type_of(operand: Any) -> Any:
     return _BY_DTYPE.get(operand._node.dtype, operand.dtype) if weak else operand.dtype
 
 
-def _has_limits(dtype: str) -> bool:
+def _is_any_integer(dtype: str) -> bool:
     """Whether a dtype is one of integers."""
     return dtypes.is_integer(dtype) or dtype == "uint64"
 
 
 def _checked(x: Any, dtype: str) -> Any:
     """Return a number in a dtype; in one of integers that may not hold it by a step that raises NumPy's error."""
-    if x._node.dtype != "int64" or dtype == "int64" or not _has_limits(dtype):
+    if x._node.dtype != "int64" or dtype == "int64" or not _is_any_integer(dtype):
         return x.astype(dtype, copy=False)
     return x._trace.call_library(PYTHON_INTEGER, [x, dtype])
 

@@ -209,3 +209,22 @@ def test_library_steps_hide_no_gains() -> None:
     step = next(s for s in plan.steps if "bincount" in str(s.fused))
     (call,) = [c for c in plan.calls if c.name == "np.bincount"]
     assert step.kind == "Library" and written_seconds([call]) < 3e-6
+
+
+def test_operations_on_some_elements_that_raise_change_nothing() -> None:
+    """Powers at indices raise at the first negative exponent, sorters where the search comes to them."""
+
+    def raised(x: Any, n: Any) -> Any:
+        np.power.at(x, [0, 1, 2], n)
+        return x + 1
+
+    def searched(x: Any, order: Any) -> Any:
+        x[0] = 5
+        return np.searchsorted(x, [2, 3], sorter=order)
+
+    for function, bad in ((raised, np.array([2, 1, -1])), (searched, np.array([9, 9, 9]))):
+        fused, x = cf.fuse(function), np.array([2, 3, 4])
+        for _ in range(12):
+            with pytest.raises(ValueError, match=r"negative|range"):
+                fused(x, bad)
+            np.testing.assert_array_equal(x, [2, 3, 4])

@@ -204,7 +204,7 @@ def _fake_backward(
 
 
 def _without_memory(tensor: Any) -> Any:
-    """Return a tensor of the same shape and dtype that has one element."""
+    """Return a tensor of the same shape and dtype whose elements are all the same one in memory."""
     return tensor.detach().new_empty(()).expand(tensor.shape)
 
 

@@ -128,8 +128,8 @@ class ImportedGraph:
             first = next(iter((*operation.args, *operation.kwargs.values())), None)
             out = argument_of(target, "out", operation.args, operation.kwargs)
             operation.written, operation.ordered = frozenset(references(first if out is None else out)), True
-        if unnamed := _operands_written_unnamed(target, operation):
-            operation.written, operation.ordered = operation.written | unnamed, True
+        if more := _operands_also_written(target, operation):
+            operation.written, operation.ordered = operation.written | more, True
         if operation.name in KEEPS_STATISTICS:
             operation.written = frozenset(_statistics_updated_by(operation))
         operation.random = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
@@ -233,11 +233,11 @@ def _uses_autocast(graph: Graph) -> bool:
     return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
 
 
-def _operands_written_unnamed(target: Any, operation: Operation) -> frozenset[int]:
-    """Return the operands that a function writes to though its name does not say so.
+def _operands_also_written(target: Any, operation: Operation) -> frozenset[int]:
+    """Return the operands that a function writes to beside the one that its name tells of.
 
-    `max_norm=` has a look-up renormalise rows of its weight. What PyTorch's own operators write is in their schemas,
-    such as the ranges that `fused_moving_avg_obs_fake_quant` keeps, and all operands of `_fused_adam_`.
+    The schemas of PyTorch's own operators say them: the ranges of `fused_moving_avg_obs_fake_quant`, the moments of
+    `_fused_adam_`. `max_norm=` renormalises rows of a look-up's weight; all of its operands are taken.
     """
     if argument_of(target, "max_norm", operation.args, operation.kwargs) is not None:
         return frozenset(operation.read)

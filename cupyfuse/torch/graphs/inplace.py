@@ -73,13 +73,13 @@ def remove_inactive_dropouts(graph: Graph) -> None:
         if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):
             source = node.args[0] if node.args else node.kwargs.get("input")
             if isinstance(source, Node):
-                _show_views_of(graph, node, source)
+                _rebase_views(graph, node, source)
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
 
 
-def _show_views_of(graph: Graph, node: Node, source: Node) -> None:
-    """Make the examples of views of a removed node's result views of `source`, whose memory they share at run time."""
+def _rebase_views(graph: Graph, node: Node, source: Node) -> None:
+    """Have Dynamo's example values that are views of a removed node's result be views of `source`, as at run time."""
     old, new = node.meta.get("example_value"), source.meta.get("example_value")
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return
@@ -93,7 +93,7 @@ def _show_views_of(graph: Graph, node: Node, source: Node) -> None:
         return view.requires_grad_(value.requires_grad)
 
     for other in graph.nodes:
-        if other is not node and "example_value" in other.meta:
+        if "example_value" in other.meta:
             other.meta["example_value"] = pytree.tree_map(moved, other.meta["example_value"])
 
 

@@ -180,12 +180,11 @@ class ShardedBackward(Backward):
 
 
 def _divided(settings: Settings, shards: int) -> Settings:
-    """Return the settings of one shard's plans: `max_workspace` is divided by the number of shards, but for a part.
+    """Return the settings of one shard's plans: its part of `max_workspace`, and `_MORE_WORKSPACE`.
 
-    Each has that part of the products. In blocks of that size alone, which have few rows, a tenth of the tensor cores'
-    time was lost.
+    With its part alone, blocks have so few rows that a tenth of the tensor cores' time was lost.
     """
-    part = settings.max_workspace // max(1, shards) + _MORE_WORKSPACE
+    part = settings.max_workspace // shards + _MORE_WORKSPACE
     return replace(settings, max_workspace=min(settings.max_workspace, part))
 
 

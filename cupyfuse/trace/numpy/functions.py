@@ -17,6 +17,7 @@ from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
 from ..operations import apply, as_tracer, clip, count, trace_of
 from ..promotion import checked_number
+from ..python_numbers import as_python
 from ..shape_functions import SHAPE_FUNCTIONS
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options, user_line
@@ -117,8 +118,7 @@ def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
 
 
 def _allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tracer:
-    result = _isclose(a, b, rtol, atol, equal_nan).all()
-    result._is_python = True
+    result: Tracer = as_python(_isclose(a, b, rtol, atol, equal_nan).all())
     return result
 
 

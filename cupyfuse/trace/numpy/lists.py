@@ -19,8 +19,8 @@ from ..user_code import fail
 
 _ALL = 1 << 30
 # How many of the first arguments are arrays; others are lists of arrays, or of bounds.
-_ARRAYS = {"histogram": 1, "histogram2d": 2, "piecewise": 1, "pad": 1, "array_split": 1, "split": 1, "choose": 1}
-# Functions of nested lists, which they read themselves, and of arrays only, of which NumPy takes no list.
+_ARRAYS = {"histogram": 1, "histogram2d": 2, "piecewise": 1, "pad": 1, "array_split": 1, "choose": 1}
+# They read nested lists themselves, or take arrays alone; np.split takes lists only with positions.
 _NOT_REPLACED = ("block", "histogramdd", "split", "unstack", "take_along_axis", "put_along_axis")
 
 
