@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from nd_trials import order_holds
-from support import Engine, normal, unit
+from support import HOST, Engine, normal, unit
 
 import cupyfuse as cf
 from cupyfuse.plan.plan import Plan
@@ -378,3 +378,26 @@ def test_the_source_of_a_chain_grows_with_its_length(name: str) -> None:
             expected = linked(x, name, count)
         np.testing.assert_allclose(function(x), expected, rtol=1e-6)
     assert 1.7 < lengths[1] / lengths[0] < 2.3
+
+
+REDUCED_TWICE = {
+    "logsumexp": lambda x: (x.sum(1) - cf.logsumexp(x.sum(1), axis=0, keepdims=True), np.exp(x)),
+    "products": lambda x: (x.prod(1) - x.prod(1).max(0), np.exp(x)),
+    "largest": lambda x: ((x.sum(1) == x.sum(1).max(0)).sum(), np.exp(x), (x.mean(1) == x.mean(1).min()).sum()),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (7, 33), (40, 130)])
+@pytest.mark.parametrize("name", REDUCED_TWICE)
+def test_reductions_along_rows_are_computed_by_one_step(name: str, shape: tuple[int, int]) -> None:
+    """Two kernels add in two orders: sums did not equal themselves, and a logsumexp of them was NaN."""
+    function = REDUCED_TWICE[name]
+    steps = cf.fuse(function).plan(cf.spec(shape, "float64")).steps
+    reductions = [n for s in steps if s.kind == "RowProgram" for n in s.nodes if n.reduction and n.axis == 1]
+    assert len(reductions) == len(set(reductions))
+    with HOST.active():
+        for seed in range(3):
+            x = np.random.default_rng(seed).standard_normal(shape)
+            found = HOST.host(cf.fuse(function)(HOST.array(x)))
+            for ours, right in zip(found, function(x), strict=True):
+                np.testing.assert_allclose(ours, right, rtol=1e-13, atol=1e-13)

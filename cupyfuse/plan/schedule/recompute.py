@@ -3,8 +3,9 @@
 A step computes what it needs from what is in memory. That is cheap for a few pointwise operations; where reductions
 along rows and columns alternate, each step would start again from the arguments, and the cost would grow with the
 square of the program's length. So the partition without any stored values is taken if it is within the bounds of
-`cost`. Otherwise every value that several steps compute is stored by the first of them, and little is computed twice.
-Where even that is beyond the bounds, every value is stored.
+`cost`, but for reductions along rows, which one step alone computes. Otherwise every value that several steps compute
+is stored by the first of them, and little is computed twice. Where even that is beyond the bounds, every value is
+stored.
 
 Stored values of 16 bits keep their wider dtype, unless that alone takes more bytes than the operations one by one: then
 they are rounded, as these round them.
@@ -49,8 +50,8 @@ def best_partition(
     once = unfused_cost(graph)
     limit = max(most_flops * once.repeatable, 0 if cost_as_written is None else cost_as_written.repeatable)
     best: tuple[Scheduler, list[Step], Cost] | None = None
-    for scheduler in _candidates(graph, once):
-        within = scheduler.run_within(once.products + limit)
+    for candidate in _candidates(graph, once):
+        scheduler, within = _reducing_once(candidate, once.products + limit)
         if within is None:
             continue
         steps, cost = _with_cost(scheduler, within)
@@ -68,6 +69,26 @@ def best_partition(
         scheduler = storing_everything(graph)
         return scheduler, _with_cost(scheduler, scheduler.run())[0]
     return best[:2]
+
+
+def _reducing_once(scheduler: Scheduler, most_flops: float) -> tuple[Scheduler, list[Step] | None]:
+    """Store the reductions along rows that several steps compute; return the steps, None if beyond `most_flops`.
+
+    Two kernels may add in another order: `s = x.sum(1)` computed by both would not equal itself in `s == s.max()`.
+    """
+    while True:
+        steps = scheduler.run_within(most_flops)
+        if steps is None:
+            return scheduler, None
+        seen: set[Node] = set()
+        again: set[Node] = set()
+        for step in steps:
+            reductions = {n for n in step.nodes if n.reduction and n.axis == 1}
+            again |= reductions & seen
+            seen |= reductions
+        if not again - scheduler.kept:
+            return scheduler, steps
+        scheduler = Scheduler(scheduler.graph, scheduler.kept | again, scheduler.round_stored)
 
 
 def storing_everything(graph: Graph) -> Scheduler:

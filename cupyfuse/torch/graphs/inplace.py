@@ -72,29 +72,45 @@ def remove_inactive_dropouts(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):
             source = node.args[0] if node.args else node.kwargs.get("input")
-            if isinstance(source, Node):
-                _rebase_views(graph, node, source)
+            if isinstance(source, Node) and _rebase_views(graph, node, source):
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
 
 
-def _rebase_views(graph: Graph, node: Node, source: Node) -> None:
-    """Have Dynamo's example values that are views of a removed node's result be views of `source`, as at run time."""
+def _rebase_views(graph: Graph, node: Node, source: Node) -> bool:
+    """Have Dynamo's example values that are views of a node's result be views of `source`, as at run time.
+
+    Returns whether that could be done: examples of transforms of `torch.func` and DTensors cannot be made.
+    """
     old, new = node.meta.get("example_value"), source.meta.get("example_value")
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-        return
+        return True
     memory, shift = storage_of(old), new.storage_offset() - old.storage_offset()
+    views = [n for n in graph.nodes if n is not node and any(_is_in(memory, t) for t in _examples(n))]
+    if not views or not hasattr(new, "fake_mode"):
+        return not views
 
     def moved(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or storage_of(value) != memory:
+        if not _is_in(memory, value):
             return value
         with new.fake_mode, torch.no_grad():
             view = new.detach().as_strided(value.shape, value.stride(), value.storage_offset() + shift)
         return view.requires_grad_(value.requires_grad)
 
-    for other in graph.nodes:
-        if "example_value" in other.meta:
-            other.meta["example_value"] = pytree.tree_map(moved, other.meta["example_value"])
+    for view in views:
+        view.meta["example_value"] = pytree.tree_map(moved, view.meta["example_value"])
+    return True
+
+
+def _examples(node: Node) -> list[Any]:
+    """Return the example values of a node's results."""
+    leaves: list[Any] = pytree.tree_leaves(node.meta.get("example_value"))
+    return leaves
+
+
+def _is_in(memory: int, value: Any) -> bool:
+    """Whether a value is a tensor in this memory."""
+    return isinstance(value, torch.Tensor) and storage_of(value) == memory
 
 
 def functionalise(graph: Graph) -> None:
