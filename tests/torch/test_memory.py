@@ -183,3 +183,16 @@ def test_a_code_that_each_call_captures_anew_is_given_up(monkeypatch: pytest.Mon
     assert captured[:4] == [1, 2, 3, 4] and len(set(captured[-10:])) == 1
     assert len(fused.norms) == 30
     assert "4 calls in a row captured it anew" in str(fused.explain().details())
+
+
+def test_a_dropout_within_a_transform_leaves_the_chains() -> None:
+    """Views of its result have no example that could be made; the whole graph ran in eager."""
+
+    def code(m: Any, x: Any) -> Any:
+        rows = torch.func.vmap(lambda r: F.dropout(r, 0.1, False)[1:].exp())(m.linear(x).relu())
+        return rows.softmax(-1)
+
+    module, x = Code(code), torch.randn(5, 12)
+    fused: Any = ct.fuse(module)
+    torch.testing.assert_close(fused(x), module(x))
+    assert sum(len(p.chains) for p in fused._cupyfuse.partitions) == 2

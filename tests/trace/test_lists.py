@@ -15,6 +15,7 @@ from numpy import exp, logical_and, where
 from support import NUMPY, Engine, assert_close, normal
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
 from cupyfuse.trace.numpy.lists import replacements
 
 SCOPE: dict[str, Any] = {
@@ -165,3 +166,32 @@ def test_ufuncs_stay_what_they_are_for_other_code() -> None:
     np.testing.assert_array_equal(table["multiply"].outer([1, 2], [3]), [[3], [6]])
     table["add"].at(x, [0, 0], 1)
     np.testing.assert_array_equal(x, [3, 4])
+
+
+def test_further_arguments_of_functions_that_call_the_users_are_the_users(rng: np.random.Generator) -> None:
+    def along(k: Any, x: Any) -> Any:
+        return np.apply_along_axis(lambda v, p: v * p[0] * isinstance(p, list), 0, k, [k[0, 1], x[0, 1]])
+
+    def parts(x: Any) -> Any:
+        return np.piecewise(x, [x > 0.5], [lambda v, p: v * p[0].sum() + p[1].sum(), 0.0], p=[x, x[0]])
+
+    k, x = rng.integers(0, 9, (2, 3)), normal(rng, (2, 3), "float64")
+    for function, arguments in ((along, (k, x)), (parts, (x,))):
+        with force_plans():
+            found = cf.fuse(function)(*arguments)
+        expected = function(*arguments)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-14)
+
+
+def test_what_stands_for_a_function_of_numpy_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = np.exp
+    monkeypatch.setattr(np, "exp", lambda a: original(a) * 2)
+    with force_plans():
+        found = cf.fuse(lambda x: np.exp(x) + np.sin(x))(np.arange(3.0))
+    np.testing.assert_allclose(found, original(np.arange(3.0)) * 2 + np.sin(np.arange(3.0)), rtol=1e-15)
+
+
+def test_ufuncs_that_an_import_during_a_trace_kept_are_pickled() -> None:
+    kept = dict(replacements(np))["add"]
+    assert pickle.loads(pickle.dumps(kept)) is np.add and copy.copy(kept) is kept

@@ -43,8 +43,13 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
                 _replaced.append((space, name, getattr(space, name)))
                 setattr(space, name, replacement)
             for module, replacements in (*_BY_MODULE.items(), *scipy.ufuncs().items()):  # hundreds of names
-                _originals.append((held := vars(module), {name: held[name] for name in replacements}))
-                held.update(replacements)
+                held, known = vars(module), _HELD.get(module)
+                if known is None:
+                    known = {name: new.__wrapped__ for name, new in replacements.items()}
+                # What the user has put in a function's place stays.
+                new = {name: r for name, r in replacements.items() if held[name] is known[name]}
+                _originals.append((held, {name: held[name] for name in new}))
+                held.update(new)
         _depth += 1
     try:
         with creation.for_trace(trace):
@@ -189,5 +194,6 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(np.sum), np.uf
 _BY_MODULE = {
     space: {name: new for found, name, new in _IN_NUMPY if found is space} for space in {s for s, _, _ in _IN_NUMPY}
 }
+_HELD = {space: {name: vars(space)[name] for name in new} for space, new in _BY_MODULE.items()}
 _BY_FUNCTION = {getattr(space, name): replacement for space, name, replacement in _IN_NUMPY}
 _BY_FUNCTION |= {getattr(builtins, name): replacement for name, replacement in choices.BUILTINS.items()}

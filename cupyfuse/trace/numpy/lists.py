@@ -7,6 +7,7 @@ values. The functions here stack such lists first, as `np.array` would, and call
 from __future__ import annotations
 
 import functools
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce, update_wrapper, wraps
 from typing import Any
@@ -19,7 +20,9 @@ from ..user_code import fail
 
 _ALL = 1 << 30
 # How many of the first arguments are arrays; others are lists of arrays, or of bounds.
-_ARRAYS = {"histogram": 1, "histogram2d": 2, "piecewise": 1, "pad": 1, "array_split": 1, "choose": 1}
+_ARRAYS = {"histogram": 1, "histogram2d": 2, "pad": 1, "array_split": 1, "choose": 1}
+# Functions that call the user's, whose further arguments are the user's own: where they take their array.
+_CALLING = {"apply_along_axis": (2, "arr"), "piecewise": (0, "x")}
 # They read nested lists themselves, or take arrays alone; np.split takes lists only with positions.
 _NOT_REPLACED = ("block", "histogramdd", "split", "unstack", "take_along_axis", "put_along_axis")
 
@@ -85,6 +88,8 @@ _AS_GIVEN = ("out", "range", "bins", "condlist", "funclist", "choices")  # optio
 def stacking(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of NumPy's that takes lists and tuples of traced arrays for arrays."""
     name = original.__name__
+    if name in _CALLING:
+        return _stacking_one(original, *_CALLING[name])
     change = _CHANGES.get(name, stacked)
     count = _ARRAYS.get(name, _ALL)
 
@@ -97,6 +102,19 @@ def stacking(original: Callable[..., Any]) -> Callable[..., Any]:
             if type(value) in (list, tuple) and label not in _AS_GIVEN:
                 options[label] = change(value)
         return original(*args, **options)
+
+    return call
+
+
+def _stacking_one(original: Callable[..., Any], position: int, label: str) -> Callable[..., Any]:
+    """Return a function of NumPy's that takes a list of traced arrays for one of its arguments."""
+
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        """Call NumPy's function with that argument stacked."""
+        if label in options:
+            options[label] = stacked(options[label])
+        return original(*(stacked(a) if k == position else a for k, a in enumerate(args)), **options)
 
     return call
 
@@ -136,8 +154,16 @@ class Ufunc:
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
 
+    def __copy__(self) -> Ufunc:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Ufunc:
+        return self
+
     def __reduce__(self) -> Any:
-        return self.__wrapped__.__name__  # of what the module holds, as of a ufunc
+        # By name, as a ufunc, and what a module that was imported during a trace holds.
+        module = "numpy" if hasattr(np, self.__wrapped__.__name__) else "scipy.special"
+        return pkgutil.resolve_name, (f"{module}:{self.__wrapped__.__name__}",)
 
     def __call__(self, /, *args: Any, **options: Any) -> Any:
         return self.__wrapped__(*map(stacked, args), **_where_stacked(options))
