@@ -9,10 +9,10 @@ import numpy as np
 
 from .. import dtypes
 from .labels import gather
-from .library import call_library
+from .library import call_library, holds_tracers
 from .masked import Masked
 from .operations import apply, as_tracer
-from .parts import part, put, select, without_leading_ones
+from .parts import full_index, part, put, select, without_leading_ones
 from .promotion import checked_number
 from .tracer import Tracer
 from .user_code import fail, user_line
@@ -75,8 +75,8 @@ def _resolve(x: Tracer, items: tuple[Any, ...]) -> Any:
     """
     found: list[Any] = []
     for item in items:
-        if isinstance(item, Tracer) or not _is_array_index(item) or _holds_tracers(item):
-            found.append(np.asarray(item) if _holds_tracers(item) else item)
+        if isinstance(item, Tracer) or not _is_array_index(item) or holds_tracers(item):
+            found.append(np.asarray(item) if holds_tracers(item) else item)
             continue
         array = np.asarray(item)
         found += array.nonzero() if array.dtype == bool else [array if array.size else array.astype(np.int64)]
@@ -88,10 +88,6 @@ def _resolve(x: Tracer, items: tuple[Any, ...]) -> Any:
     return tuple(found) if len(found) != 1 else found[0]
 
 
-def _holds_tracers(item: Any) -> bool:
-    return isinstance(item, list) and any(isinstance(i, Tracer) for i in item)
-
-
 def _selected(x: Tracer, index: Any) -> tuple[Tracer, Tracer, int] | None:
     """Return the view that an index with one mask selects from, the mask, and the axis of the selected elements.
 
@@ -101,15 +97,9 @@ def _selected(x: Tracer, index: Any) -> tuple[Tracer, Tracer, int] | None:
     places = [k for k, i in enumerate(items) if isinstance(i, Tracer) and i._node.dtype == "bool"]
     if len(places) != 1 or any(_is_array_index(i) or _is_flag(i) for k, i in enumerate(items) if k != places[0]):
         return None
-    (place,), mask = places, items[places[0]]
-    separated = _is_separated(items)
-    others = sum(i is not None and i is not Ellipsis for i in items) - 1
-    missing = [slice(None)] * max(0, x.ndim - mask.ndim - others)
-    if Ellipsis not in items[:place] + items[place + 1 :]:
-        items.append(Ellipsis)
-    ellipsis = next(k for k, i in enumerate(items) if i is Ellipsis)
-    items[ellipsis : ellipsis + 1] = missing
-    place += len(missing) - 1 if ellipsis < place else 0
+    mask, separated = items[places[0]], _is_separated(items)
+    items = full_index(index, x.ndim, mask.ndim)
+    place = next(k for k, i in enumerate(items) if i is mask)
     before = items[:place]
     first = sum(i is not None for i in before)
     shape = x.shape[first : first + mask.ndim]

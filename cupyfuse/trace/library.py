@@ -145,6 +145,11 @@ def tracers_in(value: Any) -> Iterator[Tracer]:
             yield from tracers_in(item)
 
 
+def holds_tracers(value: Any) -> bool:
+    """Whether a value is a list or tuple that holds traced arrays, perhaps in lists and tuples of its own."""
+    return type(value) in (list, tuple) and next(tracers_in(value), None) is not None
+
+
 class _Operands:
     """The arrays in the arguments of the function `name`, collected as `tracers`."""
 

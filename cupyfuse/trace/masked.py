@@ -23,6 +23,7 @@ from .masked_reductions import (
     refuse,
 )
 from .operations import apply, as_tracer
+from .parts import full_index
 from .promotion import checked_number
 from .python_numbers import as_python, is_python
 from .tracer import Tracer
@@ -204,13 +205,9 @@ class Masked(Reductions):
     def __getitem__(self, index: Any) -> Masked:
         if isinstance(index, Masked):
             return Masked(self.whole.copy(), self._narrowed(index))
-        items = list(index) if isinstance(index, tuple) else [index]
-        if not all(i is None or i is Ellipsis or isinstance(i, (slice, int, np.integer)) for i in items):
+        items = full_index(index, self.ndim)
+        if not all(i is None or isinstance(i, (slice, int, np.integer)) for i in items):
             refuse("this index of masked elements")
-        if Ellipsis not in items:
-            items.append(Ellipsis)
-        place = items.index(Ellipsis)
-        items[place : place + 1] = [slice(None)] * (self.ndim - sum(i is not None and i is not Ellipsis for i in items))
         own = [k for k, i in enumerate(items) if i is not None][self.axis : self.axis + 1]
         if not own or items[own[0]] != slice(None):
             refuse("a part of masked elements")

@@ -55,10 +55,13 @@ class Selection:
         return tuple(count for _, _, count in self.slices)
 
 
-def _items(index: Any, ndim: int) -> list[Any]:
-    """Return the items of an index, with full slices for the axes that it leaves out and for an ellipsis."""
+def full_index(index: Any, ndim: int, axes_of_mask: int = 1) -> list[Any]:
+    """Return the items of an index, with full slices for the axes that it leaves out and for an ellipsis.
+
+    Each item takes one axis; if there is a mask among them, it takes `axes_of_mask`.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
-    present = sum(i is not None and i is not Ellipsis for i in items)
+    present = sum(i is not None and i is not Ellipsis for i in items) + axes_of_mask - 1
     ellipses = [k for k, i in enumerate(items) if i is Ellipsis]
     if present > ndim or len(ellipses) > 1:
         raise IndexError(f"too many indices for an array of {ndim} dimensions\n  at {user_line()}")
@@ -71,7 +74,7 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection:
     """Resolve an index of slices, integers, None and an ellipsis."""
     slices: list[Slice] = []
     order: list[int | None] = []
-    for item in _items(index, len(shape)):
+    for item in full_index(index, len(shape)):
         if item is None:
             order.append(None)
             continue

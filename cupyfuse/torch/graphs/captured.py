@@ -81,6 +81,11 @@ class CapturedGraph:
     result: Any = None
     autocast: bool = False
 
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The numbers of all inputs."""
+        return (*self.arguments, *self.parameters)
+
 
 def storage_of(tensor: Any) -> int:
     """Identify a tensor's memory by a number; that of a DTensor is its part's."""

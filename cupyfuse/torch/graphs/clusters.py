@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -73,6 +74,15 @@ class Clusters(ResolvedGraph):
                 self.unfused[k] = "its memory is viewed by `as_strided`"
             else:
                 self._place(k, operation)
+
+    @cached_property
+    def changing_inputs(self) -> set[int]:
+        """The memory of the graph's inputs, such as statistics in buffers, that its operations write to.
+
+        The next call changes it again, perhaps before this one's backward pass.
+        """
+        inputs = {self.storages[n] for n in self.captured.inputs}
+        return inputs & {self.storages[n] for operation in self.captured.operations for n in operation.written}
 
     def outside_uses(self) -> set[int]:
         """Find the values that are read outside of their own cluster."""

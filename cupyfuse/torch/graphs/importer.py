@@ -51,6 +51,7 @@ class ImportedGraph:
         self.getters: dict[int, list[Node]] = {}
         self._stand_ins: dict[Node, Any] = {}  # node -> Ref, Size or nested tuples of them
         self._producers: dict[Node, int] = {}  # for each node of a result, its operation
+        self._input_memory: set[int] = set()  # storages of the inputs
         self._transforms = 0  # depth of torch.func transforms at the current node
         for node in graph.nodes:
             self._import(node)
@@ -84,6 +85,7 @@ class ImportedGraph:
     def _import_input(self, node: Node, example: Any) -> None:
         number = self._add_value(example, node)
         self._stand_ins[node] = Ref(number)
+        self._input_memory.add(storage_of(example))
         if is_state(node) or isinstance(example, torch.nn.Parameter):
             self.captured.parameters[number] = _parameter_path(node) or node.name
         else:
@@ -179,7 +181,7 @@ class ImportedGraph:
             return f"its tensors are on different devices: {', '.join(sorted({str(t.device) for t in tensors}))}"
         if operation.random:
             return "it draws random numbers"
-        if operation.name == "clone" and storage_of(tensors[0]) in self._input_storages():
+        if operation.name == "clone" and storage_of(tensors[0]) in self._input_memory:
             return "it copies memory that may change before the backward pass"
         if any(free_unbacked_symbols(t) for t in tensors):
             return "its sizes depend on the values of a tensor"
@@ -192,9 +194,6 @@ class ImportedGraph:
         if len(operation.results) > 1 and any(user.target is not operator.getitem for user in node.users):
             return "its results are used as a tuple"
         return ""
-
-    def _input_storages(self) -> set[int]:
-        return {storage_of(self.captured.tensors[n]) for n in (*self.captured.arguments, *self.captured.parameters)}
 
     def _add_value(self, tensor: Any, node: Node) -> int:
         """Add a value, given as a fake tensor and its node; return its number."""

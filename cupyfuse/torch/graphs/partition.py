@@ -156,21 +156,11 @@ def _extract_chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> Fuse
     fixed = frozenset(k for k, n in enumerate(cluster.inputs) if n in parameters and k not in changing)
     names = tuple(map(clusters.input_name, cluster.inputs))
     calls = tuple(map(renumber, cluster.calls))
-    state = _changing_inputs(clusters)
+    state = clusters.changing_inputs
     copied = frozenset(k for k, n in enumerate(cluster.inputs) if clusters.storages[n] in state and k not in changing)
     chain = Chain(names, calls, tuple(numbers[n] for n in outputs), updates, fixed, len(nodes), copied)
     members = tuple(sorted(cluster.members))
     return FusedChain(chain, tuple(cluster.inputs), tuple(outputs), members, tuple(views), tuple(nodes))
-
-
-def _changing_inputs(clusters: Clusters) -> set[int]:
-    """Return the memory of the graph's inputs, such as statistics in buffers, that its operations write to.
-
-    The next call changes it again, perhaps before this one's backward pass.
-    """
-    captured = clusters.captured
-    inputs = {clusters.storages[n] for n in (*captured.arguments, *captured.parameters)}
-    return inputs & {clusters.storages[n] for operation in captured.operations for n in operation.written}
 
 
 def _outputs_and_views(clusters: Clusters, cluster: Cluster, wanted: Iterable[int]) -> tuple[list[int], list[int]]:

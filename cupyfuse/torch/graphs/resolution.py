@@ -138,7 +138,7 @@ class ResolvedGraph:
         The graph is captured with inputs of separate memory, and may be called with inputs that share theirs. As soon
         as one of them is changed in place, all inputs of its dtype count as one memory.
         """
-        inputs = [*self.captured.arguments, *self.captured.parameters]
+        inputs = self.captured.inputs
         own = {self.storages[n] for n in inputs}
         written = {n for o in self.captured.operations if o.name not in KEEPS_STATISTICS for n in o.written}
         dtypes = {self.captured.tensors[n].dtype for n in written if self.storages[n] in own}

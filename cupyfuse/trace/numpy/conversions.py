@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib import stride_tricks
 
-from ..library import tracers_in
+from ..library import holds_tracers, tracers_in
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
@@ -77,7 +77,7 @@ def _converting_tracers(original: Callable[..., Any], convert: Callable[..., Any
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
         """Convert if the first argument is traced, else call NumPy's function."""
-        if args and (isinstance(args[0], Tracer) or lists.holds_tracers(args[0])):
+        if args and (isinstance(args[0], Tracer) or holds_tracers(args[0])):
             return convert(*args, **options)
         return original(*args, **options)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ..library import holds_tracers
 from ..tracer import Tracer
 from ..user_code import fail
 
@@ -25,11 +26,6 @@ _ARRAYS = {"histogram": 1, "histogram2d": 2, "pad": 1, "array_split": 1, "choose
 _CALLING = {"apply_along_axis": (2, "arr"), "piecewise": (0, "x")}
 # They read nested lists themselves, or take arrays alone; np.split takes lists only with positions.
 _NOT_REPLACED = ("block", "histogramdd", "split", "unstack", "take_along_axis", "put_along_axis")
-
-
-def holds_tracers(value: Any) -> bool:
-    """Whether a list or tuple holds traced arrays, perhaps in lists and tuples of its own."""
-    return type(value) in (list, tuple) and any(isinstance(v, Tracer) or holds_tracers(v) for v in value)
 
 
 def stack(values: Sequence[Any], dtype: Any = None) -> Tracer:
