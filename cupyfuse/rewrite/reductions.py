@@ -58,10 +58,15 @@ def largest_and_others(x: Node, top: Node, axis: int) -> tuple[Node, Node]:
 
 
 def counted_logsumexp(top: Node, count: Node, others: Node) -> Node:
-    """m + log(sum(exp(x - m))) = m + log(n) + log1p(s / n), with n maxima and s the sum over all other elements."""
+    """m + log(sum(exp(x - m))) = m + log(n) + log1p(s / n), with n maxima and s the sum over all other elements.
+
+    No element may equal m where x is computed twice and rounded differently; one of the others then counts as m.
+    """
     zero = g.const(0.0)
-    ratio = g.pointwise("divide", others, count)
-    logarithm = g.pointwise("add", g.pointwise("log", count), g.pointwise("log1p", ratio))
+    at_least_one = g.pointwise("maximum", count, g.const(1.0))
+    rest = g.pointwise("add", others, g.pointwise("subtract", count, at_least_one))
+    ratio = g.pointwise("divide", rest, at_least_one)
+    logarithm = g.pointwise("add", g.pointwise("log", at_least_one), g.pointwise("log1p", ratio))
     finite = g.pointwise("equal", g.pointwise("subtract", top, top), zero)
     counted = g.pointwise("where", finite, logarithm, top)
     return g.pointwise("add", g.pointwise("finite_or_zero", top), counted)

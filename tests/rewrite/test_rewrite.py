@@ -16,7 +16,8 @@ from support import HEADS, INF, NAN, assert_close, assert_same_kinds, normal, un
 import cupyfuse as cf
 from cupyfuse import rewrite
 from cupyfuse.ir import graph as g
-from cupyfuse.ir.operators import REDUCTIONS
+from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
+from cupyfuse.rewrite.reductions import counted_logsumexp
 
 SPECS = {
     "x": cf.spec((6, 5)),
@@ -158,6 +159,23 @@ def test_reductions_of_one_element_keep_special_values(values: list[float]) -> N
                 finite = np.isfinite(values[0])
                 expected = {"var": 0.0, "std": 0.0, "softmax": 1.0, "log_softmax": 0.0}[name] if finite else NAN
                 np.testing.assert_array_equal(fused.ravel(), [expected], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("count", "others", "expected"),
+    [(1, 0.0, 0.0), (1, 1e-18, 1e-18), (3, 0.5, np.log(3.5)), (0, 1.0, 0.0), (0, 1.25, np.log(1.25))],
+)
+def test_logsumexp_counts_a_maximum_that_no_element_equals(count: float, others: float, expected: float) -> None:
+    """An element that was computed twice may be rounded twice; its exponential is among the others then."""
+    named = {name: g.argument(k, name, (1, 1), "float64") for k, name in enumerate(("top", "count", "others"))}
+    values = dict(zip(named.values(), map(np.float64, (0.0, count, others)), strict=True))
+    result = counted_logsumexp(*named.values())
+    for node in g.topological([result]):
+        if node.op == "const":
+            values[node] = np.float64(node.value)
+        elif node not in values:
+            values[node] = POINTWISE[node.op].numpy(*(values[i] for i in node.inputs))
+    assert values[result] == pytest.approx(expected, rel=4e-16)
 
 
 def test_composites_are_lowered() -> None:
