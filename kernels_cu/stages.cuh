@@ -264,10 +264,13 @@ struct Arguments {
     __device__ __forceinline__ void read(const P& p, i64 row, i64 col, i64, Tile& tile) const {
         p.template load<V>(At<S>(), row, col, tile);
     }
+    template <int S, class P, class Team>
+    __device__ __forceinline__ void release(const P&, const Team&, i64) const {}
 };
 
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements: `source`
-// gives this thread's pack `number`, after it has waited for it and those behind it. Single elements belong to the first share.
+// gives this thread's pack `number`, after it has waited for it and those behind it, and is told once it is computed.
+// Single elements belong to the first share.
 template <class P, int S, int Items, int V, class Team, class Source, class Totals>
 __device__ __forceinline__ void stream_share(
     const P& p, const Team& team, const Source& source, i64 row, const typename P::Row& r, Totals& totals,
@@ -320,6 +323,7 @@ __device__ __forceinline__ void stream_share(
                 }
             }
         }
+        source.template release<S>(p, team, number);
     }
     if constexpr (Span<P, V, Index>::has_singles) {
         if (has_single) {

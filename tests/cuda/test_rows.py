@@ -38,8 +38,8 @@ CONFIGURATIONS = [
     Config("row_block", 64, 2, 8),
     Config("row_block", 32, 4, 4),
     Config("row_stream", 64, 2, 4),
-    Config("row_shared", 32, 1, 4, packs=1),
-    Config("row_shared", 32, 2, 2, cluster=2, packs=1),
+    Config("row_shared", 32, 1, 4, packs=1, persistent=True),
+    Config("row_shared", 32, 2, 2, cluster=2, packs=1, persistent=True),
     Config("row_shared", 64, 1, 8, cluster=4, packs=1),
 ]
 
@@ -96,7 +96,12 @@ def test_every_way_to_hold_a_row(
         check_in_orders(Case(program, shape, dtype, special=special))
 
 
-@pytest.mark.parametrize("program", [softmax, affine_softmax])
+def summed_and_shifted(x: Any) -> Any:
+    """One stage, which reads a row once."""
+    return x.sum(axis=1), x + 1
+
+
+@pytest.mark.parametrize("program", [softmax, affine_softmax, summed_and_shifted])
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_packs_arrive_in_groups(monkeypatch: pytest.MonkeyPatch, cluster: int, program: Any) -> None:
     """Of several packs, which a thread computes while later ones are on their way; clusters run several rows."""
