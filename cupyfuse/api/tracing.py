@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,14 @@ from ..ir import graph as g
 from ..plan.plan import Traced
 from ..trace import Trace, Tracer, refusals_reach_the_caller
 from ..trace.numpy import traced_conversions
+from ..trace.watched import Site
 from .environment import Environment
 from .parameters import Parameters
 from .results import Results
 from .signature import Signature
 from .substitution import Substitution
+
+_MOST_SITES = 32  # places that are looked for; a function that assigns to arrays of more has all its arrays traced
 
 
 @dataclass(frozen=True)
@@ -76,33 +79,72 @@ def trace_function(
     """
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
     read: set[int] = set()
-    first = Trace(captures=True, strict=strict, for_shards=for_shards)
+
+    def run(trace: Trace) -> Results:
+        return _trace_once(trace, environment, parameters, values, signature, by_value, read)
+
+    def new_trace(repeats: Trace | None, sites: Container[Site], watches: bool = False) -> Trace:
+        return Trace(repeats, True, strict, sites, watches, for_shards)
+
+    first = new_trace(None, ())
     try:
-        results = _trace_once(first, environment, parameters, values, signature, by_value, read)
+        results = run(first)
     except (TypeError, ValueError, IndexError) as error:
         # The function may have assigned traced values to an array that it created.
         if not first.has_created:
             raise
-        first = Trace(captures=True, strict=strict, traces_created=True, for_shards=for_shards)
-        try:
-            results = _trace_once(first, environment, parameters, values, signature, by_value, read)
-        except TraceError:
-            if isinstance(error, TraceError):
-                raise
-            raise error from None  # as the plain function raises it
-    second = Trace(first, True, strict, first.traces_created, for_shards)
-    again = _trace_once(second, environment, parameters, values, signature, by_value, read)
-    if _trace_key(first, results) != _trace_key(second, again):
+        first, results = _trace_with_created(run, new_trace, error)
+    second = new_trace(first, first.traced_sites)
+    if _trace_key(first, results) != _trace_key(second, run(second)):
         raise TraceError(
             f"cannot fuse {name}: traced a second time it does something else, as if it drew random numbers or read "
             "the time; make what changes an argument"
         )
     if not results.has_arrays and not first.effects:
-        raise TraceError(f"cannot fuse {name}: it returns no array")
+        raise TraceError(f"cannot fuse {name}: it returns no array, nor changes one; call the plain function")
     axes = tuple(t._axes for t in results.leaves)
     graph, calls = _graph_of(first, results), tuple(first.calls)
     traced = Traced(name, graph, axes, calls, first.numpy_only, first.viewed, first.at_risk)
     return Tracing(traced, results, first.constants, read)
+
+
+class _Everywhere(Container[Any]):
+    """Every place."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+def _trace_with_created(
+    run: Callable[[Trace], Results], new_trace: Callable[..., Trace], error: Exception
+) -> tuple[Trace, Results]:
+    """Trace a function that failed with `error`, with the arrays traced that it creates and assigns to, or with all."""
+    trace = new_trace(None, _assigned_sites(run, new_trace))
+    try:
+        return trace, run(trace)
+    except (TypeError, ValueError, IndexError):
+        trace = new_trace(None, _Everywhere())
+    try:
+        return trace, run(trace)
+    except TraceError:
+        if isinstance(error, TraceError):
+            raise
+        raise error from None  # as the plain function raises it
+
+
+def _assigned_sites(run: Callable[[Trace], Results], new_trace: Callable[..., Trace]) -> frozenset[Site]:
+    """Find where a function creates the arrays that it assigns traced values to."""
+    sites: frozenset[Site] = frozenset()
+    while len(sites) < _MOST_SITES:
+        trace = new_trace(None, sites, True)
+        try:
+            run(trace)
+            break
+        except (TypeError, ValueError, IndexError):
+            if trace.assigned_sites <= sites:
+                break
+            sites |= trace.assigned_sites
+    return sites
 
 
 def _trace_key(trace: Trace, results: Results) -> list[Hashable]:

@@ -1,12 +1,13 @@
 """Tracing: run the user's function once on tracers, and build the graph of what it does.
 
 A `Tracer` behaves like an array of known shape and dtype; each operation on it adds a node to the graph of its `Trace`.
-From the bottom up: `user_code` (errors that name the user's line), `axes`, `value` (array attributes), `tracer`
-(operators and methods, which call the trace; Python's operators in `arithmetic`, changes in place and views in
-`changes`), `folds` (arrays of several dimensions as rows x columns), `broadcasting` (and reshapes), `promotion` and
-`library` (steps that run the array library's own functions; `failures`: which of them raise for some values),
-`operations`, `products`, `labels`, `parts`, `masked` and `indexing`, `shape_functions`, `numpy` (functions and ufuncs),
-and `trace`, which binds them together. `autodiff` and `saved` build backward passes.
+From the bottom up: `user_code` (errors that name the user's line), `axes`, `value` (array attributes), `watched`
+(arrays that the function created), `tracer` (operators and methods, which call the trace; Python's operators in
+`arithmetic`, changes in place and views in `changes`), `folds` (arrays of several dimensions as rows x columns),
+`broadcasting` (and reshapes), `promotion` and `library` (steps that run the array library's own functions; `failures`:
+which of them raise for some values), `operations`, `products`, `labels`, `parts`, `masked` and `indexing`,
+`shape_functions`, `numpy` (functions and ufuncs), and `trace`, which binds them together. `autodiff` and `saved` build
+backward passes.
 """
 
 from .axes import Axes, AxisLabels, normalize_axes

@@ -23,6 +23,7 @@ from .python_numbers import limit_for, weakened
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, refuse_options, user_line
 from .value import NamedConstant
+from .watched import unwatched
 
 
 def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
@@ -51,6 +52,7 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         except TypeError as error:
             fail(f"an operation with a {value.dtype} number", f"{error}; or make it a Python number with .item()")
         return trace.array(g.cast(g.const(value.item()), dtype), ())
+    value = unwatched(value)
     if type(value) is np.ndarray or hasattr(value, "__cuda_array_interface__"):
         return trace.constant(value)
     if isinstance(value, (list, tuple)):

@@ -88,8 +88,13 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection:
             if isinstance(item, (bool, np.bool_)):
                 raise TypeError  # a mask of no dimensions, not the index 0 or 1
             i = operator.index(item)
-        except TypeError:
-            fail(f"indexing with {item!r}", "slices, integers, None, ..., labels and masks are expected")
+        except TypeError as error:
+            if isinstance(item, (bool, np.bool_)):
+                fail(f"indexing with {item!r} beside other indices", "leave it out, or choose with np.where")
+            raise IndexError(
+                f"only integers, slices, None, ..., integer and boolean arrays are valid indices, got {item!r}\n"
+                f"  at {user_line()}"
+            ) from error
         if not -n <= i < n:
             raise IndexError(f"index {i} is out of bounds for axis {axis} with size {n}\n  at {user_line()}")
         slices.append((i % n, 1, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from .axes import Axes, AxisLabels
 from .flat import Flat
 from .tracer import Tracer
 from .user_code import fail
+from .watched import Site
 
 ASSIGNMENT = "setitem"  # the name of calls that assign to elements of an array
 
@@ -68,7 +69,8 @@ class Trace:
         repeats: Trace | None = None,
         captures: bool = False,
         strict: bool = False,
-        traces_created: bool = False,
+        traced_sites: Container[Site] = (),
+        watches: bool = False,
         for_shards: bool = False,
     ) -> None:
         """Begin a trace.
@@ -81,15 +83,18 @@ class Trace:
             Whether arrays other than arguments become `constants`; otherwise they are an error.
         strict : bool
             Whether library steps are errors.
-        traces_created : bool
-            Whether arrays that the function creates, as by `np.zeros`, are traced from the start.
+        traced_sites : container
+            Where the function creates arrays, as by `np.zeros`, that are traced from the start.
+        watches : bool
+            Whether the others that it creates are `Watched`: an assignment that fails adds to `assigned_sites`.
         for_shards : bool
             Whether shards of an axis will run the graph: reductions then keep the folds of arrays, since a shard cannot
             fold the split axis together with others.
         """
         self.strict = strict
         self.for_shards = for_shards
-        self.traces_created = traces_created
+        self.traced_sites, self.watches = traced_sites, watches
+        self.assigned_sites: set[Site] = set()
         self.has_created = False  # whether the function created such arrays
         self.inputs: list[g.Node] = []
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by their positions

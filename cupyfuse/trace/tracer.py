@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
 from .python_numbers import weak_in_loop_dtypes
 from .user_code import fail, user_line
+from .watched import Site
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
 # Others stand for these in the module `numpy` while a trace runs.
@@ -34,7 +35,9 @@ class TraceProtocol(Protocol):
     viewed: dict[g.Node, tuple[g.Node, View]]
     strict: bool
     numpy_only: bool
-    traces_created: bool
+    traced_sites: Container[Site]
+    watches: bool
+    assigned_sites: set[Site]
     has_created: bool
 
     def array(self, node: g.Node, axes: Axes | AxisLabels) -> Tracer: ...

@@ -1,7 +1,7 @@
 """Arrays that a traced function creates, for example by `np.zeros`.
 
 They are NumPy arrays, whose values the function may read. If the function assigns traced values to one, which fails, it
-is traced again by a `Trace` with `traces_created`, in which they are traced arrays.
+is traced again by a `Trace` with `traced_sites`: arrays created there are traced ones (`watched.py` finds the sites).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from ... import dtypes
 from ..broadcasting import expand
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import is_user_frame
+from ..watched import watched
 from .lists import stacked
 
-CREATION = ("zeros", "ones", "empty", "full", "eye", "identity", "tri", "linspace")
+CREATION = ("zeros", "ones", "empty", "full", "eye", "identity", "tri", "linspace", "arange")
 _UNIFORM = ("zeros", "ones", "empty", "full")
 
 
@@ -84,7 +85,7 @@ def _full(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, *
 
 
 def _trace_created(array: Any, uniform: bool = False, undefined: bool = False, depth: int = 2) -> Any:
-    """Return a created array, traced if the running trace asks for it.
+    """Return a created array, traced or watched if the running trace asks for it.
 
     Parameters
     ----------
@@ -99,11 +100,13 @@ def _trace_created(array: Any, uniform: bool = False, undefined: bool = False, d
     trace = _traces.running[-1] if _traces.running else None
     if trace is None or type(array) is not np.ndarray or array.dtype.name not in dtypes.ITEMSIZE:
         return array
-    if not is_user_frame(sys._getframe(depth)):
+    frame = sys._getframe(depth)
+    if not is_user_frame(frame):
         return array
     trace.has_created = True
-    if not trace.traces_created:
-        return array
+    site = frame.f_code, frame.f_lasti
+    if site not in trace.traced_sites:
+        return watched(array, site, trace.assigned_sites) if trace.watches else array
     if uniform and array.size and not dtypes.is_opaque(array.dtype.name):
         value = trace.tracer_of(array.dtype.type(0) if undefined else array.flat[0])
         traced = expand(value, array.shape)
