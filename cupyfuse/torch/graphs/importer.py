@@ -25,6 +25,7 @@ from .captured import CapturedGraph, Operation, keeps_placement, storage_of
 from .inplace import SYMBOLIC, argument_of, writes
 
 NO_TENSOR = "it returns no tensor"
+WITHIN_TRANSFORM = "it is within a transform of torch.func or of forward-mode differentiation"
 # Functions that update running statistics where a flag says so, and the parameters of Python's and built-in ones.
 KEEPS_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 _PYTHON = ("input", "running_mean", "running_var", "weight", "bias", "flag")
@@ -171,7 +172,7 @@ class ImportedGraph:
         nesting = _transform_nesting(operation)
         self._transforms += nesting
         if self._transforms or nesting:
-            return "it is within a transform of torch.func"
+            return WITHIN_TRANSFORM
         tensors = [self.captured.tensors[n] for n in (*operation.read, *operation.results)]
         if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
             return "its operands belong to a transform of torch.func"
@@ -221,8 +222,12 @@ def _statistics_updated_by(operation: Operation) -> set[int]:
 
 
 def _transform_nesting(operation: Operation) -> int:
-    """Return the change in the depth of `torch.func` transforms: 1 if an operation begins one, -1 if it ends one."""
-    return operation.name.endswith("_increment_nesting") - operation.name.endswith("_decrement_nesting")
+    """Return the change in the depth of transforms: 1 if an operation begins one, -1 if it ends one.
+
+    They are those of `torch.func`, and levels of forward-mode differentiation (`torch.autograd.forward_ad`).
+    """
+    begins = operation.name.endswith(("_increment_nesting", "_enter_dual_level"))
+    return begins - operation.name.endswith(("_decrement_nesting", "_exit_dual_level"))
 
 
 def _uses_autocast(graph: Graph) -> bool:
