@@ -26,7 +26,7 @@ struct HeldPacks {
     typedef int Index;
     typename P::template Held<V> held;
     i64 next = 0;
-    mutable int copied = 0;  // groups of `next`
+    mutable int copied = 0;  // groups of `next` that are on their way, or there
 
     // Copy the groups of a row, from number `first` on.
     template <class Team>

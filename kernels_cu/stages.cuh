@@ -269,8 +269,8 @@ struct Arguments {
 };
 
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements: `source`
-// gives this thread's pack `number`, after it has waited for it and those behind it, and is told once it is computed.
-// Single elements belong to the first share.
+// gives this thread's pack `number`, after it has waited for it and those behind it; `release` tells it that the Items packs
+// from `number` on were read and computed. Single elements belong to the first share.
 template <class P, int S, int Items, int V, class Team, class Source, class Totals>
 __device__ __forceinline__ void stream_share(
     const P& p, const Team& team, const Source& source, i64 row, const typename P::Row& r, Totals& totals,

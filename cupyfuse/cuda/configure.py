@@ -30,9 +30,10 @@ _MOST_BLOCKS = 8  # of a cluster
 # bytes that they hold; blocks of a cluster reach this share of it, since they start together and wait for each other:
 # fitted to 180 measurements of an H200 from 50257 to 262144 columns, where it chooses within 4 % of the best.
 _RATE_POWER, _CLUSTER_SHARE = 1 / 8, 0.86
-# Longer rows, in bytes, are held by one block on each multiprocessor, which copies the next row while it writes one:
-# so an H200 does the softmax of 151936 to 524288 columns in 16 bits 2 to 24 % faster, of 128256 to 262144 in 32 bits
-# 3 to 18 %, and of shorter ones up to 7 % slower. Of a row, a block should hold no more than the second number.
+# Longer rows, in bytes, of programs that compute little are held by clusters of blocks, one on each multiprocessor,
+# which copy the next row while they write one: so an H200 does the softmax of 151936 to 524288 columns in 16 bits 2 to
+# 24 % faster, of 128256 to 262144 in 32 bits 3 to 18 %, and of shorter ones up to 7 % slower. Of a row, a block should
+# hold no more than the second number.
 _LONG_ROW_BYTES, _LARGEST_PART = 280 << 10, 160 << 10
 
 

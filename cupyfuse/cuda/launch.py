@@ -79,7 +79,7 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
 
 
 def count_resident_blocks(function: Any, threads: int, shared: int, cluster: int, processors: int) -> int:
-    """Count the blocks of a kernel that the current device, with so many multiprocessors, runs at once.
+    """Count the blocks of a kernel of clusters that the current device, with so many multiprocessors, runs at once.
 
     Parameters
     ----------
@@ -96,11 +96,7 @@ def count_resident_blocks(function: Any, threads: int, shared: int, cluster: int
     address = getattr(function, "ptr", 0)
     if not address:
         return max(cluster, processors // cluster * cluster)  # not a kernel of CuPy's
-    if cluster > 1:
-        return cluster * max(1, count_resident_clusters(address, threads, shared, cluster))
-    from cupy.cuda import driver
-
-    return processors * max(1, int(driver.occupancyMaxActiveBlocksPerMultiprocessor(address, threads, shared)))
+    return cluster * max(1, count_resident_clusters(address, threads, shared, cluster))
 
 
 class _PlainLaunch:

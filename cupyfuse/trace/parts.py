@@ -58,7 +58,7 @@ class Selection:
 def full_index(index: Any, ndim: int, axes_of_mask: int = 1) -> list[Any]:
     """Return the items of an index, with full slices for the axes that it leaves out and for an ellipsis.
 
-    Each item takes one axis; if there is a mask among them, it takes `axes_of_mask`.
+    Each item but None takes one axis; if there is a mask among them, it takes `axes_of_mask`.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     present = sum(i is not None and i is not Ellipsis for i in items) + axes_of_mask - 1

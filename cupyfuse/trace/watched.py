@@ -1,8 +1,8 @@
-"""Arrays that a traced function created, watched for assignments that fail.
+"""Arrays that a traced function created, watched for what NumPy cannot do with them and traced values.
 
-NumPy cannot assign a traced value to an element of an array. A trace that ended so is repeated with watched arrays,
-which note where those were created that an assignment failed for; there the next trace creates traced arrays. All
-others stay NumPy's, whose values the function may read.
+NumPy cannot assign a traced value to an element of an array, nor index it by one. A trace that ended so is repeated
+with watched arrays, which note where those were created that it failed for; there the next trace creates traced arrays.
+Others stay NumPy's, whose values the function may read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ Site = tuple[CodeType, int]  # where a function creates an array: its code, and 
 
 
 class Watched(np.ndarray[Any, Any]):
-    """An array that notes, in the set `assigned`, its `site` when an assignment to it fails.
+    """An array that notes, in the set `assigned`, its `site` when an index of it or an assignment to it fails.
 
-    Views of it and what is computed from it have the same site: they are traced arrays if it is one.
+    Views and copies of it, arrays like it, and what ufuncs with one result compute from it have the same site: the next
+    trace makes them from a traced array.
     """
 
     site: Site | None
@@ -28,6 +29,13 @@ class Watched(np.ndarray[Any, Any]):
 
     def __array_finalize__(self, source: Any) -> None:
         self.site, self.assigned = getattr(source, "site", None), getattr(source, "assigned", None)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return super().__getitem__(index)
+        except Exception:
+            self._note()
+            raise
 
     def __setitem__(self, index: Any, value: Any) -> None:
         try:
@@ -50,11 +58,9 @@ class Watched(np.ndarray[Any, Any]):
         if len(out) == 1:
             return out[0]
         source = next((i for i in inputs if isinstance(i, Watched)), None)
-        return (
-            watched(result, source.site, source.assigned)
-            if type(result) is np.ndarray and source is not None
-            else result
-        )
+        if source is None or type(result) is not np.ndarray:
+            return result
+        return watched(result, source.site, source.assigned)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         changes_self = func.__name__ in _CHANGING and bool(args) and args[0] is self

@@ -46,6 +46,7 @@ TEXTS = (
     "z = np.zeros(2); z[0] = x[0, 0]; sum(x[s:].sum() for s in np.array([0, 1, 2])) * z",
     "z = np.zeros(2); z[1] = x[0, 0]; [z * t for t in np.linspace(0, 1, 3) if t > 0.25][1]",
     "n = np.array([0, 2, 6]); z = np.zeros(2); z[0] = x.ravel()[n[0] : n[1]].sum(); z[1] = n[2]; z",
+    "w = np.arange(3.0); np.identity(3)[k] * w if w[0] == 0 else 0",
     "w, z = np.arange(3.0), np.ones(3); z += x[0]; z * w if w[0] == 0 else 0",
     "w, m = np.arange(3.0), np.zeros((3, 3)); np.fill_diagonal(m, x[0]); m * w if w[0] == 0 else 0",
     "z = np.zeros((2, 3)); row = z[1] + 1; row[:] = x[1]; z[0, k[0]] = 2; row * z",

@@ -20,7 +20,7 @@ X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def from_outside(size: int) -> Any:
-    """An array that no function made which is watched for assignments."""
+    """An array that is not watched: np.frombuffer is not among the functions that create arrays."""
     return np.frombuffer(bytearray(8 * size))
 
 

@@ -1,7 +1,8 @@
 """Arrays that a traced function creates, for example by `np.zeros`.
 
-They are NumPy arrays, whose values the function may read. If the function assigns traced values to one, which fails, it
-is traced again by a `Trace` with `traced_sites`: arrays created there are traced ones (`watched.py` finds the sites).
+They are NumPy arrays, whose values the function may read. If the function assigns traced values to one, or indexes it
+by one, it fails and is traced again by a `Trace` with `traced_sites`, which `watched.py` finds: arrays created there
+are traced ones.
 """
 
 from __future__ import annotations
