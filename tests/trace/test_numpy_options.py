@@ -20,6 +20,8 @@ TEXTS = (
     "np.std(k, mean=k.mean(keepdims=True), ddof=1), np.var(x, 0, mean=x.mean(0, keepdims=True), where=x > 0)",
     "np.nanvar(n, 1, where=x > -1), np.nanstd(n, 0, correction=1), np.nanvar(n, 0, mean=x.mean(0, keepdims=True))",
     "np.nanvar(n, dtype=np.float64), np.nanmean(n, 1, where=x > -1), np.nanmean(k, where=k > 0)",
+    "np.nanmax(n, initial=0.0), np.nanmin(n, 0, initial=9.0, where=x < 0.5), np.nanmax(n[:, :0], 1, initial=2)",
+    "np.nanmax(n, 1, initial=np.nan), np.nanmin(k, initial=1, where=k > 0), np.nanmax(s, initial=2)",
     "np.nanvar(k, where=k > 0), np.nanstd(s, where=s > 0), np.nanvar(k, dtype='f4')",
     "z = np.zeros((4, 4)); x.dot(x.T, out=z); z",
     "z = x.copy(); x.clip(-1, 1, out=z); z",

@@ -12,12 +12,13 @@ from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
-from . import callbacks, functions, products, reductions, writing
+from . import callbacks, functions, norms, products, reductions, writing
 from .steps import LIBRARY, NATIVE_FOR_REALS, REFUSED, public_name
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **functions.FUNCTIONS,
     **reductions.FUNCTIONS,
+    **norms.FUNCTIONS,
     **products.FUNCTIONS,
     **writing.FUNCTIONS,
     **callbacks.FUNCTIONS,

@@ -1,4 +1,4 @@
-"""Native forms of NumPy's reductions, nan-reductions, argmax and argmin, averages and norms."""
+"""Native forms of NumPy's reductions, nan-reductions, argmax and argmin, and averages."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def reduction(
             raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
         # In the array's own dtype, since NumPy leaves elements out without promoting the others.
         a = apply("where", where, a, bool(neutral) if a._node.dtype == "bool" else neutral)
-    if initial is not None and op in ("max", "min") and _is_empty(a, axis):
-        return _filled_result(a, axis, _flag(keepdims), initial)
+    if initial is not None and op in ("max", "min") and is_empty(a, axis):
+        return filled_result(a, axis, _flag(keepdims), initial)
     result = reduce(op, a, axis, _flag(keepdims), dtype=dtype, out=out)
     if initial is None:
         return result
@@ -70,12 +70,12 @@ def _initial_value(initial: Any, dtype: str, trace: Any) -> Any:
     return dtypes.to_numpy(dtype).type(np.asarray(initial).item())
 
 
-def _is_empty(a: Tracer, axis: Any) -> bool:
+def is_empty(a: Tracer, axis: Any) -> bool:
     """Whether a reduction along some axes is one of no elements."""
     return any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim))
 
 
-def _filled_result(a: Tracer, axis: Any, keepdims: bool, value: Any) -> Tracer:
+def filled_result(a: Tracer, axis: Any, keepdims: bool, value: Any) -> Tracer:
     """Return the result of a reduction along some axes, in the array's dtype, with a value in each place."""
     positions = normalize_axes(axis, a.ndim)
     shape = tuple(1 if p in positions else n for p, n in enumerate(a.shape) if keepdims or p not in positions)
@@ -249,13 +249,21 @@ def _not_nan(a: Tracer) -> Tracer:
 
 def nan_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **options: Any) -> Any:
     """Reduce as `np.nanmax` or `np.nanmin`; NaN where all elements are NaN."""
-    keepdims = _flag(keepdims)
-    if _given(options) or not dtypes.is_float(a._node.dtype):
-        return extremum(op, a, axis, out, keepdims, **_given(options))
-    limit = -math.inf if op == "max" else math.inf
-    found = reduce(op, apply("where", apply("isnan", a), limit, a), axis, keepdims, out=out)
-    valid = reduce("sum", _not_nan(a), axis, keepdims)
-    return apply("where", valid > 0, found, math.nan)
+    keepdims, given = _flag(keepdims), _given(options)
+    where, initial = given.pop("where", True), given.pop("initial", None)
+    if not dtypes.is_float(a._node.dtype):
+        return extremum(op, a, axis, out, keepdims, initial=initial, where=where)
+    if where is not True and initial is None:
+        raise ValueError(f"np.nan{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
+    if initial is not None and is_empty(a, axis):
+        return filled_result(a, axis, keepdims, initial)
+    selected, limit = _not_nan_where(where, a), -math.inf if op == "max" else math.inf
+    found = reduce(op, apply("where", selected, a, limit), axis, keepdims, out=out)
+    found = apply("where", reduce("sum", selected, axis, keepdims) > 0, found, math.nan)
+    if initial is None:
+        return found
+    first = _initial_value(initial, found._node.dtype, a._trace)
+    return a._trace.call_ufunc(f"f{op}", "__call__", (found, first), {})  # which ignores NaN
 
 
 def nanmean(
@@ -318,54 +326,6 @@ def arg_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, *, keepdi
     return reduce(f"arg{op}", a, p, keepdims)
 
 
-# Norms --------------------------------------------------------------------------------------------------------------
-
-
-def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """Compute `numpy.linalg.norm`; norms that need singular values are a library step."""
-    if dtypes.is_opaque(x._node.dtype):
-        return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
-    x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
-    axes = normalize_axes(axis, x.ndim, "norm")
-    if ord is None or (ord == "fro" and len(axes) == 2) or (ord == 2 and len(axes) == 1):
-        return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))
-    if len(axes) == 1 and not isinstance(ord, str):
-        return _vector_norm(apply("absolute", x), ord, axis, keepdims)
-    if len(axes) == 2 and ord in (1, -1, np.inf, -np.inf):
-        first, second = (axes[0], axes[1]) if abs(ord) == 1 else (axes[1], axes[0])
-        sums = reduce("sum", apply("absolute", x), first, True)
-        result = _extreme_size(ord, sums, second, True)
-        return result if keepdims else result.squeeze(axes)._as_result()
-    return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
-
-
-def _vector_norm(size: Tracer, ord: float, axis: Any, keepdims: bool) -> Tracer:
-    """Compute the vector norm of some order along an axis, given absolute values."""
-    if ord == 1:
-        return reduce("sum", size, axis, keepdims)
-    if ord in (np.inf, -np.inf):
-        return _extreme_size(ord, size, axis, keepdims)
-    if ord == 0:
-        return reduce("sum", apply("not_equal", size, 0.0), axis, keepdims).astype(size._node.dtype)
-    return apply("power", reduce("sum", apply("power", size, float(ord)), axis, keepdims), 1.0 / float(ord))
-
-
-def _extreme_size(ord: float, size: Tracer, axis: Any, keepdims: bool) -> Tracer:
-    """Return the largest absolute value for a positive order, 0 if there is none, else the smallest."""
-    if ord > 0 and _is_empty(size, axis):
-        return _filled_result(size, axis, keepdims, 0)
-    return reduce("max" if ord > 0 else "min", size, axis, keepdims)
-
-
-def linalg_vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
-    if dtypes.is_complex(x._node.dtype):
-        x = apply("absolute", x)
-    x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
-    if ord == 2:
-        return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))
-    return _vector_norm(apply("absolute", x), ord, axis, keepdims)
-
-
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.sum: partial(reduction, "sum"),
     np.prod: partial(reduction, "prod"),
@@ -390,6 +350,4 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.nanstd: nanstd,
     np.argmax: partial(arg_extreme, "max"),
     np.argmin: partial(arg_extreme, "min"),
-    np.linalg.norm: norm,
-    np.linalg.vector_norm: linalg_vector_norm,
 }
