@@ -10,18 +10,7 @@ import numpy as np
 
 from ..ir import graph as g
 from ..ir.operators import COMPARISONS
-from .masked_reductions import (
-    AVERAGE,
-    DOT,
-    FUNCTIONS,
-    MATMUL,
-    METHODS,
-    NORM,
-    OF_SHAPE,
-    ORDERED,
-    Reductions,
-    refuse,
-)
+from .masked_reductions import DOT, FUNCTIONS, MATMUL, METHODS, OF_SHAPE, UFUNCS, Reductions, refuse
 from .operations import apply, as_tracer
 from .parts import full_index
 from .promotion import checked_number
@@ -137,6 +126,8 @@ class Masked(Reductions):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is MATMUL and method == "__call__" and not options:
             return inputs[0] @ inputs[1]
+        if method == "reduce" and ufunc.__name__ in UFUNCS:
+            return self._reduce(UFUNCS[ufunc.__name__], **{"axis": 0} | options)
         if method != "__call__" or options.get("out") is not None:
             refuse(f"np.{ufunc.__name__} of masked elements with out= or as .{method}")
         call = self.whole.__array_ufunc__
@@ -148,13 +139,6 @@ class Masked(Reductions):
         if func in _POINTWISE and len(args) >= _POINTWISE[func] and all(map(_is_number, options.values())):
             return self._apply(lambda *x: func(*x, **options), args)
         if args and args[0] is self:
-            if func in ORDERED:
-                return self._order_statistic(func, *args[1:], **options)
-            if func is NORM:
-                return self._reduce("norm", **dict(zip(("ord", "axis"), args[1:], strict=False)) | options)
-            if func is AVERAGE:
-                options |= dict(zip(("axis", "weights"), args[1:], strict=False))
-                return self._reduce("average", **options)
             if func in FUNCTIONS:
                 return self._reduce(FUNCTIONS[func], *args[1:], **options)
             if func in OF_SHAPE and len(args) == 1 and not options:

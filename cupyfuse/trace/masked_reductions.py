@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,16 +14,52 @@ from .broadcasting import expand
 from .library import call_library
 from .operations import apply, reduce
 from .tracer import Tracer
-from .user_code import fail
+from .user_code import fail, user_line
 
 METHODS = ("sum", "prod", "any", "all", "mean", "var", "std", "max", "min")
-FUNCTIONS = {getattr(np, name): name for name in (*METHODS, "ptp")}
+_LEAVING_NAN_OUT = ("nansum", "nanprod", "nanmean", "nanvar", "nanstd", "nanmax", "nanmin")
+_QUANTILES = ("median", "percentile", "quantile", "nanmedian", "nanpercentile", "nanquantile")
 # Bound at import: a trace replaces them in the module `numpy`.
-AVERAGE, DOT, MATMUL, NORM = np.average, np.dot, np.matmul, np.linalg.norm
+DOT, MATMUL, NORM = np.dot, np.matmul, np.linalg.norm
+FUNCTIONS: dict[Any, str] = {
+    **{getattr(np, n): n for n in (*METHODS, *_LEAVING_NAN_OUT, *_QUANTILES, "ptp", "count_nonzero", "average")},
+    NORM: "norm",
+}
+# Ufuncs whose method `reduce` is a reduction.
+UFUNCS = {
+    **{"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"},
+    **{"logical_and": "all", "logical_or": "any"},
+}
 OF_SHAPE = np.size, np.shape, np.ndim
-_OPTIONS = {"var": ("ddof",), "std": ("ddof",), "norm": ("ord",), "average": ("weights",)}
-# Functions that leave out NaN, by those that compute the same of all elements.
-ORDERED: dict[Any, Any] = {np.median: np.nanmedian, np.percentile: np.nanpercentile, np.quantile: np.nanquantile}
+_BY_NAME = {name: function for function, name in FUNCTIONS.items()}
+_SIGNATURES = {name: inspect.signature(function) for name, function in _BY_NAME.items()}
+# Options beside `axis` and `keepdims`.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("sum", "prod", "nansum", "nanprod"), ("dtype", "initial")),
+    **dict.fromkeys(("mean", "nanmean"), ("dtype",)),
+    **dict.fromkeys(("max", "min", "nanmax", "nanmin"), ("initial",)),
+    **dict.fromkeys(("var", "std"), ("ddof",)),
+    **dict.fromkeys(("nanvar", "nanstd"), ("dtype", "ddof", "correction")),
+    **dict.fromkeys(("percentile", "quantile", "nanpercentile", "nanquantile"), ("q", "method")),
+    "norm": ("ord",),
+    "average": ("weights",),
+}
+
+
+def _given(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a reduction, behind the elements, that are not the defaults; refuse unknown ones."""
+    signature = _SIGNATURES[name]
+    try:
+        given = signature.bind(None, *args, **options).arguments
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}\n  at {user_line()}") from error
+    _, *labels = given
+    found = {label: given[label] for label in labels if given[label] is not signature.parameters[label].default}
+    found = {label: value for label, value in found.items() if value is not (True if label == "where" else np._NoValue)}
+    for label in found:
+        if label not in ("axis", "keepdims", *_OPTIONS.get(name, ())):
+            refuse(f"{name} of masked elements with {label}=")
+    return found
 
 
 class Reductions:
@@ -31,32 +68,41 @@ class Reductions:
     __slots__ = ()
     axis: int
     base: Tracer
+    mask: Any
     ndim: Any
     whole: Any
     _filled: Any
     _is_bool: Any
     _of: Any
 
-    def _reduce(self, name: str, axis: Any = None, *rest: Any, keepdims: Any = False, **options: Any) -> Any:
+    def _reduce(self, name: str, *args: Any, **options: Any) -> Any:
         """Reduce all elements, or along one axis: that of the selected elements, or one of theirs."""
-        unknown = [*rest, *(label for label in options if label not in _OPTIONS.get(name, ()))]
-        if unknown:
-            refuse(f"{name} of masked elements with {unknown[0]!r}")
+        options = _given(name, args, options)
+        axis, keepdims = options.pop("axis", None), bool(options.pop("keepdims", False))
         axes = normalize_axes(axis, self.ndim, name)
         if len(axes) != 1 and len(axes) != self.ndim:
             refuse(f"{name} of masked elements along axis {axis}")
         axis = axes[0] if len(axes) == 1 and axis is not None else None
         if axis is None or axis == self.axis:
-            found = getattr(self, f"_{name}")(axis, **options)
+            found = self._reduced(name, axis, options)
             if keepdims:
                 kept = range(self.ndim) if axis is None else (axis,)
                 found = found[tuple(None if k in kept else slice(None) for k in range(self.ndim))]
             return found
         # Each selected element is reduced by itself, and so may be all the others.
         along = axis if axis < self.axis else axis + self.base.ndim - 1
-        function = NORM if name == "norm" else getattr(np, name)
-        whole = function(self.whole, axis=along, keepdims=bool(keepdims), **options)
+        whole = _BY_NAME[name](self.whole, axis=along, keepdims=keepdims, **options)
         return type(self)(whole, self.base, self.axis - (axis < self.axis and not keepdims))  # type: ignore[call-arg]
+
+    def _reduced(self, name: str, axis: Any, options: dict[str, Any]) -> Any:
+        """Reduce all elements, or along the axis of the selected ones."""
+        if name in _QUANTILES:
+            return self._quantile(name, axis, **options)
+        if name in _LEAVING_NAN_OUT:
+            if self.whole.dtype.kind not in "biu":
+                return _BY_NAME[name](self._filled(np.nan), axis=self._along(axis), **options)
+            name = name.removeprefix("nan")
+        return getattr(self, f"_{name}")(axis, **options)
 
     def _along(self, axis: Any) -> tuple[int, ...] | None:
         """Return the axes of the whole array along which selected elements are reduced."""
@@ -69,11 +115,11 @@ class Reductions:
 
     # Of all elements, or along the axis of the selected ones
 
-    def _sum(self, axis: Any) -> Tracer:
-        return reduce("sum", self._filled(False if self._is_bool else 0), self._along(axis))
+    def _sum(self, axis: Any, **options: Any) -> Any:
+        return _BY_NAME["sum"](self._filled(False if self._is_bool else 0), axis=self._along(axis), **options)
 
-    def _prod(self, axis: Any) -> Tracer:
-        return reduce("prod", self._filled(True if self._is_bool else 1), self._along(axis))
+    def _prod(self, axis: Any, **options: Any) -> Any:
+        return _BY_NAME["prod"](self._filled(True if self._is_bool else 1), axis=self._along(axis), **options)
 
     def _any(self, axis: Any) -> Tracer:
         return self._filled(False if self._is_bool else 0).any(self._along(axis))
@@ -92,8 +138,12 @@ class Reductions:
     def _as_floats(self) -> Any:
         return self._of(self.whole.astype(self._float_dtype))
 
-    def _mean(self, axis: Any) -> Tracer:
-        return (self._as_floats()._sum(axis) / self._count(axis).astype("float64")).astype(self._float_dtype)
+    def _mean(self, axis: Any, dtype: Any = None) -> Any:
+        kind = self._float_dtype if dtype is None else dtypes.name_of(dtype)
+        if not dtypes.is_float(kind):
+            refuse(f"mean of masked elements with dtype={kind}")
+        wide: Any = self._of(self.whole.astype(dtypes.compute_dtype(kind)))
+        return (wide._sum(axis) / self._count(axis).astype("float64")).astype(kind)
 
     def _var(self, axis: Any, ddof: float = 0) -> Tracer:
         wide = self._as_floats()
@@ -108,46 +158,59 @@ class Reductions:
     def _std(self, axis: Any, ddof: float = 0) -> Tracer:
         return apply("sqrt", self._var(axis, ddof))
 
-    def _max(self, axis: Any) -> Tracer:
-        return self._extreme("max", axis)
+    def _max(self, axis: Any, initial: Any = None) -> Any:
+        return self._extreme("max", axis, initial)
 
-    def _min(self, axis: Any) -> Tracer:
-        return self._extreme("min", axis)
+    def _min(self, axis: Any, initial: Any = None) -> Any:
+        return self._extreme("min", axis, initial)
 
-    def _ptp(self, axis: Any) -> Tracer:
+    def _ptp(self, axis: Any) -> Any:
         return self._max(axis) - self._min(axis)
 
-    def _extreme(self, op: str, axis: Any) -> Tracer:
+    def _extreme(self, op: str, axis: Any, initial: Any) -> Any:
         """Return the largest or smallest element; NaN if none is selected, where NumPy raises an error.
 
         No integer says that none is selected: of integers it is a library step, which raises NumPy's error.
         """
+        if initial is not None:
+            return _BY_NAME[op](self.whole, axis=self._along(axis), initial=initial, where=self.mask)
         if not dtypes.is_float(self.whole._node.dtype):
             operands = [self._mask_first(self.whole), self.base, None if axis is None else 0]
-            found: Tracer = call_library(selected_call(op), operands)
-            return found
+            return call_library(selected_call(op), operands)
         found = reduce(op, self._filled(-np.inf if op == "max" else np.inf), self._along(axis))
         return apply("where", self._count(axis) > 0, found, np.nan)
 
-    def _norm(self, axis: Any, ord: Any = None) -> Tracer:
-        if self.ndim > 1 and not (axis is None and ord is None):
-            refuse("a norm of masked rows")
-        if ord is not None and not (isinstance(ord, (int, float)) and ord > 0):
-            refuse(f"a norm of masked elements with ord={ord!r}")
-        norm: Tracer = NORM(self._filled(0).ravel(), ord)  # type: ignore[assignment]
-        return norm
+    def _count_nonzero(self, axis: Any) -> Any:
+        return self._of(apply("not_equal", self.whole, 0))._sum(axis)
 
-    def _order_statistic(self, func: Any, *args: Any, axis: Any = None, **options: Any) -> Tracer:
+    def _norm(self, axis: Any, ord: Any = None) -> Any:
+        """Compute the norm of the vectors along an axis, or of all elements as one vector."""
+        if axis is None and ord is not None and self.ndim > 1:
+            refuse("a norm of a matrix of masked elements")
+        if not (ord is None or isinstance(ord, (int, float))):
+            raise ValueError(f"Invalid norm order {ord!r} for vectors\n  at {user_line()}")
+        wide: Any = self._of(self.whole.astype("float64")) if self.whole.dtype.kind in "biu" else self
+        sizes = abs(wide)
+        if ord in (None, 2):
+            return apply("sqrt", (sizes**2)._sum(axis))
+        if ord == 0:
+            return sizes._count_nonzero(axis).astype(sizes.dtype)
+        if ord == 1:
+            return sizes._sum(axis)
+        if ord in (np.inf, -np.inf):
+            return sizes._extreme("max", axis, 0) if ord > 0 else sizes._extreme("min", axis, None)
+        return apply("power", (sizes ** float(ord))._sum(axis), 1.0 / float(ord))
+
+    def _quantile(self, name: str, axis: Any, q: Any = None, **options: Any) -> Any:
         """Return a median, percentile or quantile; others than the selected ones become NaN, left out."""
-        if func.__name__ == "median" and args:
-            axis, *args = args  # type: ignore[assignment]
-        is_theirs = axis is None or normalize_axes(axis, self.ndim) == (self.axis,)
-        if len(args) > (func.__name__ != "median") or not is_theirs:
-            refuse(f"np.{func.__name__} of masked elements along an axis other than theirs")
         wide = self._as_floats()
         first = self._mask_first(wide._filled(np.nan))
         rows = first.reshape(self.base.size, *first.shape[self.base.ndim :])
-        found = ORDERED[func](rows, *args, axis=None if axis is None else 0, **options)
+        leaves_nan_out = name.startswith("nan")
+        function = _BY_NAME[name if leaves_nan_out else f"nan{name}"]
+        found = function(rows, *([] if q is None else [q]), axis=None if axis is None else 0, **options)
+        if leaves_nan_out:
+            return found
         is_nan = self._of(apply("isnan", wide.whole))._any(axis)  # NaN among the selected elements
         return apply("where", is_nan, np.nan, found)
 

@@ -43,7 +43,15 @@ SELECTIONS = (
     "a.sum() * a[both].ndim * x[both].ndim | a[both][a[both] > 1].sum() | a[rows][a[rows] > 1].sum() | "
     "a[rows][a[rows][:, 0] > 0].sum(0) | u[rows][u[rows] > 0].size | a[rows][u[rows] > 0][:, 1].sum() | "
     "a[~both].sum(), a[:, ~cols].sum(1), a[both & (a > 0)].mean() | a[a.sum() > 0].sum(0) | "
-    "a[a.sum() < 0, 0].sum() | x[x > 0].mean(), x[x > 0].std() | np.arctan2(a[both], u[0]).sum()"
+    "a[a.sum() < 0, 0].sum() | x[x > 0].mean(), x[x > 0].std() | np.arctan2(a[both], u[0]).sum() | "
+    "a[both].sum(initial=2), np.prod(u[rows], initial=3), a[rows].max(0, initial=3), u[u > 9].min(initial=1) | "
+    "a[both].sum(dtype='f8'), a[rows].mean(0, 'f4'), a[rows].mean(1, dtype='f8').sum() | "
+    "np.count_nonzero(a[both]), np.count_nonzero(a[rows], axis=0), np.count_nonzero(a[:, cols], 0).sum() | "
+    "np.linalg.norm(a[both]), np.linalg.norm(a[rows], axis=0), np.linalg.norm(a[:, cols], 1, axis=1) | "
+    "np.linalg.norm(u[rows], 0), np.linalg.norm(u[rows], 1), np.linalg.norm(u[rows], 3) | "
+    "np.linalg.norm(u[rows], np.inf), np.linalg.norm(u[rows], -np.inf), np.linalg.norm(u[rows] + 1j) | "
+    "np.linalg.norm(a[rows] - w, axis=1).max(), np.linalg.norm(a[rows], np.inf, 0, True) | "
+    "np.add.reduce(a[rows]), np.maximum.reduce(a[both], keepdims=True), np.logical_or.reduce(a[:, cols], axis=1)"
 )
 
 
@@ -51,6 +59,21 @@ SELECTIONS = (
 @pytest.mark.parametrize("text", SELECTIONS.split(" | "))
 def test_selections(text: str, dtype: str, engine: Engine) -> None:
     check(text, engine, dtype)
+
+
+LEAVING_NAN_OUT = (
+    "np.nansum({0}), np.nanprod({0}), np.nanmean({0}), np.nanvar({0}), np.nanstd({0}, ddof=1)",
+    "np.nanmax({0}), np.nanmin({0}), np.nanmax({0}, initial=1), np.nanmin({0}, initial=-9)",
+    "np.nanmedian({0}), np.nanpercentile({0}, q=30), np.nanquantile({0}, q=0.25), np.sum({0}), np.median({0})",
+)
+
+
+@on_engines("float32", "float32 float64 int64")
+@pytest.mark.parametrize("text", LEAVING_NAN_OUT)
+@pytest.mark.parametrize("of", ["y[rows], axis=0", "y[:, cols], axis=1, keepdims=True", "y[both]"])
+def test_functions_that_leave_nan_out(text: str, of: str, dtype: str, engine: Engine) -> None:
+    holes = "a" if dtype == "int64" else "np.where(a == w[0], np.nan, a).astype(a.dtype)"
+    check(f"y = {holes}; {text.format(of)}", engine, dtype)
 
 
 @ENGINES
