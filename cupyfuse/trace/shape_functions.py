@@ -12,7 +12,7 @@ from ..ir import graph as g
 from ..ir import slices
 from .axes import Axes, normalize_axes
 from .broadcasting import broadcast_to, expand
-from .folds import refolded, strides_of
+from .folds import in_fold, refolded, strides_of
 from .labels import positions, take_along_axis
 from .library import call_library, reraise
 from .operations import apply, as_tracer, trace_of
@@ -52,22 +52,40 @@ def _diagonal(x: Tracer, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tra
     return x._make_view(_pick_diagonal, _refuse_assignment, (offset, a, b))
 
 
+def writable_diagonal(x: Tracer, a: int, b: int) -> Tracer:
+    """Return the diagonal of two axes of one length as its last axis: a view that can be changed, as einsum's."""
+    return x._make_view(_pick_diagonal, _put_diagonal, (0, a, b))
+
+
 def _refuse_assignment(x: Tracer, selection: tuple[int, int, int], value: Tracer) -> Tracer:
     raise ValueError(f"assignment destination is read-only: the diagonal of an array\n  at {user_line()}")
 
 
 def _pick_diagonal(x: Tracer, selection: tuple[int, int, int]) -> Tracer:
     """Copy the diagonal of two axes, which becomes the last axis; `selection` is (offset, axis, axis)."""
-    offset, a, b = selection
+    base, axes, dims, first = _strides_of_diagonal(refolded(x, Axes.by_rows(x.shape)), *selection)
+    return x._trace.array(slices.strided_copy(base, dims, axes.node_shape, first), axes)
+
+
+def _put_diagonal(x: Tracer, selection: tuple[int, int, int], value: Tracer) -> Tracer:
+    """Return a copy of an array with its diagonal replaced."""
+    if not value.size:
+        return x.copy()
+    x = refolded(x, Axes.by_rows(x.shape))
+    base, axes, dims, first = _strides_of_diagonal(x, *selection)
+    node = slices.put(base, g.broadcast(in_fold(value, axes), axes.node_shape), dims, first)
+    return x._trace.array(node if base is x._node else g.transpose(node), x._axes)
+
+
+def _strides_of_diagonal(x: Tracer, offset: int, a: int, b: int) -> tuple[g.Node, Axes, list[tuple[int, int]], int]:
+    """Return an array's node as stored, the axes of the diagonal, and its dimensions and first element in the node."""
     kept = [p for p in range(x.ndim) if p not in (a, b)]
-    base, strides = strides_of(refolded(x, Axes.by_rows(x.shape)))
+    base, strides = strides_of(x)
     down, across = strides.get(a, 0), strides.get(b, 0)
     count = max(0, min(x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)))
-    shape = (*(x.shape[p] for p in kept), count)
-    axes = Axes.by_rows(shape)
+    axes = Axes.by_rows((*(x.shape[p] for p in kept), count))
     dims = [(x.shape[p], strides.get(p, 0)) for p in kept] + [(count, down + across)]
-    first = max(offset, 0) * across - min(offset, 0) * down if count else 0
-    return x._trace.array(slices.strided_copy(base, dims, axes.node_shape, first), axes)
+    return base, axes, dims, max(offset, 0) * across - min(offset, 0) * down if count else 0
 
 
 def _python_code_of(function: Any) -> Callable[..., Any]:

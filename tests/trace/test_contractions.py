@@ -16,6 +16,7 @@ CONTRACTIONS = [
     "abc,adc,bd->ac", "ab,cd->abcd", "abc,cba->", "a,b,c->abc", "a,a,a->a", "abcd,dce->eab", "abc->ca",
     "abc,de->", "ab,ab,ab->", "...ab,...bc->...ac", "...ab,...bc", "...ab,bc->...ac", "...a,...a",
     "a...,b...->ab...", "...,...", "ab...->b...",
+    "ae,ea->ae", "ae,ee->a", "bb->b", "bb", "abb,b->a", "bbb->b", "...bb->...",
 ]
 # fmt: on
 

@@ -18,6 +18,7 @@ VIEWS = (
     *("np.array_split(x, 3)[0]", "np.hsplit(x, 2)[0]", "np.vsplit(x, 2)[0]", "np.dsplit(x[None], 2)[0]"),
     *("np.unstack(x, axis=1)[2]", "np.diagonal(x)", "np.diag(x, 1)", "np.linalg.diagonal(x)", "x.diagonal()"),
     *("np.einsum('ij->ji', x)", "np.einsum('ij->ij', x)", "np.einsum('ji', x)", "np.real(x)", "x.real", "x.conj()"),
+    *("np.einsum('ii->i', x)", "np.einsum('aii->ia', x[None])", "np.einsum('ii->i', x[::-1, 1:].T[:2, :2])"),
     *("np.asarray(x)", "np.array(x, copy=None)", "np.atleast_1d(x)", "np.atleast_3d(x)", "x.reshape(4, 1, 4)"),
     *("np.squeeze(x)", "np.expand_dims(x, 0)", "x.T", "x.mT", "np.swapaxes(x, 0, 1)", "np.moveaxis(x, 0, 1)"),
     *("np.meshgrid(x[0], x[1], sparse=True, copy=False)[0]", "np.nan_to_num(x, copy=False)"),
@@ -36,7 +37,7 @@ COPIES = (
 # NumPy copies some of them, if the array lies in memory in another order.
 UNDECIDED = (
     *("x.ravel()", "x.reshape(2, 8)", "np.ascontiguousarray(x)", "np.asfortranarray(x)", "np.asarray(x, order='F')"),
-    *("np.broadcast_to(x, (2, 4, 4))", "np.broadcast_arrays(x, x[:1])[1]", "np.einsum('ii->i', x)"),
+    *("np.broadcast_to(x, (2, 4, 4))", "np.broadcast_arrays(x, x[:1])[1]"),
     *("np.meshgrid(x[0], x[1], copy=False)[0]",),
 )
 

@@ -15,6 +15,7 @@ from ..broadcasting import expand
 from ..library import call_library
 from ..operations import apply, as_tracer, reduce, trace_of
 from ..products import dot, matmul
+from ..shape_functions import writable_diagonal
 from ..tracer import Tracer
 from ..user_code import refuse_options, user_line
 
@@ -150,11 +151,12 @@ def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: A
 def _parse(subscripts: str, operands: list[Tracer]) -> tuple[list[_Term], str] | None:
     """Parse subscripts, with letters for the axes of ellipses.
 
-    Returns None for what has no native form: repeated letters, dtypes other than floats, shapes that do not fit.
+    An operand that has a letter twice becomes its diagonal. Returns None for what has no native form: dtypes other than
+    floats, but for views of one operand, and shapes that do not fit.
     """
     left, arrow, result = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) != len(operands) or not all(dtypes.is_float(x._node.dtype) for x in operands):
+    if len(terms) != len(operands):
         return None
     # The axes of each operand that its letters do not name: those of its ellipsis.
     unnamed = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True)]
@@ -170,19 +172,31 @@ def _parse(subscripts: str, operands: list[Tracer]) -> tuple[list[_Term], str] |
     else:
         result = ellipsis + "".join(sorted(c for c in set(letters) - set(ellipsis) if letters.count(c) == 1))
     result_fits = len(set(result)) == len(result) and set(ellipsis) <= set(result) <= set(letters)
+    is_view = len(terms) == 1 and set(letters) == set(result)
+    if not result_fits or not (is_view or all(dtypes.is_float(x._node.dtype) for x in operands)):
+        return None
     pairs = list(zip(terms, operands, strict=True))
-    return (pairs, result) if result_fits and _shapes_fit(pairs) else None
+    return ([_diagonals(term, x) for term, x in pairs], result) if _shapes_fit(pairs) else None
 
 
 def _shapes_fit(terms: list[_Term]) -> bool:
-    """Whether each operand has one letter for each axis, all different, and each letter one size."""
+    """Whether each operand has one letter for each axis, and each letter one size."""
     sizes: dict[str, int] = {}
     for term, x in terms:
-        if not len(term) == x.ndim == len(set(term)) or not (term.isalpha() or not term):
+        if len(term) != x.ndim or not (term.isalpha() or not term):
             return False
         if any(sizes.setdefault(c, n) != n for c, n in zip(term, x.shape, strict=True)):
             return False
     return True
+
+
+def _diagonals(term: str, x: Tracer) -> _Term:
+    """Return an operand with each letter once: where a letter has several axes, a view of their diagonal."""
+    for c in sorted(set(term)):
+        while term.count(c) > 1:
+            a, b = term.index(c), term.rindex(c)
+            term, x = "".join(d for p, d in enumerate(term) if p not in (a, b)) + c, writable_diagonal(x, a, b)
+    return term, x
 
 
 def _contract_all(operands: list[_Term], result: str) -> Tracer:
