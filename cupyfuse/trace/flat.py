@@ -43,6 +43,14 @@ class Flat:
         return self._array.flatten()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        """Assign; of an array, its elements in turn: again from the first if they are fewer than those assigned to."""
         elements = self._array.flatten()
+        given = elements._trace.tracer_of(value)
+        is_mask = isinstance(index, Tracer) and index._node.dtype == "bool"  # of as many elements as its values tell
+        if given.size > 1 and not is_mask:
+            count = index.size if isinstance(index, Tracer) else np.arange(len(self))[index].size
+            value = given.flatten()
+            if count != given.size:
+                value = value[np.arange(count) % given.size]
         elements[index] = value
         self._array[...] = elements.reshape(self._array.shape)

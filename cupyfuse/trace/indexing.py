@@ -26,10 +26,11 @@ def get(x: Tracer, index: Any) -> Any:
     if selected is not None:
         view, mask, axis = selected
         return Masked(view.copy(), mask, axis)
-    if _is_flag(index):
-        return x[None].copy() if index else x[None][:0].copy()
-    if any(_is_array_index(i) for i in _as_tuple(index)):
-        return _gather(x, _as_tuple(index))
+    items = _as_tuple(index)
+    if any(map(_is_array_index, items)):
+        return _gather(x, items)
+    if any(map(_is_flag, items)):
+        return _flagged(x, items).copy()
     selection = select(index, x.shape)
     if selection.scalar:
         return part(x, selection)
@@ -44,7 +45,26 @@ def _as_tuple(index: Any) -> tuple[Any, ...]:
 
 def _is_flag(index: Any) -> bool:
     """Whether an index is True or False: a mask without dimensions, which selects the whole array or nothing."""
-    return isinstance(index, (bool, np.bool_)) and not isinstance(index, Tracer)
+    is_array = type(index) is np.ndarray and not index.ndim and index.dtype == bool
+    return is_array or (isinstance(index, (bool, np.bool_)) and not isinstance(index, Tracer))
+
+
+def _flagged(x: Tracer, items: tuple[Any, ...]) -> Tracer:
+    """Return the view that an index with True or False among its items selects: along a new axis, all or nothing."""
+    first = next(k for k, i in enumerate(items) if not _is_basic(i))
+    flags = [bool(i) for i in items if _is_flag(i)]
+    before, behind = items[:first], tuple(i for i in items[first:] if not _is_flag(i))
+    axis = sum(i is not Ellipsis for i in before)
+    if Ellipsis in before:
+        axis += x.ndim - sum(i is not None and i is not Ellipsis for i in before + behind)
+    is_first = _is_separated(list(items))
+    view: Tracer = x[(None, *before, *behind) if is_first else (*before, None, *behind)]
+    return view if all(flags) else view[(*[slice(None)] * (0 if is_first else axis), slice(0))]
+
+
+def _is_basic(item: Any) -> bool:
+    """Whether an item of an index is none of integers, arrays and flags."""
+    return item is None or item is Ellipsis or isinstance(item, slice)
 
 
 def _is_array_index(item: Any) -> bool:
@@ -117,7 +137,7 @@ def _selected(x: Tracer, index: Any) -> tuple[Tracer, Tracer, int] | None:
 
 def _is_separated(items: list[Any]) -> bool:
     """Whether integers and arrays in an index are not beside each other: their axes then come first in the result."""
-    arrays = [k for k, i in enumerate(items) if not (i is None or i is Ellipsis or isinstance(i, slice))]
+    arrays = [k for k, i in enumerate(items) if not _is_basic(i)]
     return arrays[-1] - arrays[0] >= len(arrays)
 
 
@@ -138,14 +158,14 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
                 f"assignment of an array of shape {value.shape} to masked elements",
                 "their number depends on values; assign a number or y[mask], or choose with np.where",
             )
-    if _is_flag(index):
-        if index:
-            x._assign(value)
-        return
-    if any(_is_array_index(i) for i in _as_tuple(index)):
+    items = _as_tuple(index)
+    if any(map(_is_array_index, items)):
         if isinstance(value, Masked):
             fail("assignment of masked elements at an index array", "choose with np.where")
-        x._assign(call_library("setitem", [x, _resolve(x, _as_tuple(index)), value]))
+        x._assign(call_library("setitem", [x, _resolve(x, items), value]))
+        return
+    if any(map(_is_flag, items)):
+        _flagged(x, items)[...] = value
         return
     selection = select(index, x.shape)
     if isinstance(value, Tracer) and value._is_view(x, selection):

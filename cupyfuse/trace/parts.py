@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..ir import graph as g
 from ..ir import slices
 from ..ir.parts import FlatSlices, Part, Slice
@@ -19,7 +17,7 @@ from .folds import in_fold, strides_of
 from .labels import positions
 from .operations import apply
 from .tracer import Tracer
-from .user_code import fail, user_line
+from .user_code import user_line
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,9 @@ def full_index(index: Any, ndim: int, axes_of_mask: int = 1) -> list[Any]:
     items = list(index) if isinstance(index, tuple) else [index]
     present = sum(i is not None and i is not Ellipsis for i in items) + axes_of_mask - 1
     ellipses = [k for k, i in enumerate(items) if i is Ellipsis]
-    if present > ndim or len(ellipses) > 1:
+    if len(ellipses) > 1:
+        raise IndexError(f"an index can only have a single ellipsis ('...')\n  at {user_line()}")
+    if present > ndim:
         raise IndexError(f"too many indices for an array of {ndim} dimensions\n  at {user_line()}")
     place = ellipses[0] if ellipses else len(items)
     items[place : place + 1] = [slice(None)] * (ndim - present)
@@ -85,12 +85,8 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection:
             order.append(axis)
             continue
         try:
-            if isinstance(item, (bool, np.bool_)):
-                raise TypeError  # a mask of no dimensions, not the index 0 or 1
             i = operator.index(item)
         except TypeError as error:
-            if isinstance(item, (bool, np.bool_)):
-                fail(f"indexing with {item!r} beside other indices", "leave it out, or choose with np.where")
             raise IndexError(
                 f"only integers, slices, None, ..., integer and boolean arrays are valid indices, got {item!r}\n"
                 f"  at {user_line()}"

@@ -217,6 +217,10 @@ class Tracer(Changes):
     def flat(self) -> Any:
         return self._trace.flat(self)
 
+    @flat.setter
+    def flat(self, value: Any) -> None:
+        self._trace.flat(self)[...] = value
+
     # Methods that are functions
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = "unsafe", subok: bool = True, copy: bool = True

@@ -56,7 +56,9 @@ PARTS = (
     "np.diagonal(x); "
     "np.diagonal(m.T, -1); np.diag(lab); np.diag(v > 0, 1); "
     "np.diag(v)[2]; np.diag(v)[2:3, ::2]; np.diag(v, 1)[::-2, 1:]; np.diag(v).reshape(7, 7, 1)[1:, 2]; "
-    "m[True]; m[False]; m[np.True_].sum(0); v.sum()[True]"
+    "m[True]; m[False]; m[np.True_].sum(0); v.sum()[True]; m[True, ...]; m[None, True]; m[True, 1]; m[0, True, 2:]; "
+    "m[1, False]; m[True, :, 1]; m[:, True, 1]; m[:, 1, None, False]; x[..., True, 2]; "
+    "x[0, ..., np.True_, None, True]; m[np.array(False)]; m[True, [0, 2]]"
 )
 CHOICES = (
     "m[np.arange(5), lab]; m[np.arange(len(m)), lab - 7]; m.T[lab, np.arange(5)]; "
@@ -109,7 +111,9 @@ CHANGES = (
     "z = m.copy(); np.sum(m, axis=0, out=z[0]); z | z = m.copy(); np.round(m, 1, out=z); z | "
     "z = v.copy(); m.sum(axis=0, out=z); z | "
     "z = m.copy(); w = z.view(); w += 1; z | z = m.copy(); z.put(lab, [9, 8]); z | m.view(m.dtype)[0] = 2; m | "
-    "m[True] = 3; m | z = m.copy(); z[False] = 1; z | m[0] = [1, 2, 3, 4, 5, 6, 7]; m | "
+    "m[True] = 3; m | m[True, ..., 1] = 3; m | m[0, True] *= 2; m | m[1, False] = 4; m | m[None, True] = v; m | "
+    "m.flat = 1; m * 2 | m.flat = [1, 2, 3]; m | m.flat[::2] = v; m | z = m.copy(); z.flat[lab] = [8, 9]; z | "
+    "z = m.copy(); z[False] = 1; z | m[0] = [1, 2, 3, 4, 5, 6, 7]; m | "
     "z = m.copy(); z[:, 1] = (*range(5),); z | "
     "sum(v * (i + j) for (i, j), v in np.ndenumerate(m))"
 )
