@@ -10,6 +10,7 @@ import numpy as np
 from ..trace import TracedNumber, Tracer
 from ..trace.masked import Masked
 from ..trace.masked_reductions import refuse
+from ..trace.watched import unwatched
 from . import arrays
 from .constants import constant_key
 from .structures import structure_of
@@ -40,6 +41,7 @@ class Results:
 
     def _flatten(self, value: Any) -> Callable[[list[Any]], Any]:
         """Collect the leaves of `value`; return a function that rebuilds it from other leaves."""
+        value = unwatched(value)
         cls = type(value)
         if cls is Masked:
             refuse("a result of masked elements")

@@ -94,7 +94,7 @@ def trace_function(
         if not first.has_created:
             raise
         first, results = _trace_with_created(run, new_trace, error)
-    second = new_trace(first, first.traced_sites)
+    second = new_trace(first, first.traced_sites, first.watches)
     if _trace_key(first, results) != _trace_key(second, run(second)):
         raise TraceError(
             f"cannot fuse {name}: traced a second time it does something else, as if it drew random numbers or read "
@@ -118,33 +118,25 @@ class _Everywhere(Container[Any]):
 def _trace_with_created(
     run: Callable[[Trace], Results], new_trace: Callable[..., Trace], error: Exception
 ) -> tuple[Trace, Results]:
-    """Trace a function that failed with `error`, with the arrays traced that it creates and assigns to, or with all."""
-    trace = new_trace(None, _assigned_sites(run, new_trace))
-    try:
-        return trace, run(trace)
-    except (TypeError, ValueError, IndexError):
-        trace = new_trace(None, _Everywhere())
-    try:
-        return trace, run(trace)
-    except TraceError:
-        if isinstance(error, TraceError):
-            raise
-        raise error from None  # as the plain function raises it
+    """Trace a function that failed with `error`, with the arrays traced that it creates and assigns to, or with all.
 
-
-def _assigned_sites(run: Callable[[Trace], Results], new_trace: Callable[..., Trace]) -> frozenset[Site]:
-    """Find where a function creates the arrays that it assigns traced values to."""
+    If all of it fails, the error is that of the first operation that fails with those traced that are assigned to.
+    """
     sites: frozenset[Site] = frozenset()
     while len(sites) < _MOST_SITES:
         trace = new_trace(None, sites, True)
         try:
-            run(trace)
-            break
-        except (TypeError, ValueError, IndexError):
+            return trace, run(trace)
+        except (TypeError, ValueError, IndexError) as found:
+            error = found if sites else error
             if trace.assigned_sites <= sites:
                 break
             sites |= trace.assigned_sites
-    return sites
+    trace = new_trace(None, _Everywhere())
+    try:
+        return trace, run(trace)
+    except (TypeError, ValueError, IndexError):
+        raise error from None
 
 
 def _trace_key(trace: Trace, results: Results) -> list[Hashable]:

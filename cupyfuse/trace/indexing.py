@@ -45,8 +45,8 @@ def _as_tuple(index: Any) -> tuple[Any, ...]:
 
 def _is_flag(index: Any) -> bool:
     """Whether an index is True or False: a mask without dimensions, which selects the whole array or nothing."""
-    is_array = type(index) is np.ndarray and not index.ndim and index.dtype == bool
-    return is_array or (isinstance(index, (bool, np.bool_)) and not isinstance(index, Tracer))
+    is_array = isinstance(index, np.ndarray) and not index.ndim and index.dtype == bool
+    return (is_array or isinstance(index, (bool, np.bool_))) and not isinstance(index, Tracer)
 
 
 def _flagged(x: Tracer, items: tuple[Any, ...]) -> Tracer:

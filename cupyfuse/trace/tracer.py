@@ -22,7 +22,7 @@ from .watched import Site
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
 # Others stand for these in the module `numpy` while a trace runs.
 _OF_NUMPY = frozenset(value for value in vars(np).values() if isinstance(value, np.ufunc))
-_ZEROS_LIKE, _CLIP, _DOT = np.zeros_like, np.clip, np.dot
+_ZEROS_LIKE, _CLIP, _DOT, _COMPRESS, _ANY, _ALL = np.zeros_like, np.clip, np.dot, np.compress, np.any, np.all
 
 
 class TraceProtocol(Protocol):
@@ -269,16 +269,20 @@ class Tracer(Changes):
         return self
 
     # Over no elements sums and products have a value, extremes have none.
-    def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._reduce_truth("sum" if 0 in self.shape else "max", axis, out, keepdims)
+    def any(self, axis: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = True) -> Tracer:
+        if out is not None or where is not True:
+            return self._trace.call_function(_ANY, (self, axis, out, keepdims), {"where": where})
+        return self._reduce_truth("sum" if 0 in self.shape else "max", axis, keepdims)
 
-    def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._reduce_truth("prod" if 0 in self.shape else "min", axis, out, keepdims)
+    def all(self, axis: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = True) -> Tracer:
+        if out is not None or where is not True:
+            return self._trace.call_function(_ALL, (self, axis, out, keepdims), {"where": where})
+        return self._reduce_truth("prod" if 0 in self.shape else "min", axis, keepdims)
 
-    def _reduce_truth(self, op: str, axis: Any, out: Any, keepdims: bool) -> Tracer:
+    def _reduce_truth(self, op: str, axis: Any, keepdims: bool) -> Tracer:
         """Reduce the elements' truth values, as 0 and 1."""
         truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
-        return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims, out=out), 0.0)
+        return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims), 0.0)
 
     def flatten(self, order: str = "C") -> Tracer:
         return self.copy().ravel(order).copy()
@@ -296,6 +300,9 @@ class Tracer(Changes):
 
     def dot(self, other: Any, out: Any = None) -> Tracer:
         return self._with_out(_DOT, (self, other), out)
+
+    def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
+        return self._with_out(_COMPRESS, (condition, self, axis), out)
 
     def _with_out(self, function: Any, arguments: tuple[Any, ...], out: Any) -> Any:
         return self._trace.call_function(function, arguments, {} if out is None else {"out": out})

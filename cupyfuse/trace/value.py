@@ -15,7 +15,7 @@ from .user_code import fail, user_line
 METHODS = (
     *("sum", "prod", "mean", "max", "min", "var", "std", "argmax", "argmin", "cumsum", "cumprod", "round"),
     *("sort", "argsort", "partition", "argpartition", "searchsorted"),
-    *("repeat", "take", "put", "trace", "diagonal", "choose", "nonzero", "compress"),
+    *("repeat", "take", "put", "trace", "diagonal", "choose", "nonzero"),
 )
 IN_PLACE_METHODS = ("sort", "partition")
 

@@ -75,6 +75,57 @@ TEXTS = (
     "np.linalg.lstsq(x, x[:, 0], rcond=None)[0]; np.lib.stride_tricks.sliding_window_view(x, 2, axis=0).sum(-1)",
 )
 
+# What is written to them, or reads them by a traced index, while `w` keeps its values.
+WRITTEN = (
+    "z = np.zeros_like(w); z[0] = x[0, 0]",
+    "z = np.empty_like(w, shape=4, dtype='f4'); z[:] = x[:, 0]",
+    "z = np.full_like(w, x[0, 0]); z[1] = 2",
+    "z = w.copy(); z[1] = x[0, 1]",
+    "z = np.copy(w); z += x[0]",
+    "z = np.array(w); z[k] = 7",
+    "z = np.asarray([1.0, 2.0, 3.0]); y = np.asarray(z); y[0] = x[0, 0]",
+    "z = np.zeros((4, 3)); np.cumsum(x, axis=1, out=z)",
+    "z = np.zeros(4); np.sum(x, 1, None, z)",
+    "z = np.zeros(3); x.mean(0, None, z)",
+    "z = np.zeros((4, 4)); np.matmul(x, x.T, out=z)",
+    "z = np.zeros((4, 4)); np.dot(x, x.T, z)",
+    "z = np.zeros((4, 3)); np.clip(x, 0, 1, z)",
+    "z = np.zeros(3, bool); np.any(x > 1, 0, z)",
+    "z = np.zeros(12); z.put(k, x[:, 0])",
+    "z = np.zeros(3); z.fill(x[0, 0])",
+    "z = np.zeros((4, 3)); z.flat[...] = x",
+    "z = np.zeros((3, 3)); z.flat[::4] = x[0]; len(z.flat), z.flat[0]",
+    "z = np.zeros(4); z.flat = x[:, 0]",
+    "z = np.zeros(4); np.put(a=z, ind=k, v=x[:, 0])",
+    "z = np.zeros((4, 3)); np.place(z, x > 0, [1, 2])",
+    "z = np.zeros((4, 3)); np.putmask(z, x > 0, x)",
+    "z = np.zeros(3); np.copyto(dst=z, src=x[0])",
+    "z = np.zeros((2, 3)); np.copyto(z, [x[0], x[1]])",
+    "z = np.zeros((3, 3)); np.put_along_axis(z, k[None, :3], 1, axis=0)",
+    "v = np.arange(3.0); z = v.take(k) + v.dot(x.T)",
+)
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_only_what_is_assigned_to_is_traced(text: str, engine: Engine, rng: np.random.Generator) -> None:
+    scope: dict[str, Any] = {"np": np}
+    exec(f"def function(x, k):\n    w = np.arange(3.0)\n    {text}\n    return z * 1 if w[0] == 0 else None", scope)
+    same(engine, scope["function"], normal(rng, (4, 3), "float64"), rng.integers(0, 3, 4))
+
+
+def test_arrays_that_are_written_to_may_be_the_last_ones_that_fail() -> None:
+    """The error is that of the line that fails with such arrays traced, not of one that would fail with all traced."""
+
+    def fills(x: Any) -> Any:
+        z = np.zeros(3)
+        if np.arange(3)[0] > 0:
+            return x
+        z[0] = x[0]
+        return z * float(x[1])
+
+    with pytest.raises(cf.TraceError, match=r"conversion(.|\n)*return z \* float"):
+        cf.fuse(fills)(np.ones(3))
+
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_made_arrays(engine: Engine, text: str, rng: np.random.Generator) -> None:

@@ -19,12 +19,14 @@ import numpy as np
 from ... import dtypes
 from ..broadcasting import expand
 from ..tracer import TraceProtocol, Tracer
-from ..user_code import is_user_frame
-from ..watched import watched
+from ..watched import Watched, created, site_of, unwatched, watched
 from .lists import stacked
 
-CREATION = ("zeros", "ones", "empty", "full", "eye", "identity", "tri", "linspace", "arange")
-_UNIFORM = ("zeros", "ones", "empty", "full")
+_UNIFORM = (
+    *("zeros", "ones", "empty", "full"),
+    *("zeros_like", "ones_like", "empty_like", "full_like"),
+)
+CREATION = (*_UNIFORM, "copy", "eye", "identity", "tri", "linspace", "arange")
 
 
 class _Traces(threading.local):
@@ -53,12 +55,13 @@ def creating(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
-        """Create an array; `np.full` with a traced value is traced in any case."""
-        if name == "full":
+        """Create an array; one that is filled with a traced value is traced in any case."""
+        if name in _FILLED:
             fill = stacked(options.get("fill_value", args[1] if len(args) > 1 else None))
             if isinstance(fill, Tracer):
-                return _full(fill, *args, **options)
-        return _trace_created(original(*args, **options), name in _UNIFORM, name == "empty")
+                return _FILLED[name](fill, *args, **options)
+        made = original(*args, **options)
+        return _trace_created(made, name in _UNIFORM, name.startswith("empty"))
 
     return call
 
@@ -70,7 +73,10 @@ def creating_from_lists(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         """Create an array of a list or tuple, or convert another value."""
         result = original(*args, **options)
-        if not args or type(args[0]) not in (list, tuple):
+        source = args[0] if args else None
+        if isinstance(source, np.ndarray) and np.may_share_memory(source, result):
+            return watched(result, source.site, source.trace) if isinstance(source, Watched) else result
+        if not isinstance(source, (list, tuple, np.ndarray)):
             return result
         return _trace_created(result, depth=3)  # `call` has a caller in `conversions`, whose caller is the user's code
 
@@ -83,6 +89,15 @@ def _full(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, *
     result = expand(fill if dtype is None else fill.astype(dtype), shape).copy()
     result._is_array = True
     return result
+
+
+def _full_like(fill: Tracer, a: Any, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
+    """Create an array with a traced fill value, as `numpy.full_like`."""
+    a, shape = np.asanyarray(a), options.pop("shape", None)
+    return _full(fill, a.shape if shape is None else shape, None, a.dtype if dtype is None else dtype)
+
+
+_FILLED: dict[str, Callable[..., Any]] = {"full": _full, "full_like": _full_like}
 
 
 def _trace_created(array: Any, uniform: bool = False, undefined: bool = False, depth: int = 2) -> Any:
@@ -98,20 +113,19 @@ def _trace_created(array: Any, uniform: bool = False, undefined: bool = False, d
     depth : int
         How many frames up the caller is that has to be the user's code.
     """
+    array = unwatched(array)
     trace = _traces.running[-1] if _traces.running else None
     if trace is None or type(array) is not np.ndarray or array.dtype.name not in dtypes.ITEMSIZE:
         return array
-    frame = sys._getframe(depth)
-    if not is_user_frame(frame):
+    site = site_of(sys._getframe(depth))
+    if site is None:
         return array
     trace.has_created = True
-    site = frame.f_code, frame.f_lasti
-    if site not in trace.traced_sites:
-        return watched(array, site, trace.assigned_sites) if trace.watches else array
-    if uniform and array.size and not dtypes.is_opaque(array.dtype.name):
-        value = trace.tracer_of(array.dtype.type(0) if undefined else array.flat[0])
-        traced = expand(value, array.shape)
-    else:
-        traced = trace.constant(np.zeros_like(array) if undefined else array)
+    if undefined and site in trace.traced_sites:
+        array[...] = 0
+    is_expanded = site in trace.traced_sites and uniform and array.size and not dtypes.is_opaque(array.dtype.name)
+    if not is_expanded:
+        return created(array, site, trace)
+    traced = expand(trace.tracer_of(array.flat[0]), array.shape)
     traced._is_array = True
     return traced

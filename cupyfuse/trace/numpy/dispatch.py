@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
+from ..watched import note
 from . import callbacks, functions, norms, products, reductions, writing
 from .steps import LIBRARY, NATIVE_FOR_REALS, REFUSED, public_name
 
@@ -36,10 +39,11 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         The function has neither form, or these arguments cannot be traced.
     """
     name = public_name(func)
+    args, options = _with_named_out(func, args, options)
     if func in FUNCTIONS and not (name in NATIVE_FOR_REALS and any(map(_is_complex, tracers_in((args, options))))):
-        out = options.get("out")
+        out = options.pop("out", None)
         if out is not None:
-            return _assign_out(out, name, call_function(func, args, {k: v for k, v in options.items() if k != "out"}))
+            return _assign_out(out, name, call_function(func, args, options))
         return _call_native(func, name, args, options)
     if name in REFUSED:
         fail(f"np.{name}", REFUSED[name])
@@ -55,6 +59,22 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     return _assign_out(out, name, call_library(name, args, options))
 
 
+def _with_named_out(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return arguments with the array that the function writes to, and what is behind it, by their names."""
+    names = _names_of_parameters(func)
+    place = names.index("out") if "out" in names else len(args)
+    return args[:place], options | dict(zip(names[place:], args[place:], strict=False))
+
+
+@cache
+def _names_of_parameters(func: Any) -> tuple[str, ...]:
+    """Return the names of the parameters that may be given by position; none if any number may."""
+    found = list(inspect.signature(func).parameters.values())
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)
+    return tuple(p.name for p in found if p.kind in kinds) if named else ()
+
+
 def _is_complex(x: Tracer) -> bool:
     return dtypes.is_complex(x._node.dtype)
 
@@ -62,6 +82,7 @@ def _is_complex(x: Tracer) -> bool:
 def _assign_out(out: Any, name: str, result: Tracer) -> Tracer:
     """Assign the result of a function to its `out` array."""
     if not isinstance(out, Tracer):
+        note([out])
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
     if out.shape != result.shape:
         raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")

@@ -171,8 +171,9 @@ def _compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
 
 
 def _extract(condition: Any, arr: Any) -> Any:
-    """Return the masked elements of a flattened array."""
-    return as_tracer(arr, trace_of((condition, arr))).ravel()[np.ravel(condition) != 0]
+    """Return the masked elements of a flattened array; a shorter mask selects none of the last."""
+    mask = np.ravel(condition) != 0
+    return as_tracer(arr, trace_of((condition, arr))).ravel()[: mask.size][mask]
 
 
 def _ix(*vectors: Any) -> tuple[Tracer, ...]:

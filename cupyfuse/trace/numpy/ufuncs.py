@@ -19,6 +19,7 @@ from ..operations import apply, as_tracer, power, reduce, trace_of
 from ..products import matmul
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options
+from ..watched import note
 from .reductions import reduction, truth
 
 # NumPy's, SciPy's and CuPy's names of operators that are called otherwise in the operator table.
@@ -52,6 +53,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     if method == "at":
         return _at(name, inputs)
     if target is not None and not isinstance(target, Tracer):
+        note([target])
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
     if method == "outer":
         result = _outer(name, *inputs)
@@ -66,6 +68,7 @@ def _at(name: str, inputs: tuple[Any, ...]) -> None:
     """Change an array in place as `ufunc.at`, by a library step."""
     x, index, *values = inputs
     if not isinstance(x, Tracer):
+        note([x])
         fail(f"np.{name}.at", "the array that it changes has to be an argument of the fused function or computed in it")
     x._assign(call_library(writing_call(f"{_numpy_name(name)}.at"), [x, index, *values]))
 

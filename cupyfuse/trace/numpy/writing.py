@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,19 +15,22 @@ from ..operations import apply
 from ..promotion import Casting, checked_number
 from ..tracer import Tracer
 from ..user_code import fail, user_line
+from ..watched import note
 
 
 def _check_target(name: str, x: Any) -> Tracer:
     """Return the array that a function assigns to, or raise if it is not traced."""
     if not isinstance(x, Tracer):
+        note([x])
         fail(f"np.{name}", "the array that it changes has to be an argument of the fused function or computed in it")
     return x
 
 
-def _write_by_library(name: str, x: Any, *arguments: Any, **options: Any) -> None:
+def _write_by_library(name: str, *arguments: Any, **options: Any) -> None:
     """Assign to an array the result of a library step, which writes to a copy of it."""
+    x, *values = inspect.signature(getattr(np, name)).bind(*arguments, **options).args
     target = _check_target(name, x)
-    target._assign(call_library(writing_call(name), [target, *arguments], options))
+    target._assign(call_library(writing_call(name), [target, *values]))
 
 
 def _copyto(dst: Any, src: Any, casting: Casting = "same_kind", where: Any = True) -> None:
@@ -45,7 +49,7 @@ def _copyto(dst: Any, src: Any, casting: Casting = "same_kind", where: Any = Tru
 def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
     target = _check_target("fill_diagonal", a)
     if target.ndim != 2 or wrap or (val.ndim if isinstance(val, Tracer) else np.ndim(val)):
-        _write_by_library("fill_diagonal", target, val, wrap=wrap)
+        _write_by_library("fill_diagonal", target, val, wrap)
         return
     diagonal = target._trace.constant(np.eye(*target.shape, dtype=bool))
     value = target._trace.tracer_of(val)
