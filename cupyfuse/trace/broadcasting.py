@@ -12,7 +12,7 @@ import numpy as np
 from ..ir import graph as g
 from .axes import Axes, AxisLabels
 from .folds import choose_fold, in_fold, refolded
-from .tracer import Tracer
+from .tracer import Tracer, contiguous_strides
 from .user_code import fail, user_line
 
 # Below, p is an axis of the user's array, and a its label: 0 for the rows of the node, 1 for the columns.
@@ -155,9 +155,11 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     if lengths == [n for n in x.shape if n != 1]:
         kept = iter(p for p, n in enumerate(x.shape) if n != 1)
         return x._view([next(kept) if n != 1 else None for n in shape])
-    if len(lengths) > 2 or not x._axes.is_matrix_like:
-        return _reshape_folded(x, shape)
-    return _reshape_matrix(x, shape)
+    if x._is_contiguous("C"):
+        view: Tracer = x._make_view(_reshaped, lambda array, _, value: _reshaped(value, array.shape), shape)
+        view._strides = contiguous_strides(shape, x.itemsize)
+        return view
+    return x._add_alias(_reshaped(x, shape))
 
 
 def _complete_shape(x: Tracer, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -171,6 +173,13 @@ def _complete_shape(x: Tracer, shape: tuple[int, ...]) -> tuple[int, ...]:
     return complete
 
 
+def _reshaped(x: Tracer, shape: tuple[int, ...]) -> Tracer:
+    """Return the elements of an array in C order, in a new array of another shape."""
+    if sum(n != 1 for n in shape) > 2 or not x._axes.is_matrix_like:
+        return _reshape_folded(x, shape)
+    return _reshape_matrix(x, shape)
+
+
 def _reshape_matrix(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     """Reshape between shapes of at most two axes longer than one: two become rows and columns, one the columns."""
     node = x._node
@@ -180,13 +189,12 @@ def _reshape_matrix(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     rows = shape[long[0]] if len(long) == 2 else 1
     cols = shape[long[-1]] if long else 1
     labels = dict(zip(long, (0, 1) if len(long) == 2 else (1,), strict=False))
-    reshaped = x._trace.array(g.reshape(node, (rows, cols)), tuple(labels.get(p) for p in range(len(shape))))
-    return x._add_alias(reshaped)
+    return x._trace.array(g.reshape(node, (rows, cols)), tuple(labels.get(p) for p in range(len(shape))))
 
 
 def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     """Reshape an array to or from more than two axes; its node is kept where axes of the new shape fit its rows."""
-    array, order = x, tuple(p for p, n in enumerate(x.shape) if n != 1)
+    order = tuple(p for p, n in enumerate(x.shape) if n != 1)
     rows, cols = x._axes.long
     if rows + cols != order:
         x = refolded(x, Axes(x.shape, order[:-1], order[-1:]))
@@ -194,7 +202,7 @@ def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     splits = [Axes(shape, long[:k], long[k:]) for k in reversed(range(len(long) + 1))]
     same_node = next((fold for fold in splits if fold.node_shape == x._node.shape), None)
     fold = same_node or splits[min(1, len(splits) - 1)]
-    return array._add_alias(x._trace.array(g.reshape(x._node, fold.node_shape), fold))
+    return x._trace.array(g.reshape(x._node, fold.node_shape), fold)
 
 
 def matrix_node(x: Tracer) -> g.Node:

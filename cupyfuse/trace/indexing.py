@@ -30,13 +30,17 @@ def get(x: Tracer, index: Any) -> Any:
     if any(map(_is_array_index, items)):
         return _gather(x, items)
     if any(map(_is_flag, items)):
-        return _flagged(x, items).copy()
+        return _flagged(x, items).copy("K")
     selection = select(index, x.shape)
     if selection.scalar:
         return part(x, selection)
-    found = x._view(selection.order) if selection.whole(x.shape) else x._make_view(part, put, selection)
-    found._is_array = True
-    return found
+    if selection.whole(x.shape):
+        return x._view(selection.order)
+    view = x._make_view(part, put, selection)
+    if x._strides is not None:
+        steps = [stride * step for stride, (_, step, _) in zip(x._strides, selection.slices, strict=True)]
+        view._strides = tuple(0 if p is None else steps[p] for p in selection.order)
+    return view
 
 
 def _as_tuple(index: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -92,7 +93,8 @@ class Tracer(Changes):
         self._read_only = False
         self._is_array = False  # whether a 0-d value is an array, which can be changed in place, not a NumPy scalar
         self._is_python = False  # whether NumPy returns a Python number
-        self._strides: tuple[int, ...] | None = None  # in bytes, of arguments and their transposes; None if unknown
+        # In bytes, of arguments, copies and arrays that the function creates, and of views of these; None if unknown.
+        self._strides: tuple[int, ...] | None = None
 
     @property
     def _is_scalar(self) -> bool:
@@ -155,7 +157,8 @@ class Tracer(Changes):
     def _is_contiguous(self, order: str) -> bool | None:
         """Whether the array is contiguous in the order "C" or "F"; None if unknown."""
         if self._strides is None or self.size <= 1:
-            return None if self.size > 1 else True
+            is_result = self._parent is None and self._origin is None
+            return True if self.size <= 1 or (self.ndim == 1 and is_result) else None
         held = [(n, s) for n, s in zip(self.shape, self._strides, strict=True) if n != 1]
         expected = self.itemsize
         for n, stride in reversed(held) if order == "C" else held:
@@ -197,12 +200,11 @@ class Tracer(Changes):
 
     def ravel(self, order: str = "C") -> Tracer:
         """Return a contiguous vector: a view of a contiguous array, else a copy."""
-        flat = self._trace.reshape(self, (-1,), order)
-        contiguous = self._is_contiguous("C")
-        if contiguous or flat._root is not self._root:
+        contiguous = self._is_contiguous("F" if order == "F" else "C")
+        flat = self._trace.reshape(self.copy() if contiguous is False else self, (-1,), order)
+        if contiguous is not None or flat._root is not self._root:
             return flat
-        copy = flat.copy()
-        return copy if contiguous is False else self._add_alias(copy)
+        return self._add_alias(flat.copy())
 
     def view(self, dtype: Any = None) -> Tracer:
         is_class = isinstance(dtype, type) and issubclass(dtype, np.ndarray)
@@ -233,31 +235,34 @@ class Tracer(Changes):
             found = f"Cannot cast array data from {self.dtype!r} to {new!r}"
             raise TypeError(f"{found} according to the rule {casting!r}\n  at {user_line()}")
         if name == self._node.dtype:
-            return self.copy() if copy else self._in_order(order)
+            return self.copy(order) if copy else self._in_order(order)
         if dtypes.is_opaque(name) or dtypes.is_opaque(self._node.dtype):
             converted: Tracer = self._trace.call_library("asarray", [self], {"dtype": dtypes.to_numpy(name)})
             return converted._with_kind_of(self)
         return self._trace.array(g.cast(self._node, name), self._axes)._with_kind_of(self)
 
     def copy(self, order: str = "C") -> Tracer:
-        return self._as_result()._with_kind_of(self)
+        copied = self._as_result()._with_kind_of(self)
+        if order == "C" or (order != "F" and self._is_contiguous("C")):
+            copied._strides = contiguous_strides(self.shape, self.itemsize)
+        return copied
 
     def _in_order(self, order: Any) -> Tracer:
         """Return the array itself if it is contiguous in the order "C" or "F", else a copy that may be the array."""
         contiguous = order not in ("C", "F") or self._is_contiguous(order)
         if contiguous:
             return self
-        copied = self.copy()
+        copied = self.copy(order)
         if contiguous is None:
             for array in (self, copied):
                 array._mark_shared()
         return copied
 
     def __copy__(self) -> Tracer:
-        return self.copy()
+        return self.copy("K")
 
     def __deepcopy__(self, memo: Any) -> Tracer:
-        return self.copy()
+        return self.copy("K")
 
     def _as_result(self) -> Tracer:
         """Return the value as a result of an operation: a new array, or a scalar if it is 0-d."""
@@ -340,6 +345,11 @@ class Tracer(Changes):
         return self._trace.call_ufunc(
             str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options
         )
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the strides, in bytes, of a contiguous array in C order."""
+    return tuple(itemsize * math.prod(shape[p + 1 :]) for p in range(len(shape)))
 
 
 def _in_loop_dtypes(ufunc: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

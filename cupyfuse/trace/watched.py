@@ -151,7 +151,7 @@ def created(array: Any, site: Site, trace: Any) -> Any:
     """Return an array that was created at a place: traced, watched, or itself, as the trace asks for."""
     if site in trace.traced_sites:
         traced = trace.constant(array)
-        traced._is_array = True
+        traced._is_array, traced._strides = True, array.strides
         return traced
     return watched(array, site, trace) if trace.watches else array
 

@@ -88,6 +88,28 @@ def test_changes_that_depend_on_the_layout_are_refused(text: str, change: str) -
         cf.fuse(changing(text, change))(X)
 
 
+CONTIGUOUS = (
+    *("x", "x[1:3]", "x[2, 2:]", "x.copy()", "np.copy(x)", "np.array(x)", "np.zeros((4, 4))", "np.eye(4)[:2]"),
+    *("x.sum(0)", "x[1] * 2", "np.full((2, 3, 2), x[0, 0])", "np.ones_like(x)", "x.T.T[:, None]", "np.arange(8.0)"),
+)
+
+
+@pytest.mark.parametrize("change", ["y[1:] += x[0, 0]", "z[...] = x[1, 2]", "z[0] *= 2; y[0] = 1; z -= y.sum()"])
+@pytest.mark.parametrize("text", CONTIGUOUS)
+def test_what_is_contiguous_is_reshaped_as_a_view(text: str, change: str, engine: Engine) -> None:
+    """Arguments, copies, arrays that the function creates, vectors that it computes, and parts of these."""
+    scope: dict[str, Any] = {"np": np}
+    exec(
+        f"def function(x):\n    z = {text}\n    y = z.reshape(2, -1)\n    {change}\n    return y * 1, z * 1, x * 1",
+        scope,
+    )
+    with engine.active(), force_plans():
+        found = engine.host(cf.fuse(scope["function"])(engine.array(X)))
+    for ours, theirs in zip(found, scope["function"](X.copy()), strict=True):
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, rtol=1e-13)
+
+
 LAYOUTS_IN_MEMORY = {
     "C": X,
     "F": np.asfortranarray(X),
@@ -157,6 +179,7 @@ KNOWN = (
     "np.asfortranarray(x)",
     "np.ascontiguousarray(x.T)",
     "np.array(x, copy=None, order='F')",
+    *("x.ravel()", "x.ravel('F')"),
 )
 
 

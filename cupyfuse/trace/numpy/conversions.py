@@ -95,7 +95,7 @@ def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
     if dtype is not None and np.dtype(dtype) != x.dtype:
         x = x.astype(dtype)
     elif copy is True or x._is_scalar:  # not for None, False or the modes of np.array that copy if needed
-        x = x.copy()
+        x = x.copy("K")
     else:
         return x
     x._is_array = True

@@ -127,5 +127,5 @@ def _trace_created(array: Any, uniform: bool = False, undefined: bool = False, d
     if not is_expanded:
         return created(array, site, trace)
     traced = expand(trace.tracer_of(array.flat[0]), array.shape)
-    traced._is_array = True
+    traced._is_array, traced._strides = True, array.strides
     return traced

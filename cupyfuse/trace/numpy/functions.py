@@ -19,7 +19,7 @@ from ..operations import apply, as_tracer, clip, count, trace_of
 from ..promotion import checked_number
 from ..python_numbers import as_python
 from ..shape_functions import SHAPE_FUNCTIONS
-from ..tracer import Tracer
+from ..tracer import Tracer, contiguous_strides
 from ..user_code import fail, refuse_options, user_line
 
 
@@ -30,7 +30,11 @@ def _full_like(a: Tracer, fill_value: Any, dtype: Any = None, **options: Any) ->
     if dtypes.is_opaque(name) and not isinstance(fill_value, Tracer):
         return a._trace.constant(np.full(shape, fill_value, name))
     constant = as_tracer(checked_number(name, fill_value, "unsafe"), a._trace)
-    return _as_array(expand(a._trace.array(g.cast(constant._node, name), constant._axes), shape))
+    made = _as_array(expand(a._trace.array(g.cast(constant._node, name), constant._axes), shape))
+    order = options.get("order", "K")
+    if order == "C" or (order != "F" and (len(shape) != a.ndim or a._is_contiguous("C"))):
+        made._strides = contiguous_strides(shape, made.itemsize)
+    return made
 
 
 def _where(condition: Any, *choices: Any) -> Tracer:
@@ -73,7 +77,7 @@ def _expand_dims(x: Tracer, axis: Any) -> Tracer:
 
 def _reshape(a: Tracer, shape: Any, order: str = "C", *, copy: Any = None) -> Tracer:
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    result = reshape(a.copy() if copy else a, shape, order)
+    result = reshape(a.copy("K") if copy else a, shape, order)
     if copy is False and result._parent is not a:
         fail("np.reshape with copy=False", "whether it copies depends on how the array lies in memory; leave copy out")
     return result
@@ -267,7 +271,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.zeros_like: lambda a, dtype=None, **options: _full_like(a, 0.0, dtype, **options),
     np.ones_like: lambda a, dtype=None, **options: _full_like(a, 1.0, dtype, **options),
     np.full_like: _full_like,
-    np.copy: lambda a, order="K", subok=False: _as_array(a.copy()),
+    np.copy: lambda a, order="K", subok=False: _as_array(a.copy(order)),
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: count,
