@@ -11,8 +11,10 @@ from .. import dtypes
 from .labels import gather
 from .library import call_library, holds_tracers
 from .masked import Masked
+from .masked_reductions import refuse
 from .operations import apply, as_tracer
 from .parts import full_index, part, put, select, without_leading_ones
+from .places import at_places, with_masks
 from .promotion import checked_number
 from .tracer import Tracer
 from .user_code import fail, user_line
@@ -22,11 +24,14 @@ from .user_code import fail, user_line
 
 def get(x: Tracer, index: Any) -> Any:
     """Return `x[index]`: a view, masked elements, or gathered ones."""
+    index = with_masks(index, x.shape)
     selected = _selected(x, index)
     if selected is not None:
         view, mask, axis = selected
         return Masked(view.copy(), mask, axis)
     items = _as_tuple(index)
+    if any(isinstance(i, Masked) for i in items):
+        return at_places(x, items)
     if any(map(_is_array_index, items)):
         return _gather(x, items)
     if any(map(_is_flag, items)):
@@ -150,7 +155,7 @@ def _is_separated(items: list[Any]) -> bool:
 
 def assign(x: Tracer, index: Any, value: Any) -> None:
     """Assign `x[index] = value`."""
-    value = checked_number(x._node.dtype, value)
+    value, index = checked_number(x._node.dtype, value), with_masks(index, x.shape)
     selected = _selected(x, index)
     if selected is not None:
         new = _masked_value(*selected, value)
@@ -163,6 +168,8 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
                 "their number depends on values; assign a number or y[mask], or choose with np.where",
             )
     items = _as_tuple(index)
+    if any(isinstance(i, Masked) for i in items):
+        refuse("an assignment at masked elements that are no places of its own elements")
     if any(map(_is_array_index, items)):
         if isinstance(value, Masked):
             fail("assignment of masked elements at an index array", "choose with np.where")

@@ -33,17 +33,26 @@ class Masked(Reductions):
         The mask.
     axis : int
         The axis of the selected elements, and the first one of the array that the mask selects along.
+    places_along : int, optional
+        The axis along which the elements are the positions that the mask selects, as `np.nonzero` gives them.
     source : Masked, optional
         The elements whose memory NumPy's array shares, so that neither can be changed without the other.
     """
 
-    __slots__ = ("_whole", "axis", "base", "source", "taken")
+    __slots__ = ("_whole", "axis", "base", "places_along", "source", "taken")
     __array_priority__ = 1001.0
     _takes_over = True  # operations with traced arrays
     __hash__ = object.__hash__
 
-    def __init__(self, whole: Tracer, base: Tracer, axis: int = 0, source: Masked | None = None):
-        self._whole, self.base, self.axis, self.source = whole, base, axis, source
+    def __init__(
+        self,
+        whole: Tracer,
+        base: Tracer,
+        axis: int = 0,
+        source: Masked | None = None,
+        places_along: int | None = None,
+    ):
+        self._whole, self.base, self.axis, self.source, self.places_along = whole, base, axis, source, places_along
         self.taken = None if source is None else source.whole
 
     @property
@@ -215,7 +224,7 @@ class Masked(Reductions):
         """Take the elements of another array, in place."""
         if self.source is not None:
             refuse("a change in place of a part of masked elements")
-        self._whole = whole
+        self._whole, self.places_along = whole, None
 
     def _narrowed(self, index: Masked) -> Tracer:
         """Return the mask of those selected elements that another mask selects among them."""

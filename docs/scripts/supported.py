@@ -46,6 +46,8 @@ def page() -> str:
         "`x[mask]`, beside slices and integers too (`x[:, mask]`, `x[mask, 0]`), is an operand of pointwise work, "
         "reductions, medians, quantiles and averages, of products along the selected elements, and of assignment to "
         "the same elements; a mask of its own selects among it, as in `y[y > 0]`. "
+        "So are the places that `np.nonzero(mask)` and `np.where(mask)` give, which also are indices, as in "
+        "`x[np.where(mask)] = 0`. "
         "Index arrays, read and assigned to, are library steps, but for labels: `y[np.arange(len(y)), labels]`. "
         "Where an index names an element twice, the last value stays; of `np.put` and `np.put_along_axis` on CuPy "
         "arrays, any of them. "
@@ -89,7 +91,21 @@ def page() -> str:
 
 
 _OWN_METHODS = (
-    *("all", "any", "astype", "clip", "conj", "conjugate", "copy", "dot", "flatten", "ravel", "reshape", "squeeze"),
+    *(
+        "all",
+        "any",
+        "astype",
+        "clip",
+        "compress",
+        "conj",
+        "conjugate",
+        "copy",
+        "dot",
+        "flatten",
+        "ravel",
+        "reshape",
+        "squeeze",
+    ),
     "transpose",
 )
 _STATES = {"fused": "fused", "library": "library step", "": "refused"}

@@ -51,6 +51,10 @@ SELECTIONS = (
     "np.linalg.norm(u[rows], 0), np.linalg.norm(u[rows], 1), np.linalg.norm(u[rows], 3) | "
     "np.linalg.norm(u[rows], np.inf), np.linalg.norm(u[rows], -np.inf), np.linalg.norm(u[rows] + 1j) | "
     "np.linalg.norm(a[rows] - w, axis=1).max(), np.linalg.norm(a[rows], np.inf, 0, True) | "
+    "a[np.where(both)].sum(), np.where(both)[0].size, np.nonzero(both)[1].mean(), both.nonzero()[0].max() | "
+    "x[np.nonzero(rows)].sum(0), a[:, np.nonzero(cols)[0]].sum(1), a[0, np.flatnonzero(cols)].max() | "
+    "i, j = np.where(both); a[i, j].sum(), x[i].sum(0), w[j].sum(), a[i, i].sum(), (i + 2 * j).max(), w[j] @ u[i] | "
+    "i = np.flatnonzero(a > 1); a.ravel()[i].sum(), a.flat[i].size, np.take(a, i).max(), np.arange(20)[i].min() | "
     "np.add.reduce(a[rows]), np.maximum.reduce(a[both], keepdims=True), np.logical_or.reduce(a[:, cols], axis=1)"
 )
 
@@ -111,7 +115,10 @@ CHANGES = (
     "y = a[rows]; z = y.T @ y; y *= 2; z, y.sum() | z = a[:, :3]; z[:, cols[:3]] = 0; a + 0 | "
     "z = a.T; z[:, rows] *= 2; a + 0, z + 0 | a[a.sum() > 0] = 1; a + 0 | "
     "y = a[:, cols]; y -= y.sum(1, keepdims=True); y.sum(1), a + 0 | y = a[rows]; y[y[:, 0] > 0] = 7; y.sum(0) | "
-    "a[rows, 0] = u[rows]; a + 0 | a[:, cols] = 0; a[~rows, 1] = 3; a + 0 | w[cols] *= w[cols].size; w + 0"
+    "a[rows, 0] = u[rows]; a + 0 | a[np.where(a < 0)] = 1; a + 0 | i = np.nonzero(both); a[i] *= 2; a + 0 | "
+    "i, j = np.where(both); a[i, j] = w[j]; a + 0 | i = np.nonzero(rows)[0]; x[i] = 1; i += 1; i.sum(), x + 0 | "
+    "i = np.where(a > 1); a += 1; a[i] = 0; a + 0 | x[:, np.flatnonzero(cols)] = 3; x + 0 | "
+    "a[:, cols] = 0; a[~rows, 1] = 3; a + 0 | w[cols] *= w[cols].size; w + 0"
 )
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from ... import dtypes
 from ..library import call_library, tracers_in
+from ..masked import Masked
+from ..places import call_on_masked
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
@@ -53,6 +55,8 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         fail(f"np.{name}", "the number of bins depends on values; give it as a number")
     if name == "bincount" and not options.get("minlength", args[2] if len(args) > 2 else 0):
         fail(f"np.{name}", "the length of its result depends on values; give minlength=, the number of bins")
+    if any(isinstance(a, Masked) for a in args):
+        return call_on_masked(name, args, options)
     out = options.pop("out", None)
     if out is None:
         return call_library(name, args, options)

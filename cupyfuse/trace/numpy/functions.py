@@ -16,6 +16,7 @@ from ..axes import normalize_axes
 from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
 from ..operations import apply, as_tracer, clip, count, trace_of
+from ..places import nonzero
 from ..promotion import checked_number
 from ..python_numbers import as_python
 from ..shape_functions import SHAPE_FUNCTIONS
@@ -37,9 +38,11 @@ def _full_like(a: Tracer, fill_value: Any, dtype: Any = None, **options: Any) ->
     return made
 
 
-def _where(condition: Any, *choices: Any) -> Tracer:
+def _where(condition: Any, *choices: Any) -> Any:
+    if not choices:
+        return nonzero(condition)
     if len(choices) != 2:
-        fail("np.where with one argument", "the number of results depends on values; give both choices")
+        raise ValueError(f"either both or neither of x and y should be given\n  at {user_line()}")
     trace = trace_of((condition, *choices))
     mask = as_tracer(condition, trace)
     if mask._node.dtype != "bool":
@@ -256,6 +259,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.imag: lambda val: val.imag,
     np.empty_like: lambda prototype, dtype=None, **options: _full_like(prototype, 0.0, dtype, **options),
     np.where: _where,
+    np.nonzero: nonzero,
+    np.flatnonzero: lambda a: nonzero(a.ravel())[0],
     np.clip: lambda a, a_min=None, a_max=None, out=None, *, min=None, max=None: clip(
         a, a_min if min is None else min, a_max if max is None else max, out=out
     ),
