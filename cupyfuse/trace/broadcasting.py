@@ -155,11 +155,17 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     if lengths == [n for n in x.shape if n != 1]:
         kept = iter(p for p, n in enumerate(x.shape) if n != 1)
         return x._view([next(kept) if n != 1 else None for n in shape])
-    if x._is_contiguous("C"):
-        view: Tracer = x._make_view(_reshaped, lambda array, _, value: _reshaped(value, array.shape), shape)
-        view._strides = contiguous_strides(shape, x.itemsize)
-        return view
-    return x._add_alias(_reshaped(x, shape))
+    held = contiguous_strides(x.shape, x.itemsize) if x._is_contiguous("C") else x._strides
+    if held is None:
+        return x._add_alias(_reshaped(x, shape))
+    strides = reshaped_strides(x.shape, held, shape)
+    if strides is None:
+        copied = _reshaped(x, shape)
+        copied._strides, copied._is_array = contiguous_strides(shape, x.itemsize), True
+        return copied
+    view: Tracer = x._make_view(_reshaped, lambda array, _, value: _reshaped(value, array.shape), shape)
+    view._strides = strides
+    return view
 
 
 def _complete_shape(x: Tracer, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -171,6 +177,28 @@ def _complete_shape(x: Tracer, shape: tuple[int, ...]) -> tuple[int, ...]:
     if min(complete, default=0) < 0 or math.prod(complete) != x.size:
         raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {shape}\n  at {user_line()}")
     return complete
+
+
+def reshaped_strides(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the strides of a view of an array in another shape, of as many elements; None where NumPy copies it."""
+    if 0 in shape:
+        return (0,) * len(new)
+    blocks: list[tuple[int, int]] = []  # axes that lie behind each other as one: (length, stride)
+    for n, stride in zip(shape, strides, strict=True):
+        if n != 1 and blocks and blocks[-1][1] == n * stride:
+            blocks[-1] = blocks[-1][0] * n, stride
+        elif n != 1:
+            blocks.append((n, stride))
+    found = []
+    length, step = 1, 0  # what is left of a block
+    for n in reversed(new):
+        if n != 1 and length == 1:
+            length, step = blocks.pop()
+        if length % n:
+            return None
+        found.append(step)
+        length, step = length // n, step * n
+    return tuple(reversed(found))
 
 
 def _reshaped(x: Tracer, shape: tuple[int, ...]) -> Tracer:

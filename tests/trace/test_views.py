@@ -10,6 +10,7 @@ from support import Engine
 
 import cupyfuse as cf
 from cupyfuse.settings import force_plans
+from cupyfuse.trace.broadcasting import reshaped_strides
 
 X = np.arange(1.0, 17).reshape(4, 4) + 0.25
 VIEWS = (
@@ -110,6 +111,25 @@ def test_what_is_contiguous_is_reshaped_as_a_view(text: str, change: str, engine
         np.testing.assert_allclose(ours, theirs, rtol=1e-13)
 
 
+def test_strides_tell_whether_a_reshaped_array_is_a_view(rng: np.random.Generator) -> None:
+    """As NumPy decides for arrays with permuted, stepped, reversed and repeated axes."""
+    lengths = {1: (1,), 2: (2,), 3: (3,), 4: (2, 2), 6: (2, 3)}
+    for _ in range(500):
+        memory = np.zeros(tuple(rng.integers(1, 7, 3)))
+        steps = tuple(slice(None, None, int(rng.choice([1, 1, 2, -1]))) for _ in range(3))
+        x = memory.transpose(rng.permutation(3))[steps]
+        x = np.broadcast_to(x, (int(rng.integers(1, 3)), *x.shape))
+        split = [part for n in x.shape for part in lengths.get(n, (n,))]
+        for new in ((x.size,), (*x.shape[:2], -1), tuple(split), (-1, *x.shape[2:]), (1, x.size, 1)):
+            reshaped = x.reshape(new)
+            found = reshaped_strides(x.shape, x.strides, reshaped.shape)
+            if x.size > 1:
+                assert (found is not None) == np.shares_memory(reshaped, memory)
+            if found is not None and x.size > 1:
+                pairs = zip(reshaped.shape, found, reshaped.strides, strict=True)
+                assert all(ours == theirs for n, ours, theirs in pairs if n != 1)
+
+
 LAYOUTS_IN_MEMORY = {
     "C": X,
     "F": np.asfortranarray(X),
@@ -179,7 +199,7 @@ KNOWN = (
     "np.asfortranarray(x)",
     "np.ascontiguousarray(x.T)",
     "np.array(x, copy=None, order='F')",
-    *("x.ravel()", "x.ravel('F')"),
+    *("x.ravel()", "x.ravel('F')", "x.reshape(-1)"),
 )
 
 
