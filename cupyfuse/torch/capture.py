@@ -6,6 +6,7 @@ Dynamo's settings are changed only while one of these graphs is captured.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import logging
 import os
@@ -179,6 +180,21 @@ def _running_eagerly() -> Iterator[None]:
             answers.update(before)
 
 
+@contextlib.contextmanager
+def _without_messages(name: str) -> Iterator[None]:
+    """Keep what a logger says in this thread to itself."""
+    thread, logger = threading.get_ident(), logging.getLogger(name)
+
+    def from_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(from_elsewhere)
+    try:
+        yield
+    finally:
+        logger.removeFilter(from_elsewhere)
+
+
 class _Callback:
     """Dynamo's callback for a frame, with `_CONFIG` in force.
 
@@ -212,9 +228,9 @@ class _Callback:
 
         reason = ""
         known = {name: value for name, value in _CONFIG.items() if hasattr(torch._dynamo.config, name)}
-        with torch._dynamo.config.patch(known), _running_eagerly():
+        with torch._dynamo.config.patch(known):
             try:
-                result = self._torchdynamo_orig_backend(frame, *arguments)
+                result = self._convert(frame, *arguments)
             except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
                 raise  # Dynamo handles the first one itself, and suppresses neither
             except Exception as error:
@@ -228,11 +244,30 @@ class _Callback:
             result = self._without_endless_captures(frame.f_code, result)
         elif not reason:
             reason = _reason(_suppressed(frame.f_code))
+        if reason:
+            _collect_garbage()
         if result.guarded_code is not None or not result.apply_to_code:
             return result
         here = self.undecided.setdefault(threading.get_ident(), [])
         here.append((frame.f_code, result.frame_exec_strategy, reason))
         return replace(result, apply_to_code=False)
+
+    def _convert(self, frame: Any, *arguments: Any) -> Any:
+        """Capture a frame as code that runs in eager, or where that fails as code that is compiled.
+
+        Code that asks `torch.compiler.is_compiling()` may do so to avoid what Dynamo cannot capture.
+        """
+        from torch._dynamo import exc
+
+        try:
+            with _running_eagerly(), _without_messages("torch._subclasses.fake_tensor"):
+                return self._torchdynamo_orig_backend(frame, *arguments)
+        except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
+            raise
+        except Exception:
+            _log.info("captured again, as compiled code: %s", _name(frame.f_code), exc_info=True)
+        _collect_garbage()
+        return self._torchdynamo_orig_backend(frame, *arguments)
 
     def _without_endless_captures(self, code: types.CodeType, result: Any) -> Any:
         """Stop capturing a code that every call captures anew, such as one that appends to a list of its own.
@@ -268,6 +303,17 @@ class _Callback:
         return getattr(self._torchdynamo_orig_backend, name)
 
 
+def _collect_garbage() -> None:
+    """Free what a failed capture leaves, with this thread's dispatch keys as they are.
+
+    Its frames can hold guards of dispatch keys in cycles, such as those of `torch.func.jvp`. Collected
+    later, they would put back the keys of the moment that they were made, and so switch autograd off.
+    """
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        gc.collect()
+
+
 def _suppressed(code: types.CodeType) -> str:
     """Return the error for which Dynamo has just given up a code without raising it; empty if there was none."""
     attempts = torch._dynamo.utils.get_compilation_metrics()
@@ -280,6 +326,8 @@ def _suppressed(code: types.CodeType) -> str:
 def _reason(error: str) -> str:
     """Tell an error in a line: that of the operation, where Dynamo's words end with it, or what Dynamo explains."""
     lines = error.splitlines() or [""]
+    if lines[0].endswith("raised:"):  # our own, or that of CUDA graphs
+        lines = lines[1:] or lines
     told = [line.partition(mark)[2] for mark in (": got ", "Explanation: ") for line in lines if mark in line]
     return (*told, lines[0])[0]
 

@@ -181,7 +181,7 @@ class ImportedGraph:
         if len({t.device for t in tensors}) > 1:
             return f"its tensors are on different devices: {', '.join(sorted({str(t.device) for t in tensors}))}"
         if operation.random:
-            return "it draws random numbers"
+            return "it may draw random numbers"
         if operation.name == "clone" and storage_of(tensors[0]) in self._input_memory:
             return "it copies memory that may change before the backward pass"
         if any(free_unbacked_symbols(t) for t in tensors):

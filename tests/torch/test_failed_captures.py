@@ -1,0 +1,66 @@
+"""What Dynamo fails to capture, or our backend to fuse: it runs in eager, and is explained."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch_ways import Code, plain
+
+import cupyfuse.torch as ct
+from cupyfuse.torch import capture
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def test_code_for_compilers_is_captured_where_that_for_eager_cannot_be(capfd: Any) -> None:
+    """As in mixtures of experts of transformers, whose grouped product takes bfloat16 alone under compilers."""
+
+    @torch.library.custom_op("cupyfuse_tests::add_in_eager", mutates_args=())
+    def add_in_eager(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @add_in_eager.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not for compilers")
+
+    def code(m: Any, x: Any) -> Any:
+        y = m.linear(x)
+        return torch.softmax(F.gelu(y + 1 if torch.compiler.is_compiling() else add_in_eager(y)) * 2, -1)
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    (x,) = plain()
+    torch.testing.assert_close(fused(x), module(x))
+    (chain,) = ct.explain(fused).fused
+    assert "softmax" in chain.code
+    assert not capfd.readouterr().err
+
+
+def test_a_failed_capture_leaves_autograd_as_it_is() -> None:
+    """Dynamo cannot capture layer normalization under `jvp`; what it left switched autograd off later."""
+    normalization = nn.LayerNorm(12)
+
+    def code(m: Any, x: Any) -> Any:
+        return torch.func.jvp(lambda z: normalization(m.linear(z)), (x,), (torch.ones_like(x),))
+
+    fused = ct.fuse(module := Code(code))
+    (x,) = plain()
+    for _ in range(2):
+        torch.testing.assert_close(fused(x), module(x))
+        gc.collect()
+        assert module.linear(x).requires_grad
+
+
+def test_a_backend_that_fails_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise ValueError("no plan")
+
+    monkeypatch.setattr(capture, "fuse_module", fail)
+    fused = ct.fuse(module := nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1)))
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(fused(x), module(x))
+    assert "ValueError: no plan" in str(ct.explain(fused))
