@@ -27,6 +27,7 @@ from .explain import Part, refusals
 from .graphs.importer import NO_TENSOR
 from .graphs.lowering import AsOperator, Direct
 from .graphs.partition import Partition
+from .idle import IdleCalls
 
 _log = logging.getLogger(__name__)
 _MOST_IN_A_ROW = 32  # calls that all capture a code anew, after which it is no longer captured
@@ -64,6 +65,7 @@ class Capture:
         self.partitions: list[Partition] = []
         self._direct = Direct(options)
         self._callback: _Callback | None = None
+        self._idle = IdleCalls()
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Capture:
@@ -111,11 +113,15 @@ class Capture:
         function = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__, name)
         captured = context(function)
         jit_tracing, is_fx_tracing = torch._C._get_tracing_state, torch.fx._symbolic_trace.is_fx_symbolic_tracing
+        activity, idle = self._direct.activity, self._idle
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if jit_tracing() is not None or is_fx_tracing():  # Dynamo refuses to run within other tracers
                 return module._call_impl(*args, **kwargs)
+            if idle.signatures and idle.includes(module, args, kwargs):
+                return module._call_impl(*args, **kwargs)
             callback.calls += 1
+            before = activity.calls
             try:
                 result = captured(module, *args, **kwargs)
             except Exception:
@@ -123,6 +129,8 @@ class Capture:
                 raise
             if callback.undecided:
                 callback.settle(returned=True)
+            else:
+                idle.note(self.graphs or activity.calls != before, module, args, kwargs)
             return result
 
         return call

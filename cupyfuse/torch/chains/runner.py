@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 _MAX_EXECUTORS = 256
 
 
+class Activity:
+    """How many calls of chains have begun, of all runners of a module.
+
+    Threads may lose counts to each other, but never the last change.
+    """
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
 class Runner:
     """A chain with an executor for each signature of its inputs; called with inputs, it returns the outputs.
 
@@ -30,10 +42,17 @@ class Runner:
     `refusals` counts the reasons.
     """
 
-    def __init__(self, chain: Chain, options: Options | None = None, budget: Budget | None = None):
+    def __init__(
+        self,
+        chain: Chain,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        activity: Activity | None = None,
+    ):
         self.chain = chain
         self.options = options or Options()
         self.budget = budget or Budget()
+        self.activity = activity or Activity()
         self.refusals: dict[str, int] = {}
         self._fixed = sorted(chain.fixed)
         self._varying = [k for k in range(len(chain.names)) if k not in chain.fixed]
@@ -54,9 +73,10 @@ class Runner:
 
     def as_function(self) -> Callable[..., Any]:
         """Return a function of the chain's inputs and sizes for a graph to call; a single output is returned bare."""
-        count, single = len(self.chain.names), len(self.chain.outputs) == 1
+        count, single, activity = len(self.chain.names), len(self.chain.outputs) == 1, self.activity
 
         def chain(*arguments: Any) -> Any:
+            activity.calls += 1
             runner = self if not self.chain.sizes else self._with_sizes(arguments[count:])
             outputs = runner(arguments[:count])
             return outputs[0] if single else outputs

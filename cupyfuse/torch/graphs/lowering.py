@@ -22,7 +22,7 @@ from ..chains.chain import concrete_sizes, metas_of
 from ..chains.eligibility import is_sharded
 from ..chains.options import Options
 from ..chains.prepacked import Budget
-from ..chains.runner import Runner
+from ..chains.runner import Activity, Runner
 from ..chains.runtime import device_of
 from .captured import is_dense, storage_of
 from .importer import ImportedGraph
@@ -39,6 +39,8 @@ class Direct:
     ----------
     runners : list of Runner
         Those of all chains so far.
+    activity : Activity
+        Counts their calls.
     differentiates : bool
         Whether the call is differentiated by itself, and saves what its backward pass needs.
     """
@@ -49,12 +51,13 @@ class Direct:
         self.options = options
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
+        self.activity = Activity()
 
     def make_call(
         self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str
     ) -> list[Node]:
         """Add the call by `add(target, arguments, example)`; return a node for each output of the chain."""
-        runner = Runner(fused.chain, self.options, self.budget)
+        runner = Runner(fused.chain, self.options, self.budget, self.activity)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
         count = len(fused.outputs)

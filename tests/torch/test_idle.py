@@ -1,0 +1,63 @@
+"""Calls in which no chain runs are PyTorch's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_ways import Code
+
+import cupyfuse.torch as ct
+from cupyfuse.torch import idle
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def captured_calls(fused: Any) -> int:
+    calls: int = fused.__dict__["_cupyfuse"]._callback.calls
+    return calls
+
+
+def test_calls_without_chains_do_without_dynamo() -> None:
+    fused = ct.fuse(module := Code(lambda m, x: torch.sort(x).values))
+    for rows in (2, 5):
+        x = torch.randn(rows, 4)
+        for _ in range(2):
+            fused(x)
+        before = captured_calls(fused)
+        torch.testing.assert_close(fused(x), module(x), rtol=0, atol=0)
+        assert captured_calls(fused) == before
+    fused.eval()
+    fused(x)
+    assert captured_calls(fused) == before + 1
+    assert [part.code for part in ct.explain(fused).left]
+
+
+def test_modules_that_change_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "_LOOK_AGAIN", 3)
+
+    def code(m: Any, x: Any) -> Any:
+        return torch.softmax(x * 2, -1).exp() if m.ready else torch.sort(x).values
+
+    fused, x = ct.fuse(module := Code(code), only_gains=False), torch.randn(3, 5)
+    for ready in (False, True):
+        module.ready = fused.ready = ready
+        for _ in range(4):
+            torch.testing.assert_close(fused(x), module(x))
+    assert ct.explain(fused).fused
+    before = captured_calls(fused)
+    for _ in range(4):
+        fused(x)
+    assert captured_calls(fused) == before + 4  # chains run in every call
+
+
+def test_any_arguments_are_described() -> None:
+    """Those that hold themselves, cannot be hashed or have sizes of their own too."""
+    fused = ct.fuse(Code(lambda m, x, *more, **options: x * 1))
+    x, endless = torch.randn(3), [1]
+    endless.append(endless)  # type: ignore[arg-type]
+    for argument in (endless, {"a": [x, {"b": (x, 2.0)}]}, {1, 2}, slice(1, 2), nn.Parameter(x), object()):
+        for _ in range(3):
+            torch.testing.assert_close(fused(x, argument, option=argument), x)
