@@ -11,7 +11,7 @@
 //   begin(row, r)                            loads the per-row inputs
 //   load<V>(At<S>, row, col, tile)           loads V elements of each full input of stage S
 //   load_columns<V>(At<S>, col, tile)        the same for per-column inputs
-//   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j; false if it has to be recomputed by
+//   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j; not finite if it has to be recomputed by
 //   exact_element(...)                       the same as it was written, without rewrites; present if has_exact(S)
 //   store<V>(At<S>, row, col, out)           stores the stage's full results
 //   peek(At<S>, e, totals), add<V>(At<S>, e, at, totals)  accumulate an element; V of them, from a position on

@@ -29,17 +29,26 @@ struct Span {
     __device__ __forceinline__ Index single(int k) const { return k < before ? k : packed + k; }
 };
 
-// Compute V elements and store their results, without branches at first. A pack with a value that is not finite, where a
-// rewritten form may differ from the original, is loaded again and recomputed as it was written.
+// Compute V elements without branches; return whether all values of which a rewritten form may differ from the original where
+// it is not finite are finite. Their sum tells it in fewer instructions than each of them; one that overflows costs time alone.
+template <class P, int S, int V, class Tile, class Out>
+__device__ __forceinline__ bool compute_elements(
+    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, Out& out) {
+    decltype(p.template element<V>(At<S>(), tile, 0, row, col, r, e[0], out)) values[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        values[j] = p.template element<V>(At<S>(), tile, j, row, col + j, r, e[j], out);
+    }
+    return !P::has_exact(S) || isfinite(sum_in_pairs(values));
+}
+
+// Compute V elements and store their results. A pack with a value that is not finite is loaded again and recomputed as it was
+// written.
 template <class P, int S, int V, class Tile>
 __device__ __forceinline__ void compute_pack(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
     auto out = p.template out<V>(At<S>());
-    bool finite = true;
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-        finite &= p.template element<V>(At<S>(), tile, j, row, col + j, r, e[j], out);
-    }
+    const bool finite = compute_elements<P, S, V>(p, tile, row, col, r, e, out);
     if constexpr (P::has_exact(S)) {
         if (!finite) {
             auto again = p.template tile<V>(At<S>());
@@ -78,11 +87,7 @@ template <class P, int V, class Tile>
 __device__ __forceinline__ Computed<P, V> compute_held(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r) {
     Computed<P, V> found;
-    bool finite = true;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        finite &= p.template element<V>(At<0>(), tile, v, row, col + v, r, found.e[v], found.out);
-    }
+    const bool finite = compute_elements<P, 0, V>(p, tile, row, col, r, found.e, found.out);
     if constexpr (P::has_exact(0)) {
         if (!finite) {
             found = compute_exact<P, V>(p, tile, row, col, r, found);

@@ -133,6 +133,15 @@ __device__ __forceinline__ void arrived(u64& loaded) {
 #endif
 }
 
+// Return a pointer, and keep the compiler from computing it again where it is used.
+template <class T>
+__device__ __forceinline__ T* computed_once(T* pointer) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+l"(pointer));
+#endif
+    return pointer;
+}
+
 // a b + c, rounded once; subnormal numbers count even with -ftz=true.
 __device__ __forceinline__ float exact_multiply_add(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
@@ -171,6 +180,21 @@ template <>
 struct Word<16> {
     typedef uint4 type;
 };
+
+// Element j of a pack, widened. Both bf16 of a word take one instruction each.
+template <class T, int V>
+__device__ __forceinline__ auto widen(const Pack<T, V>& pack, int j) {
+    return widen(pack.v[j]);
+}
+template <int V>
+__device__ __forceinline__ float widen(const Pack<bf16, V>& pack, int j) {
+    if constexpr (V % 2 == 0) {
+        u32 both;
+        memcpy(&both, &pack.v[j - j % 2], sizeof both);
+        return __uint_as_float(j % 2 == 0 ? both << 16 : both & 0xffff0000u);
+    }
+    return widen(pack.v[j]);
+}
 
 template <int V, class T>
 __device__ __forceinline__ Pack<T, V> load_pack(const T* from) {

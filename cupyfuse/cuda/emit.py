@@ -158,7 +158,10 @@ class Writer:
         return f"{head} {{ return static_cast<int>(-({index}) & (V - 1)); }}"
 
     def emit_held(self) -> str:
-        """Emit where packs of full inputs are held in shared memory, an array for each, and how they are copied."""
+        """Emit where packs of full inputs are held in shared memory, an array for each, and how they are copied.
+
+        `at_row` is the program with the addresses of a row, which loops would compute for each pack.
+        """
         if not self.shared:
             return ""
         inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", _element_address(p)) for p in self.program.full_inputs]
@@ -167,6 +170,7 @@ class Writer:
             f"h.{n} = reinterpret_cast<{kind}*>(memory); memory += count * sizeof({kind});" for n, kind, _ in inputs
         ]
         copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
+        full = [p.name for p in self.program.parameters if p.extent == FULL]
         return "\n".join(
             [
                 f"template <int V> struct Held {{ {fields} }};",
@@ -178,6 +182,11 @@ class Writer:
                 "}",
                 "template <int V>",
                 f"__device__ void hold(i64 row, i64 col, const Held<V>& to, int at) const {{ {copies} }}",
+                "__device__ Program at_row(i64 row) const {",
+                "    Program p = *this;",
+                *(f"    p.{name} = computed_once({name} + row * {name}_rows); p.{name}_rows = 0;" for name in full),
+                "    return p;",
+                "}",
             ]
         )
 
@@ -291,7 +300,7 @@ class Writer:
                     body.line(f"{self.element_field(node)} = {body.value(node)};")
             for node in outputs:
                 parameter = program.outputs[node]
-                body.line(f"out.{parameter.name}.v[j] = narrow<{stored_type(parameter.dtype)}>({body.value(node)});")
+                body.line(f"out.{parameter.name}.v[j] = {body.stored(node, parameter.dtype)};")
             body.kept = [] if self.streamed else list(kept)
             return body
 
@@ -315,8 +324,8 @@ class Writer:
     def _emit_element_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
         """Wrap the statements for one element in the functions that the templates call for V elements.
 
-        `fast` evaluates guards optimistically and returns whether all were finite; `exact`, if there are guards,
-        evaluates them as written. `writes` are the stage's full results.
+        `fast` evaluates guards optimistically and returns their sum, which is finite only if all are; `exact`, if there
+        are guards, evaluates them as written. `writes` are the stage's full results.
         """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         read = [p for p in tile if p.node is not self.program.product]
@@ -351,9 +360,9 @@ class Writer:
             "template <int V>",
             f"__device__ void load_columns({at}, i64 col, Tile{stage}<V>& t) const {{ {' '.join(loads[COLUMN])} }}",
             "template <int V>",
-            f"__device__ bool element{signature}",
+            f"__device__ auto element{signature}",
             *(f"    {line}" for line in fast.lines),
-            f"    return {' && '.join(fast.checks) or 'true'};",
+            f"    return {' + '.join(fast.checks) or '0.0f'};",
             "}",
         ]
         if self.packed and stage == 0:
@@ -408,8 +417,7 @@ class Writer:
             body.scope.expressions[node] = program.names[node]
         body.index = ("0", "col")
         for node, parameter in program.outputs.items():
-            value = body.value(node)
-            body.line(f"{parameter.name}[col] = narrow<{stored_type(parameter.dtype)}>({value});")
+            body.line(f"{parameter.name}[col] = {body.stored(node, parameter.dtype)};")
         return function_text("void finish(const Totals0& t, i64 col) const", body)
 
     def emit_commit(self) -> str:
@@ -420,10 +428,9 @@ class Writer:
         body = Body(self.row_scope())
         for node, parameter in program.outputs.items():
             if parameter.extent != FULL:
-                kind = stored_type(parameter.dtype)
                 once = "if (row == 0) " if parameter.extent == SCALAR else ""
                 where = f"row * {parameter.name}_rows" if parameter.has_rows else "0"
-                body.line(f"{once}{parameter.name}[{where}] = narrow<{kind}>({body.value(node)});")
+                body.line(f"{once}{parameter.name}[{where}] = {body.stored(node, parameter.dtype)};")
         return function_text("void commit(i64 row, const Row& r) const", body)
 
     def emit_joint_repair(self, node: Node, stage: int) -> str:

@@ -80,7 +80,7 @@ class Body:
     tile : bool
         Read full and per-column parameters from the tile, at element j.
     optimistic : bool
-        Compute only the fast forms of guards, and list in `checks` the expressions that are true if those were finite.
+        Compute only the fast forms of guards, and list in `checks` the variables that hold them: all should be finite.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class Body:
             return name
         if node.op == "guard" and self.optimistic:
             self.line(f"const {kind} {name} = {self.value(node.inputs[0])};")
-            self.checks.append(f"isfinite({name})")
+            self.checks.append(name)
         elif node.op == "guard":
             self._emit_guard(node, name, f"{kind} {name}")
         elif node.op == "divide" and self.optimistic and self._by_row(node):
@@ -153,7 +153,7 @@ class Body:
             if dtypes.compute_dtype(node.dtype) != node.dtype:
                 quotient = f"{top} * {bottom}_reciprocal"
             self.line(f"const {kind} {name} = {quotient};")
-            self.checks.append(f"isfinite({name})")
+            self.checks.append(name)
         else:
             self.line(f"const {kind} {name} = {self.expression(node)};")
         self.scope.expressions[node] = name
@@ -195,7 +195,7 @@ class Body:
         if parameter not in self.tile_parameters:
             self.tile_parameters.append(parameter)
         name = parameter.name
-        self.line(f"const {c_type(parameter.dtype)} at_{name} = widen(tile.{name}.v[j]);")
+        self.line(f"const {c_type(parameter.dtype)} at_{name} = widen(tile.{name}, j);")
         self.scope.expressions[node] = f"at_{name}"
         self.computed.append(node)
         return f"at_{name}"
@@ -257,19 +257,36 @@ class Body:
         in_row = self.scope.expressions.get(bottom, "").startswith("r.")
         return in_row and bottom in program.divisors and program.extent(node) == FULL
 
+    def stored(self, node: Node, dtype: str) -> str:
+        """Return an expression for a value as an array of this dtype stores it."""
+        if node.op == "cast" and node.dtype == dtype and _is_rounding(node):
+            return self._rounded(node)  # what was rounded by itself, and widened, would be rounded twice
+        return f"narrow<{stored_type(dtype)}>({self.value(node)})"
+
+    def _rounded(self, node: Node) -> str:
+        """Return the expression of a cast to a dtype that is not computed in, as it is stored."""
+        source = node.inputs[0]
+        value = self.operand(source, source.dtype)
+        if dtypes.is_integer(node.dtype):
+            value = f"static_cast<i64>({value})"
+        elif not dtypes.is_float(source.dtype):
+            value = f"static_cast<float>({value})"
+        return f"narrow<{stored_type(node.dtype)}>({value})"
+
     def _pass_through(self, node: Node) -> str:
         """Return the expression of a cast or a broadcast; a cast to a 16-bit dtype rounds, and widens again."""
         source = node.inputs[0]
         value = self.operand(source, source.dtype)
         if node.dtype == source.dtype:
             return value
-        if dtypes.compute_dtype(node.dtype) != node.dtype:
-            if dtypes.is_integer(node.dtype):
-                value = f"static_cast<i64>({value})"
-            elif not dtypes.is_float(source.dtype):
-                value = f"static_cast<float>({value})"
-            return f"widen(narrow<{stored_type(node.dtype)}>({value}))"
+        if _is_rounding(node):
+            return f"widen({self._rounded(node)})"
         return f"({value} != 0)" if node.dtype == "bool" else f"static_cast<{c_type(node.dtype)}>({value})"
+
+
+def _is_rounding(node: Node) -> bool:
+    """Whether a cast goes to a dtype in which nothing is computed, from another one."""
+    return node.dtype != node.inputs[0].dtype and dtypes.compute_dtype(node.dtype) != node.dtype
 
 
 _IN_32_BITS = ("int8", "int16", "int32", "uint8", "uint16")

@@ -42,6 +42,9 @@ class SavedValues:
     note: str = ""
 
 
+_RESIDENT = 32768  # columns of rows that kernels hold in registers: reductions over them cost nothing again
+
+
 def cotangents_of(traced: TracedChain) -> list[Node]:
     """Make a cotangent for each output."""
     nodes = [(v.tracer._node, v.dtype) for v in traced.outputs]
@@ -98,7 +101,10 @@ def choose_saved(
         note = f"{quantity(nbytes, 'B')} of products of {shards} shards are recomputed by the backward pass"
         return SavedValues(statistics, note=note)
     if nbytes <= most or traced.chain.updates:
-        return SavedValues(products)
+        if max((n.shape[-1] for n in products), default=0) <= _RESIDENT:
+            return SavedValues(products)
+        statistics = saved_values(outputs, list(roots.values()), products=False)
+        return SavedValues(list(dict.fromkeys([*products, *statistics])))
     ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
     times: dict[str, float] = {}
     memory: dict[str, int] = {}
