@@ -102,12 +102,18 @@ class Capture:
         frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
         return [*found.values(), *refusals(path, self.runners), *frames]
 
+    def forget(self, graphs: int = 0, runners: int = 0) -> None:
+        """Forget what was captured, but for the first graphs and the first runners."""
+        del self.partitions[graphs:]
+        del self._direct.runners[runners:]
+        self._idle.signatures.clear()
+
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
         """Return a module's call, captured at the first call and whenever a guard fails."""
         import torch._dynamo as dynamo
 
         context = dynamo.optimize(self._backend)
-        self._callback = callback = context.callback = _Callback(context.callback)
+        self._callback = callback = context.callback = _Callback(context.callback, self)
         # Dynamo caches by code object, and learns which sizes vary by the code's name: each module has code of its own.
         name = f"call_{type(module).__name__}_{next(_numbers)}"
         function = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__, name)
@@ -168,8 +174,8 @@ _capturing = threading.RLock()
 
 
 @contextlib.contextmanager
-def _running_eagerly() -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` false for captured code, one capture at a time.
+def _running_eagerly(wanted: bool) -> Iterator[None]:
+    """Make `torch.compiler.is_compiling()` false for captured code if that is wanted, one capture at a time.
 
     The graphs run in eager, and code that asks takes paths for compilers that are slower there, such as attention with
     a mask that excludes nothing. `is_dynamo_compiling()` stays true.
@@ -177,6 +183,9 @@ def _running_eagerly() -> Iterator[None]:
     from torch._dynamo import external_utils
     from torch._dynamo.variables.torch import tracing_state_functions
 
+    if not wanted:
+        yield
+        return
     answers: dict[Any, Any] = tracing_state_functions()
     asked = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
     with _capturing:
@@ -186,6 +195,18 @@ def _running_eagerly() -> Iterator[None]:
             yield
         finally:
             answers.update(before)
+
+
+@contextlib.contextmanager
+def _keeping_thread_state() -> Iterator[None]:
+    """Put back the thread's gradient mode and dispatch keys, which failed captures may leave changed."""
+    recording = torch.is_grad_enabled()
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    try:
+        with torch._C._ForceDispatchKeyGuard(included, excluded):
+            yield
+    finally:
+        torch._C._set_grad_enabled(recording)
 
 
 @contextlib.contextmanager
@@ -219,13 +240,23 @@ class _Callback:
         The frames that are given up because of an error, and the error in a line; "" for the module's call itself.
     calls : int
         How many calls of the module have begun.
+    as_compiled : bool
+        Whether captured code finds that it is compiled (`_running_eagerly`): from the call on after the first one that
+        returned and met a frame that can be captured only so, such as code that asks to avoid what Dynamo does not
+        know. It holds for all of the module's code, which is captured again: never do parts of a call find different
+        answers.
     """
 
-    def __init__(self, callback: Any):
+    def __init__(self, callback: Any, capture: Capture):
         self._torchdynamo_orig_backend = callback
+        self._capture = capture
         self.undecided: dict[int, list[tuple[types.CodeType, Any, str]]] = {}
         self.failures: dict[str, str] = {}
         self.calls = 0
+        self.as_compiled = False
+        self._gains_compiled: set[int] = (
+            set()
+        )  # threads whose call met a frame that can only be captured as compiled code
         self._in_a_row: dict[types.CodeType, tuple[int, int]] = {}  # the last call that captured a code, and how many
         self._captured: set[types.CodeType] = set()
         self._failed: Counter[types.CodeType] = Counter()
@@ -234,9 +265,11 @@ class _Callback:
         from torch._dynamo import exc
         from torch._dynamo.types import ConvertFrameReturn
 
+        if threading.get_ident() in self._gains_compiled:  # all code will be captured again
+            return replace(ConvertFrameReturn(), apply_to_code=False)
         reason = ""
         known = {name: value for name, value in _CONFIG.items() if hasattr(torch._dynamo.config, name)}
-        with torch._dynamo.config.patch(known):
+        with torch._dynamo.config.patch(known), _keeping_thread_state():
             try:
                 result = self._convert(frame, *arguments)
             except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
@@ -247,13 +280,13 @@ class _Callback:
                 result = ConvertFrameReturn()
                 if getattr(error, "frame_exec_strategy", None) is not None:
                     result.frame_exec_strategy = error.frame_exec_strategy  # type: ignore[attr-defined]
+            if result.guarded_code is None:
+                reason = reason or _reason(_suppressed(frame.f_code))
+            if reason:
+                gc.collect()  # what is left of a failure may hold guards of the thread's state, and undo them later
         if result.guarded_code is not None:
             self._captured.add(frame.f_code)
             result = self._without_endless_captures(frame.f_code, result)
-        elif not reason:
-            reason = _reason(_suppressed(frame.f_code))
-        if reason:
-            _collect_garbage()
         if result.guarded_code is not None or not result.apply_to_code:
             return result
         here = self.undecided.setdefault(threading.get_ident(), [])
@@ -261,21 +294,18 @@ class _Callback:
         return replace(result, apply_to_code=False)
 
     def _convert(self, frame: Any, *arguments: Any) -> Any:
-        """Capture a frame as code that runs in eager, or where that fails as code that is compiled.
-
-        Code that asks `torch.compiler.is_compiling()` may do so to avoid what Dynamo cannot capture.
-        """
-        from torch._dynamo import exc
-
+        """Capture a frame; where that fails, raise the error, and note whether it could be as compiled code."""
+        before = len(self._capture.partitions), len(self._capture.runners)
         try:
-            with _running_eagerly(), _without_messages("torch._subclasses.fake_tensor"):
+            with _running_eagerly(not self.as_compiled), _without_messages("torch._subclasses.fake_tensor"):
                 return self._torchdynamo_orig_backend(frame, *arguments)
-        except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
-            raise
         except Exception:
-            _log.info("captured again, as compiled code: %s", _name(frame.f_code), exc_info=True)
-        _collect_garbage()
-        return self._torchdynamo_orig_backend(frame, *arguments)
+            if not self.as_compiled:
+                with contextlib.suppress(Exception), _without_messages("torch._subclasses.fake_tensor"):
+                    if self._torchdynamo_orig_backend(frame, *arguments).guarded_code is not None:
+                        self._gains_compiled.add(threading.get_ident())
+                self._capture.forget(*before)
+            raise
 
     def _without_endless_captures(self, code: types.CodeType, result: Any) -> Any:
         """Stop capturing a code that every call captures anew, such as one that appends to a list of its own.
@@ -297,7 +327,13 @@ class _Callback:
         """Give up what the call of this thread met, or count it."""
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-        for code, strategy, reason in self.undecided.pop(threading.get_ident(), ()):
+        undecided = self.undecided.pop(threading.get_ident(), ())
+        if threading.get_ident() in self._gains_compiled:
+            self._gains_compiled.discard(threading.get_ident())
+            if returned and not self.as_compiled:
+                self._capture_as_compiled()
+                return
+        for code, strategy, reason in undecided:
             self._failed[code] += 1
             if self._failed[code] < _FAILURES and (code in self._captured or not returned):
                 continue
@@ -307,19 +343,20 @@ class _Callback:
             if reason:
                 self.failures[_name(code)] = reason
 
+    def _capture_as_compiled(self) -> None:
+        """Have all of the module's code captured again, as code that is compiled."""
+        from torch._C._dynamo.eval_frame import reset_code
+
+        self.as_compiled = True
+        for code in self._captured:
+            reset_code(code)
+        self._captured.clear()
+        self._failed.clear()
+        self.failures.clear()
+        self._capture.forget()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torchdynamo_orig_backend, name)
-
-
-def _collect_garbage() -> None:
-    """Free what a failed capture leaves, with this thread's dispatch keys as they are.
-
-    Its frames can hold guards of dispatch keys in cycles, such as those of `torch.func.jvp`. Collected
-    later, they would put back the keys of the moment that they were made, and so switch autograd off.
-    """
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded):
-        gc.collect()
 
 
 def _suppressed(code: types.CodeType) -> str:

@@ -34,10 +34,57 @@ def test_code_for_compilers_is_captured_where_that_for_eager_cannot_be(capfd: An
 
     fused = ct.fuse(module := Code(code), only_gains=False)
     (x,) = plain()
-    torch.testing.assert_close(fused(x), module(x))
+    for _ in range(3):
+        torch.testing.assert_close(fused(x), module(x))
     (chain,) = ct.explain(fused).fused
     assert "softmax" in chain.code
     assert not capfd.readouterr().err
+
+
+@torch.library.custom_op("cupyfuse_tests::plus_one", mutates_args=())
+def plus_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@plus_one.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("not for compilers")
+
+
+def test_all_parts_of_a_call_find_the_same_answer() -> None:
+    """Code before a graph break lays a value out for compilers or for eager, code behind it reads it."""
+
+    def code(m: Any, x: Any) -> Any:
+        h = m.linear(x)
+        h = h + 1 if torch.compiler.is_compiling() else plus_one(h).T
+        torch._dynamo.graph_break()
+        return torch.softmax((h if torch.compiler.is_compiling() else h.T) * 2, -1)
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    for rows in (5, 5, 7, 7):
+        x = torch.randn(rows, 12)
+        torch.testing.assert_close(fused(x), module(x))
+
+
+def test_calls_that_raise_do_not_change_others() -> None:
+    def code(m: Any, x: Any) -> Any:
+        y = torch.softmax(m.linear(x), -1)
+        if not torch.compiler.is_compiling():
+            m.calls += 1
+            y.view(-1, 2, 12)
+        return y
+
+    module = Code(code, calls=0)
+    fused = ct.fuse(module, only_gains=False)
+    for rows in (4, 5, 6, 5, 8, 4):
+        x = torch.randn(rows, 12)
+        for each in (module, fused):
+            if rows % 2:
+                with pytest.raises(RuntimeError):
+                    each(x)
+            else:
+                each(x)
+        assert fused.calls == module.calls
 
 
 def test_a_failed_capture_leaves_autograd_as_it_is() -> None:

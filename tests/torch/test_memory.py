@@ -53,6 +53,40 @@ def _observed(m: Any, x: Any) -> Any:
     return (before + y).tanh(), m.scale * 2
 
 
+def _numpy(m: Any, x: Any) -> Any:
+    h = m.linear(x).detach()
+    a, n = h.tanh(), h.numpy()
+    n.fill(0.5)
+    n[1:] += 3
+    return (h + a).softmax(-1)
+
+
+def _keyword(m: Any, x: Any) -> Any:
+    y = m.linear(x) * 1.5
+    z = y * 2
+    F.relu(inplace=True, input=y)
+    torch.clamp_(max=0.4, input=y)
+    return (z + y).tanh()
+
+
+@torch.compiler.allow_in_graph
+def _double(h: Any) -> Any:
+    return h.mul_(2)
+
+
+def _allowed(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    a = (h * 1.5).tanh()
+    _double(h)
+    return (h + a).softmax(-1)
+
+
+def _overload(m: Any, x: Any) -> Any:
+    before = m.low * 3 + 1
+    y = torch.ops.aten.batch_norm.default(m.linear(x), None, None, m.mean, m.variance, True, 0.1, 1e-5, False)
+    return y.softmax(-1) * before, m.mean * 2 + m.variance
+
+
 def _dropped(m: Any, x: Any) -> Any:
     h = F.dropout(m.linear(x).tanh(), 0.1, training=False)
     h[:, :4].mul_(100)
@@ -72,6 +106,10 @@ WRITES = {
     "embedding": _embedding,
     "embedding_bag": _embedding_bag,
     "observed": _observed,
+    "NumPy": _numpy,
+    "keyword": _keyword,
+    "allowed": _allowed,
+    "overload": _overload,
     "dropped": _dropped,
     "dropped, in parts": _dropped_in_parts,
 }
@@ -82,6 +120,7 @@ WRITES = {
 def test_writes_that_names_do_not_show(name: str, way: str) -> None:
     one = torch.ones(1)
     module = Code(WRITES[name], table=nn.Parameter(torch.randn(7, 12)), low=-one, high=one.clone(), scale=one.clone())
+    module.mean, module.variance = torch.zeros(12), torch.ones(12)
     module.zero, module.on = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int64)
     with torch.no_grad():
         same(module, plain, way)

@@ -22,12 +22,12 @@ from torch.utils import _pytree as pytree
 from ..rules import PLACING, draws
 from ..rules.symbols import Ref, Size, references
 from .captured import CapturedGraph, Operation, keeps_placement, storage_of
-from .inplace import SYMBOLIC, argument_of, writes
+from .inplace import SYMBOLIC, argument_of, follows_naming, writes
 
 NO_TENSOR = "it returns no tensor"
 WITHIN_TRANSFORM = "it is within a transform of torch.func or of forward-mode differentiation"
 # Functions that update running statistics where a flag says so, and the parameters of Python's and built-in ones.
-KEEPS_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+_KEEPS_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 _PYTHON = ("input", "running_mean", "running_var", "weight", "bias", "flag")
 _BUILT_IN = ("input", "weight", "bias", "running_mean", "running_var", "flag")
 
@@ -127,13 +127,13 @@ class ImportedGraph:
         elif isinstance(target, (OpOverload, OpOverloadPacket)):
             operation.written = frozenset(_operands_written_by_schema(target, operation))
             operation.ordered = bool(operation.written)
+        elif not follows_naming(target):
+            operation.written, operation.ordered = frozenset(operation.read), bool(operation.read)
         elif writes(target, operation.args, operation.kwargs):
-            first = next(iter((*operation.args, *operation.kwargs.values())), None)
-            out = argument_of(target, "out", operation.args, operation.kwargs)
-            operation.written, operation.ordered = frozenset(references(first if out is None else out)), True
+            operation.written, operation.ordered = _operand_written_by_name(target, operation), True
         if more := _operands_also_written(target, operation):
             operation.written, operation.ordered = operation.written | more, True
-        if operation.name in KEEPS_STATISTICS:
+        if keeps_statistics(operation):
             operation.written = frozenset(_statistics_updated_by(operation))
         operation.random = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
         if (not operation.read and not symbolic) or operation.random:
@@ -211,10 +211,24 @@ class ImportedGraph:
         return torch.fx.node.map_aggregate(tree, leaf)
 
 
+def _operand_written_by_name(target: Any, operation: Operation) -> frozenset[int]:
+    """Return the operand that a function or method writes to whose name or arguments tell that it writes to one."""
+    changed = argument_of(target, "out", operation.args, operation.kwargs)
+    if changed is None:
+        named = (operation.kwargs.get(name) for name in ("input", "self", "tensor"))
+        changed = operation.args[0] if operation.args else next((v for v in named if v is not None), None)
+    return frozenset(references(changed)) or frozenset(operation.read)
+
+
+def keeps_statistics(operation: Operation) -> bool:
+    """Whether an operation may update running statistics."""
+    return operation.name.partition(".")[0] in _KEEPS_STATISTICS
+
+
 def _statistics_updated_by(operation: Operation) -> set[int]:
     """Return the running statistics that a normalisation updates, which its name and schema do not show."""
     python = isinstance(operation.target, types.FunctionType)
-    flag = "use_input_stats" if operation.name == "instance_norm" else "training"
+    flag = "use_input_stats" if operation.name.startswith("instance_norm") else "training"
     named = {**dict(zip(_PYTHON if python else _BUILT_IN, operation.args, strict=False)), **operation.kwargs}
     if named.get(flag, named.get("flag", flag == "use_input_stats")) is False:
         return set()

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from ..rules import draws
+from ..rules import NUMPY_FUNCTIONS, draws
 from ..rules.table import OVERLOADS
 from .captured import is_dense, storage_of
 
@@ -44,6 +44,19 @@ def writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     by_operator = name.strip("_") in _WRITING_OPERATORS
     requested = argument_of(target, "inplace", args, kwargs) or argument_of(target, "out", args, kwargs) is not None
     return in_place or by_operator or requested
+
+
+def follows_naming(target: Any) -> bool:
+    """Whether a function or method is PyTorch's or Python's own, whose names tell what they write to.
+
+    Those of NumPy, which run on the memory of tensors, and those that users allow in graphs may write to any operand.
+    """
+    if isinstance(target, str):
+        return True
+    if type(target).__name__ in NUMPY_FUNCTIONS:
+        return False
+    module = getattr(target, "__module__", None) or "torch"  # methods and built-in functions may have none
+    return module.partition(".")[0] in ("torch", "_operator", "builtins", "math", "einops", "cupyfuse")
 
 
 def argument_of(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from .. import rules
 from ..chains.chain import Call
 from ..rules.symbols import Ref, references
 from .captured import CapturedGraph, Operation, keeps_placement, storage_of
-from .importer import KEEPS_STATISTICS
+from .importer import keeps_statistics
 
 
 @dataclass
@@ -140,7 +140,7 @@ class ResolvedGraph:
         """
         inputs = self.captured.inputs
         own = {self.storages[n] for n in inputs}
-        written = {n for o in self.captured.operations if o.name not in KEEPS_STATISTICS for n in o.written}
+        written = {n for o in self.captured.operations if not keeps_statistics(o) for n in o.written}
         dtypes = {self.captured.tensors[n].dtype for n in written if self.storages[n] in own}
         merged: dict[int, int] = {}
         for dtype in dtypes:

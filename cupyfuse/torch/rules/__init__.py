@@ -17,7 +17,7 @@ from . import pointwise as pointwise
 from . import reductions as reductions
 from . import shapes as shapes
 from .overloads import find
-from .random import PLACING, draws
+from .random import NUMPY_FUNCTIONS, PLACING, draws
 from .table import RULES, Found, Refused, Rule
 
-__all__ = ["PLACING", "RULES", "Found", "Refused", "Rule", "draws", "find"]
+__all__ = ["NUMPY_FUNCTIONS", "PLACING", "RULES", "Found", "Refused", "Rule", "draws", "find"]

@@ -16,7 +16,7 @@ _PURE = ("torch.distributed.tensor._api", "_operator", "builtins", "math", "torc
 # Methods of DTensors, and functions of Dynamo's in their place: they move data, and draw nothing.
 PLACING = tuple(prefix + name for prefix in ("", "prim_") for name in ("from_local", "to_local", "redistribute"))
 # The classes of functions of NumPy in Dynamo's graphs, which PyTorch runs. Those of `np.random` are of the first.
-_NUMPY = ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
+NUMPY_FUNCTIONS = ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
 # Namespaces whose operators carry the tag; authors of others may have left it out.
 _TAGGED = ("aten", "prims")
 
@@ -60,7 +60,7 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
             return False
         method = getattr(torch.Tensor, target, None)
         return method is None or _draws_by_name(target, args, kwargs, default=False)
-    if type(target).__name__ in _NUMPY:
+    if type(target).__name__ in NUMPY_FUNCTIONS:
         return bool(getattr(getattr(target, "f", None), "__module__", "") == "torch._numpy.random")
     if isinstance(target, torch._ops.OpOverload):  # operators, whose tags say so in some namespaces
         return target.namespace not in _TAGGED or _draws_by_tags([target], args, kwargs)
