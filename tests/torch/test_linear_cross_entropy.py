@@ -19,11 +19,12 @@ from cupyfuse.plan import block_choice
 from cupyfuse.plan.schedule import products
 from cupyfuse.settings import Settings
 from cupyfuse.torch.chains import backward, compiled, saving
+from cupyfuse.torch.chains import executor as executors
 from cupyfuse.torch.chains.executor import Executor
 from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.runner import Runner
 from cupyfuse.torch.functions import Step, build_chain
-from cupyfuse.torch.losses import _runner
+from cupyfuse.torch.losses import _Options, _runner
 from cupyfuse.torch.rules.symbols import Ref
 
 F = torch.nn.functional
@@ -31,6 +32,7 @@ INF = math.inf
 ROWS, FEATURES, CLASSES = 26, 5, 40
 SMALL = 6000  # bytes: a block of a few rows of float64 logits and their gradient
 WORKSPACES = (1 << 28, SMALL)
+DEFAULTS = _Options(-100, "mean", 0.0, 0.0, None, None)
 
 
 def operands(dtype: torch.dtype = torch.float64, rows: int = ROWS) -> tuple[torch.Tensor, ...]:
@@ -100,6 +102,23 @@ def test_what_is_saved_beside_a_bound(reduction: str, made: bool) -> None:
     ct.linear_cross_entropy(wide, w, target, b, reduction=reduction).sum().backward()
     stored = executor_of(("input", "weight", "target", "bias"), 1 << 28, reduction=reduction).backward
     assert stored is not None and [n.shape for n in stored.saving.nodes] == [(ROWS, CLASSES)] and not stored.saving.note
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_statistics_of_long_rows_are_saved_beside_them(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The backward pass reads the logits once; their probabilities are as exact as those of logits alone."""
+    x, w, _, target = operands(dtype)
+    found = []
+    for most in (CLASSES, CLASSES - 1):
+        monkeypatch.setattr(saving, "_RESIDENT", most)
+        _runner.cache_clear()
+        executors._compiled.clear()
+        loss = ct.linear_cross_entropy(x, w, target)
+        found.append(torch.autograd.grad(loss, (x, w)))
+        (executor,) = _runner(("input", "weight", "target"), dtype is torch.bfloat16, DEFAULTS, 1 << 28).executors
+        assert executor.backward is not None
+        assert len(executor.backward.saving.nodes) == 1 + 2 * (most < CLASSES)
+    torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("workspace", WORKSPACES)
