@@ -33,13 +33,20 @@ __device__ __forceinline__ void copies_commit() {
 #endif
 }
 
-// Wait for all groups of this thread's copies but the last `Left`, at most 7: then it can read what they wrote.
-template <int Left>
-__device__ __forceinline__ void copies_wait() {
-    static_assert(Left < 8, "what the instruction takes");
+// Wait for all groups of this thread's copies but the last `left`, at most 7: then it can read what they wrote.
+__device__ __forceinline__ void copies_wait(int left) {
 #ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+    switch (left) {
+        case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+        case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+        case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+        case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+        case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+        case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
+        case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
+        default: asm volatile("cp.async.wait_group 7;" ::: "memory");
+    }
 #else
-    host_cuda::copies_wait(Left);
+    host_cuda::copies_wait(left);
 #endif
 }

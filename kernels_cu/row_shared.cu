@@ -41,12 +41,8 @@ struct HeldPacks {
     template <int S>
     __device__ __forceinline__ void wait(int number) const {
         if (S == 0 && number % packs_a_group == 0) {
-            // For each group that was read one is ended, which is empty but where this stage copies the next row: so all groups but
-            // the last `groups - 1` include this one.
-            copies_wait<groups - 1>();
-            if (!Ahead || P::stages > 1) {
-                copies_commit();
-            }
+            // A program of one stage has copied as many groups of the next row as it has read of this one.
+            copies_wait(Ahead && P::stages == 1 ? groups - 1 : groups - 1 - number / packs_a_group);
         }
     }
     template <int S, int, class Tile>
