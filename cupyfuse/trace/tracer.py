@@ -151,7 +151,8 @@ class Tracer(Changes):
     def _view(self, order: Sequence[int | None]) -> Tracer:
         """Return a view with permuted axes, without some of length one, and with new ones (None)."""
         view = self._make_view(_pick_axes, _put_back_axes, tuple(order))
-        view._strides = self._strides and tuple(0 if p is None else self._strides[p] for p in order)
+        if self._strides is not None:
+            view._strides = tuple(0 if p is None else self._strides[p] for p in order)
         return view
 
     def _is_contiguous(self, order: str) -> bool | None:

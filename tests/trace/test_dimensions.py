@@ -284,3 +284,7 @@ def test_blocks_of_rows(engine: Engine, rng: np.random.Generator) -> None:
         assert_close(a, e, 1e-12)
     assert "several strides" in fused.plan(np.asfortranarray(x), w).whole
     assert "several strides" not in fused.plan(x[:, :, ::-1], w).whole
+
+
+def test_a_new_axis_of_a_value_without_dimensions_is_an_axis(engine: Engine) -> None:
+    compare(engine, lambda x: x[None][::1] * x[None, None][:, 0], [np.full((), 2.5)])
