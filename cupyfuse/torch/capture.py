@@ -254,9 +254,8 @@ class _Callback:
         self.failures: dict[str, str] = {}
         self.calls = 0
         self.as_compiled = False
-        self._gains_compiled: set[int] = (
-            set()
-        )  # threads whose call met a frame that can only be captured as compiled code
+        # Threads whose call met a frame that can only be captured as compiled code.
+        self._gains_compiled: set[int] = set()
         self._in_a_row: dict[types.CodeType, tuple[int, int]] = {}  # the last call that captured a code, and how many
         self._captured: set[types.CodeType] = set()
         self._failed: Counter[types.CodeType] = Counter()
