@@ -24,6 +24,15 @@ __device__ __forceinline__ void copy_pack(Pack<T, V>& to, const T* from) {
 #endif
 }
 
+// Where `count` packs that begin at `from` are held, from `memory` on, which is moved behind them: at the same place within a line
+// of 128 bytes, where a copy takes up to 10 % less time than at another one.
+template <class Held>
+__device__ __forceinline__ Held* held_from(char*& memory, int count, const void* from) {
+    char* const first = memory + reinterpret_cast<u64>(from) % 128 / sizeof(Held) * sizeof(Held);
+    memory += count * sizeof(Held) + 128;
+    return reinterpret_cast<Held*>(first);
+}
+
 // End a group of this thread's copies.
 __device__ __forceinline__ void copies_commit() {
 #ifdef __CUDA_ARCH__

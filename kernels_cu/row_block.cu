@@ -25,8 +25,9 @@
 
 template <class P, int Threads, int Items, int V>
 __device__ __forceinline__ void row_block(const P& p) {
-    SHARED_BYTES(scratch, 2 * 32 * P::slot);
-    const Block<Threads, P::slot> team(scratch);
+    typedef Block<Threads, P::slot> Team;
+    SHARED_BYTES(scratch, Team::bytes);
+    const Team team(scratch);
     for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
         resident_row<P, Items, V>(p, team, row);
     }

@@ -12,13 +12,14 @@
 // Leave the totals of share blockIdx.x of each row in `partial`.
 template <class P, int Threads, int Items, int V>
 __device__ __forceinline__ void row_shares(const P& p) {
-    SHARED_BYTES(scratch, 2 * 32 * P::slot);
-    const Block<Threads, P::slot> team(scratch);
+    typedef Block<Threads, P::slot> Team;
+    SHARED_BYTES(scratch, Team::bytes);
+    const Team team(scratch);
     for (i64 row = blockIdx.y; row < p.rows; row += gridDim.y) {
         typename P::Row r;
         p.begin(row, r);
         auto totals = p.totals(At<0>());
-        stream_share<P, 0, Items, V>(p, team, Arguments(), row, r, totals, blockIdx.x, p.shares);
+        stream_share<P, 0, Items, V>(p, team, row, r, totals, blockIdx.x, p.shares);
         team.reduce_first(totals);
         if (team.rank() == 0) {
             p.partial[row * p.shares + blockIdx.x] = totals;

@@ -10,12 +10,13 @@
 
 template <class P, int Threads, int Items, int V>
 __device__ __forceinline__ void row_stream(const P& p) {
-    SHARED_BYTES(scratch, 2 * 32 * P::slot);
-    const Block<Threads, P::slot> team(scratch);
+    typedef Block<Threads, P::slot> Team;
+    SHARED_BYTES(scratch, Team::bytes);
+    const Team team(scratch);
     for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
         typename P::Row r;
         p.begin(row, r);
-        streamed_stage<P, 0, Items, V>(p, team, Arguments(), row, r);
+        streamed_stage<P, 0, Items, V>(p, team, row, r);
         if (team.rank() == 0) {
             p.commit(row, r);
         }

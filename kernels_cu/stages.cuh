@@ -2,9 +2,9 @@
 //
 // P is an emitted struct (see row_block.cu) and S a stage. A thread computes Items packs of V elements at a time.
 //
-// resident_row keeps a row in registers from stage to stage: its elements, or if P::packed what was loaded, from which each
-// stage computes again what it needs. streamed_stage loads the row again for each stage. All threads of a team have to call
-// them with the same row.
+// resident_row keeps a row in registers from stage to stage: its elements, or if P::packed what was loaded. packed_stage computes
+// again what it needs from what was loaded, there or elsewhere; streamed_stage loads the row again for each stage. All threads of
+// a team have to call them with the same row.
 #pragma once
 
 #include "teams.cuh"
@@ -42,18 +42,25 @@ __device__ __forceinline__ bool compute_elements(
     return !P::has_exact(S) || isfinite(sum_in_pairs(values));
 }
 
-// Compute V elements and store their results. A pack with a value that is not finite is loaded again and recomputed as it was
-// written.
-template <class P, int S, int V, class Tile>
-__device__ __forceinline__ void compute_pack(
+// What happens to a pack with a value that is not finite, which has to be computed as it was written: its inputs are loaded again,
+// so that they need no registers till then; they are kept; or it is left to the caller.
+enum class Exact { loaded_again, kept, left };
+
+// Compute V elements and store their results. Return false where that is left to be done as it was written.
+template <class P, int S, int V, Exact How = Exact::loaded_again, class Tile>
+__device__ __forceinline__ bool compute_pack(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
     auto out = p.template out<V>(At<S>());
     const bool finite = compute_elements<P, S, V>(p, tile, row, col, r, e, out);
-    if constexpr (P::has_exact(S)) {
+    if constexpr (P::has_exact(S) && How != Exact::left) {
         if (!finite) {
             auto again = p.template tile<V>(At<S>());
-            p.template load<V>(At<S>(), row, col, again);
-            p.template load_columns<V>(At<S>(), col, again);
+            if constexpr (How == Exact::kept) {
+                again = tile;
+            } else {
+                p.template load<V>(At<S>(), row, col, again);
+                p.template load_columns<V>(At<S>(), col, again);
+            }
 #pragma unroll
             for (int j = 0; j < V; ++j) {
                 p.template exact_element<V>(At<S>(), again, j, row, col + j, r, e[j], out);
@@ -61,6 +68,7 @@ __device__ __forceinline__ void compute_pack(
         }
     }
     p.template store<V>(At<S>(), row, col, out);
+    return finite || How != Exact::left;
 }
 
 // V elements of the first stage, and their results.
@@ -117,6 +125,18 @@ struct Loaded {
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<S>())) packs[Items];
     decltype(static_cast<const P*>(nullptr)->template tile<1>(At<S>())) single;
 
+    static constexpr bool indexed = false;  // registers are not
+
+    // Read pack i, and the single element, as stage `Again` of a program whose stages have the same tiles.
+    template <int Again, class Tile>
+    __device__ __forceinline__ void take(const P&, int i, Tile& tile) {
+        P::keep(packs[i]);
+        tile = packs[i];
+    }
+    template <int Again, class Tile>
+    __device__ __forceinline__ void take_single(const P&, i64, int, Tile& tile) {
+        tile = single;
+    }
     template <class Team>
     __device__ __forceinline__ void load(const P& p, const Team& team, i64 row, const Span<P, V, int>& span) {
 #pragma unroll
@@ -194,12 +214,12 @@ __device__ __forceinline__ void resident_stage(
     }
 }
 
-// Compute a pack of V elements at column `col`, store its results and accumulate its elements.
-template <class P, int S, int V, class Tile, class Totals>
-__device__ __forceinline__ void accumulate_pack(
+// Compute a pack of V elements at column `col`, store its results and accumulate its elements; as compute_pack.
+template <class P, int S, int V, Exact How = Exact::loaded_again, class Tile, class Totals>
+__device__ __forceinline__ bool accumulate_pack(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, Totals& totals) {
     typename P::Element e[V];
-    compute_pack<P, S, V>(p, tile, row, col, r, e);
+    const bool done = compute_pack<P, S, V, How>(p, tile, row, col, r, e);
     if constexpr (P::reduces(S)) {
 #pragma unroll
         for (int j = 0; j < V; ++j) {
@@ -208,36 +228,59 @@ __device__ __forceinline__ void accumulate_pack(
         totals.settle();
         p.template add<V>(At<S>(), e, col, totals);
     }
+    return done;
 }
 
-// Stage S and the stages after it, inputs in registers as they were loaded.
-template <class P, int S, int Items, int V, class Team>
-__device__ __forceinline__ void packed_stage(
-    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r,
-    Loaded<P, 0, Items, V>& loaded) {
-    auto totals = p.totals(At<S>());
+// Compute and accumulate the packs that a thread has in `source` as they were loaded: Items of the Packs at a time, for which the
+// code is repeated. Return false where one is left to be computed as it was written.
+template <class P, int S, int Packs, int Items, int V, Exact How, class Team, class Source, class Totals>
+__device__ __forceinline__ bool accumulate_packs(
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, const typename P::Row& r, Source& source,
+    Totals& totals) {
+    bool done = true;
+#pragma unroll 1
+    for (int first = 0; first < Packs; first += Items) {
 #pragma unroll
-    for (int i = 0; i < Items; ++i) {
-        const int k = (i * team.size() + team.rank()) * V;
-        P::keep(loaded.packs[i]);
-        if (k < span.packed) {
-            auto tile = loaded.packs[i];
-            p.template load_columns<V>(At<S>(), span.column(k), tile);
-            accumulate_pack<P, S, V>(p, tile, row, span.column(k), r, totals);
+        for (int i = first; i < first + Items; ++i) {
+            const int k = (i * team.size() + team.rank()) * V;
+            if (k < span.packed) {
+                auto tile = p.template tile<V>(At<S>());
+                source.template take<S>(p, i, tile);
+                p.template load_columns<V>(At<S>(), span.column(k), tile);
+                done &= accumulate_pack<P, S, V, How>(p, tile, row, span.column(k), r, totals);
+            }
+        }
+    }
+    return done;
+}
+
+// Stage S and the stages after it, each from what a thread has in `source`. If that can be indexed, a thread asks after its last
+// pack whether all values are finite, without a branch for each.
+template <class P, int S, int Packs, int Items, int V, class Team, class Source>
+__device__ __forceinline__ void packed_stage(
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Source& source) {
+    constexpr Exact how = Source::indexed ? Exact::left : Exact::loaded_again;
+    auto totals = p.totals(At<S>());
+    if (!accumulate_packs<P, S, Packs, Items, V, how>(p, team, row, span, r, source, totals)) {
+        totals = p.totals(At<S>());
+        if constexpr (P::has_exact(S) && Source::indexed) {
+            accumulate_packs<P, S, Packs, 1, V, Exact::kept>(p, team, row, span, r, source, totals);
         }
     }
     if constexpr (Span<P, V, int>::has_singles) {
         if (span.has_single(team.rank())) {
-            auto tile = loaded.single;
-            p.template load_columns<1>(At<S>(), span.single(team.rank()), tile);
-            accumulate_pack<P, S, 1>(p, tile, row, span.single(team.rank()), r, totals);
+            const int col = span.single(team.rank());
+            auto tile = p.template tile<1>(At<S>());
+            source.template take_single<S>(p, row, col, tile);
+            p.template load_columns<1>(At<S>(), col, tile);
+            accumulate_pack<P, S, 1>(p, tile, row, col, r, totals);
         }
     }
     if constexpr (P::reduces(S)) {
         finish_stage<P, S>(p, team, row, totals, r);
     }
     if constexpr (S + 1 < P::stages) {
-        packed_stage<P, S + 1, Items, V>(p, team, row, span, r, loaded);
+        packed_stage<P, S + 1, Packs, Items, V>(p, team, row, span, r, source);
     }
 }
 
@@ -250,7 +293,7 @@ __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 r
     if constexpr (P::packed) {
         Loaded<P, 0, Items, V> loaded;
         loaded.load(p, team, row, span);
-        packed_stage<P, 0, Items, V>(p, team, row, span, r, loaded);
+        packed_stage<P, 0, Items, Items, V>(p, team, row, span, r, loaded);
     } else {
         Elements<P, Items, V> e;
         resident_stage<P, 0, Items, V>(p, team, row, span, r, e);
@@ -260,54 +303,36 @@ __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 r
     }
 }
 
-// Where streamed_stage reads the packs of a row: here, in the program's arguments.
-struct Arguments {
-    typedef i64 Index;  // of columns
-    template <int S>
-    __device__ __forceinline__ void wait(i64) const {}
-    template <int S, int V, class P, class Tile>
-    __device__ __forceinline__ void read(const P& p, i64 row, i64 col, i64, Tile& tile) const {
-        p.template load<V>(At<S>(), row, col, tile);
-    }
-    template <int S, class P, class Team>
-    __device__ __forceinline__ void release(const P&, const Team&, i64) const {}
-};
-
-// Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements: `source`
-// gives this thread's pack `number`, after it has waited for it and those behind it; `release` tells it that the Items packs
-// from `number` on were read and computed. Single elements belong to the first share.
-template <class P, int S, int Items, int V, class Team, class Source, class Totals>
+// Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements. Single
+// elements belong to the first share.
+template <class P, int S, int Items, int V, class Team, class Totals>
 __device__ __forceinline__ void stream_share(
-    const P& p, const Team& team, const Source& source, i64 row, const typename P::Row& r, Totals& totals,
-    typename Source::Index share, typename Source::Index shares) {
+    const P& p, const Team& team, i64 row, const typename P::Row& r, Totals& totals, i64 share, i64 shares) {
     typedef decltype(p.template tile<V>(At<S>())) Tile;
-    typedef typename Source::Index Index;
-    const Span<P, V, Index> span(p, row);
+    const Span<P, V, i64> span(p, row);
     auto single = p.template tile<1>(At<S>());
     const bool has_single = share == 0 && span.has_single(team.rank());
-    if constexpr (Span<P, V, Index>::has_singles) {
+    if constexpr (Span<P, V, i64>::has_singles) {
         if (has_single) {
             p.template load<1>(At<S>(), row, span.single(team.rank()), single);
         }
     }
-    const Index step = static_cast<Index>(team.size()) * V;
+    const i64 step = static_cast<i64>(team.size()) * V;
     // Whole packs; the last shares have fewer, or none.
-    const Index length = shares == 1 ? span.packed : (span.packed + shares * V - 1) / (shares * V) * V;
-    const Index first = share * length, last = first + length < span.packed ? first + length : span.packed;
-    Index number = 0;
-    for (Index start = first + static_cast<Index>(team.rank()) * V; start < last; start += Items * step, number += Items) {
+    const i64 length = shares == 1 ? span.packed : (span.packed + shares * V - 1) / (shares * V) * V;
+    const i64 first = share * length, last = first + length < span.packed ? first + length : span.packed;
+    for (i64 start = first + static_cast<i64>(team.rank()) * V; start < last; start += Items * step) {
         Tile tiles[Items];
         typename P::Element e[Items * V];
-        source.template wait<S>(number);
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             if (start + i * step < last) {
-                source.template read<S, V>(p, row, span.column(start + i * step), number + i, tiles[i]);
+                p.template load<V>(At<S>(), row, span.column(start + i * step), tiles[i]);
             }
         }
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            const Index col = span.column(start + i * step);
+            const i64 col = span.column(start + i * step);
             if (start + i * step < last) {
                 p.template load_columns<V>(At<S>(), col, tiles[i]);
                 compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
@@ -328,28 +353,26 @@ __device__ __forceinline__ void stream_share(
                 }
             }
         }
-        source.template release<S>(p, team, number);
     }
-    if constexpr (Span<P, V, Index>::has_singles) {
+    if constexpr (Span<P, V, i64>::has_singles) {
         if (has_single) {
-            const Index col = span.single(team.rank());
+            const i64 col = span.single(team.rank());
             p.template load_columns<1>(At<S>(), col, single);
             accumulate_pack<P, S, 1>(p, single, row, col, r, totals);
         }
     }
 }
 
-// Stage S and the stages after it, each of which reads the row again from `source`.
-template <class P, int S, int Items, int V, class Team, class Source>
-__device__ __forceinline__ void streamed_stage(
-    const P& p, const Team& team, const Source& source, i64 row, typename P::Row& r) {
+// Stage S and the stages after it, each of which loads the row again.
+template <class P, int S, int Items, int V, class Team>
+__device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64 row, typename P::Row& r) {
     auto totals = p.totals(At<S>());
-    stream_share<P, S, Items, V>(p, team, source, row, r, totals, 0, 1);
+    stream_share<P, S, Items, V>(p, team, row, r, totals, 0, 1);
     if constexpr (P::reduces(S)) {
         finish_stage<P, S>(p, team, row, totals, r);
     }
     if constexpr (S + 1 < P::stages) {
-        streamed_stage<P, S + 1, Items, V>(p, team, source, row, r);
+        streamed_stage<P, S + 1, Items, V>(p, team, row, r);
     }
 }
 

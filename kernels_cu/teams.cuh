@@ -45,9 +45,10 @@ struct Lanes {
     }
 };
 
-// A whole block of Threads threads, Threads a multiple of 32. `shared` holds 2 * 32 slots of `Slot` bytes.
+// A whole block of Threads threads, Threads a multiple of 32. `shared` holds `bytes`: two slots of `Slot` bytes for each warp.
 template <int Threads, int Slot>
 struct Block {
+    static constexpr int warps = Threads / 32, bytes = 2 * warps * Slot;
     char* shared;
     mutable int turn = 0;
 
@@ -76,14 +77,13 @@ private:
         }
         // Two sets of slots alternate: a set is written again only after the barrier of the other one, which every thread
         // reaches after its last read of the first.
-        char* slots = shared + turn * 32 * Slot;
+        char* slots = shared + turn * warps * Slot;
         turn ^= 1;
         if (threadIdx.x % 32 == 0) {
             *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot) = totals;
         }
         __syncthreads();
         if (wanted) {
-            constexpr int warps = Threads / 32;
             const int lane = threadIdx.x % 32;
             Totals mine;
             if (lane < warps) {

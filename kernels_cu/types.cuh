@@ -11,9 +11,9 @@
 #define SHARED_BYTES(name, bytes) __shared__ alignas(16) char name[bytes]
 #endif
 
-// The dynamic shared memory of the launch, aligned to 16.
+// The dynamic shared memory of the launch, aligned to a line of 128 bytes.
 #ifndef SHARED_DYNAMIC
-#define SHARED_DYNAMIC(name) extern __shared__ __align__(16) char name[]
+#define SHARED_DYNAMIC(name) extern __shared__ __align__(128) char name[]
 #endif
 
 typedef long long i64;

@@ -23,7 +23,9 @@ from .kernel import Kernel, inlined
 
 OPTIONS = ("--std=c++17",)
 _LOWEST_CAPABILITY = "7.5"  # that the tests compile for
-_MAX_DYNAMIC_SHARED_SIZE = 8  # the CUfunction_attribute that opts in
+# Each a CUfunction_attribute that opts in: to much dynamic shared memory, and to clusters larger than all GPUs have.
+_MAX_DYNAMIC_SHARED_SIZE, _LARGE_CLUSTERS = 8, 14
+_PORTABLE_CLUSTER = 8  # blocks
 _functions: dict[tuple[str, str, int], Any] = {}  # loaded kernels by name, source and device
 _lock = threading.Lock()  # of this module's state
 _kernel_locks: dict[tuple[str, str, int], Any] = {}  # held while a kernel is compiled
@@ -79,13 +81,15 @@ def load_together(kernels: Iterable[Kernel], device: int) -> None:
 
 
 def _load(kernel: Kernel, device: int) -> Any:
-    """Compile and load a kernel, and allow it its shared memory."""
+    """Compile and load a kernel, and allow it its shared memory and its clusters."""
     import cupy
 
     try:
         function = _compile(kernel, inlined(kernel.source))
         if kernel.shared > 0:  # with its static memory it may need to opt in
             cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE, kernel.shared)
+        if kernel.cluster > _PORTABLE_CLUSTER:
+            cupy.cuda.driver.funcSetAttribute(function.ptr, _LARGE_CLUSTERS, 1)
         return function
     except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:
         capability = cupy.cuda.Device(device).compute_capability

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .. import dtypes
@@ -22,23 +22,24 @@ _SHORTEST_SHIFTED = 32
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
 # Of a multiprocessor with clusters: shared memory, of which the system takes some for each block.
 _MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
+_LINE = 128  # bytes of a line of a cache
 # Threads on a multiprocessor that each have registers: for one 16-bit accumulator, for a program that computes little,
-# for any other, and for float64.
-_SIMPLE_THREADS, _LIGHT_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1024, 512
-_MOST_BLOCKS = 8  # of a cluster
+# for one that also reads values of columns, for any other, and for float64.
+_SIMPLE_THREADS, _LIGHT_THREADS, _COLUMN_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1280, 1024, 512
+_MOST_BLOCKS = 16  # of a cluster, of Hopper
+# Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
+_MOST_PACKS, _MOST_DOUBLE_PACKS = 14, 16
 # Rows so long, and so many, get a block each where elements depend on several values of the row, which would be loaded
 # for each pack: so an H200 makes the gradient of the logits of a loss 1.2 to 1.5 times as fast; with one value it is
 # up to 15 % slower.
 _LONG_ROW, _MANY_ROWS = 1024, 512
-# The rate of blocks that hold rows in shared memory grows with this power of the threads on a multiprocessor and of the
-# bytes that they hold; blocks of a cluster reach this share of it, since they start together and wait for each other:
-# fitted to 180 measurements of an H200 from 50257 to 262144 columns, where it chooses within 4 % of the best.
-_RATE_POWER, _CLUSTER_SHARE = 1 / 8, 0.86
-# Longer rows, in bytes, of programs that compute little are held by clusters of blocks, one on each multiprocessor,
-# which copy the next row while they write one: so an H200 does the softmax of 151936 to 524288 columns in 16 bits 2 to
-# 24 % faster, of 128256 to 262144 in 32 bits 3 to 18 %, and of shorter ones up to 7 % slower. Of a row, a block should
-# hold no more than the second number.
-_LONG_ROW_BYTES, _LARGEST_PART = 280 << 10, 160 << 10
+# The rate at which blocks hold rows in shared memory, as a share of a copy's, of n on a multiprocessor: n / (n + the
+# first number) for single blocks, n / (n + the second) for those of clusters, which wait for each other. For them it
+# grows with this power of the bytes that a multiprocessor holds, up to so many, and is this share where rows begin
+# between two packs. Fitted to 470 measurements of an H200 from 16384 to 1048576 columns, among which it chooses within
+# 1.3 % of the best on average, within 6 % at worst.
+_BLOCK_LOSS, _CLUSTER_LOSS, _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.08, 0.15, 0.2, 192 << 10, 0.9
+_NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,6 @@ class Config:
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)
     packs : packs that a thread holds in shared memory (row_shared)
-    persistent : whether no more blocks are launched than run at once, which copy their next rows ahead (row_shared)
     packed : whether rows stay in registers as they were loaded, and each stage computes what it needs from there
     shifted : whether rows may begin between two packs, at the same place in all arrays
     """
@@ -70,7 +70,6 @@ class Config:
     blocks: int = 1
     cluster: int = 1
     packs: int = 0
-    persistent: bool = False
     packed: bool = False
     shifted: bool = False
 
@@ -96,7 +95,7 @@ class Config:
             parameters = [self.threads, self.vec]
         else:
             lanes = [self.group] if self.template == "row_lanes" else []
-            held, shared = ([self.packs], [self.cluster, int(self.persistent)]) if self.packs else ([], [])
+            held, shared = ([self.packs], [self.cluster]) if self.packs else ([], [])
             parameters = [self.threads, *lanes, *held, self.items, self.vec, *shared]
         return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
 
@@ -240,8 +239,8 @@ def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: boo
     most = _most_packed(program)
     options = [(128, min(most, 32 if program.input_bytes == 2 else 16)), (256, min(most, 32))]
     options += [(256, most)] * (packs * vec > 8192) + [(512, most)]
-    # A block of a multiprocessor's own waits for its loads, the longer where they are shifted.
-    options += [(1024, min(most, 32))] * (not shifted or not clusters)
+    # A block of a multiprocessor's own waits for its loads, the longer where they are shifted or columns have values.
+    options += [(1024, min(most, 32))] * (not clusters or not (shifted or program.reads_columns))
     for threads, held in options:
         items = -(-packs // threads)
         if items * vec <= held:
@@ -251,45 +250,45 @@ def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: boo
 
 def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | None:
     """Choose the blocks that hold a row in shared memory, of a GPU with clusters; None if it is too long."""
-    slots = 2 * 32 + 2 * _MOST_BLOCKS  # of totals, of which each block has so many
-    scratch = slots * state_size(program.step) + 16
     double = _is_double(program)
     is_light = _is_packed(program) and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
-    resident_threads = _LIGHT_THREADS if is_light else _DOUBLE_THREADS if double else _THREADS
-    items = max(1, (8 if double else 4) // vec)
-    if packs * vec * program.input_bytes > _LONG_ROW_BYTES and is_light:
-        return _persistent(program, packs, vec, shifted, items, scratch)
+    if is_light:
+        resident_threads = _COLUMN_THREADS if program.reads_columns else _LIGHT_THREADS
+    else:
+        resident_threads = _DOUBLE_THREADS if double else _THREADS
+    most = _MOST_DOUBLE_PACKS if double else _MOST_PACKS
     best, found = 0.0, None
     for cluster in range(1, _MOST_BLOCKS + 1):
-        for threads in (256, 384, 512, 768, 1024):
-            packs_a_thread = -(-packs // (threads * cluster))
-            held = threads * packs_a_thread * vec * program.input_bytes
-            blocks = min(_MULTIPROCESSOR_BYTES // (held + scratch + _BLOCK_BYTES), resident_threads // threads)
-            share = _CLUSTER_SHARE if cluster > 1 else 1.0
-            rate = share * (blocks * threads * blocks * held) ** _RATE_POWER
+        for threads in (512, 256, 128) if double else (1024, 768, 512, 384, 256):
+            held = -(-packs // (threads * cluster))
+            # Code that is repeated for all packs computes one while others are on their way.
+            items = held if is_light else max(1, (8 if double else 4) // vec)
+            held = -(-held // items) * items
+            scratch = 2 * (threads // 32 + cluster) * state_size(program.step) + 16  # of totals
+            part = held_bytes(program, held * threads * vec)
+            taken = part + -(-scratch // _LINE) * _LINE + _BLOCK_BYTES
+            blocks = min(_MULTIPROCESSOR_BYTES // taken, resident_threads // threads)
+            if held > most or _NEIGHBOURS * blocks < cluster:
+                continue
+            rate = packs / (held * threads * cluster) * _held_rate(part, blocks, cluster, shifted)
             if rate > best:
                 best = rate
-                found = Config(
-                    "row_shared",
-                    threads,
-                    items,
-                    vec,
-                    blocks=blocks,
-                    cluster=cluster,
-                    packs=packs_a_thread,
-                    shifted=shifted,
-                )
-    return found
+                found = Config("row_shared", threads, items, vec, blocks=blocks, cluster=cluster, packs=held)
+    return None if found is None else replace(found, shifted=shifted)
 
 
-def _persistent(program: Program, packs: int, vec: int, shifted: bool, items: int, scratch: int) -> Config | None:
-    """Choose how many blocks hold a long row in shared memory, one on a multiprocessor; None if it is too long."""
-    threads, pack_bytes = 1024, vec * program.input_bytes
-    cluster = min(_MOST_BLOCKS, _power_of_two(-(-packs * pack_bytes // _LARGEST_PART)))
-    held = -(-packs // (threads * cluster))
-    if threads * held * pack_bytes + scratch + _BLOCK_BYTES > _MULTIPROCESSOR_BYTES:
-        return None
-    return Config("row_shared", threads, items, vec, cluster=cluster, packs=held, persistent=True, shifted=shifted)
+def _held_rate(part: int, blocks: int, cluster: int, shifted: bool) -> float:
+    """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's."""
+    if cluster == 1:
+        return blocks / (blocks + _BLOCK_LOSS)
+    whole = _NEIGHBOURS * blocks // cluster * cluster / _NEIGHBOURS  # blocks on a multiprocessor, of whole clusters
+    held = min(1.0, part * whole / _ENOUGH_HELD) ** _HELD_POWER
+    return blocks / (blocks + _CLUSTER_LOSS) * held * (_SHIFTED_SHARE if shifted else 1.0)
+
+
+def held_bytes(program: Program, elements: int) -> int:
+    """Return the bytes that so many elements of each full-size input take where they are held in shared memory."""
+    return elements * program.input_bytes + _LINE * len(program.full_inputs)
 
 
 def _most_packed(program: Program) -> int:

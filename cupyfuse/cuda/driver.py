@@ -32,7 +32,6 @@ def driver() -> Any:
         library.cuGraphLaunch.argtypes = [pointer, pointer]
         library.cuGraphExecDestroy.argtypes = library.cuGraphDestroy.argtypes = [pointer]
         library.cuLaunchKernelEx.restype = ctypes.c_int  # `EarlyLaunch` prepares its arguments
-        library.cuOccupancyMaxActiveClusters.argtypes = [pointer, pointer, pointer]
         library.cuTensorMapEncodeTiled.argtypes = [
             *(pointer, ctypes.c_int, number, pointer, pointer, pointer, pointer, pointer),
             *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
@@ -90,28 +89,6 @@ class EarlyLaunch:
         status = self._launch(*self._arguments)
         if status:
             raise EngineError(f"cuLaunchKernelEx failed with status {status}")
-
-
-def count_resident_clusters(function: int, threads: int, shared: int, cluster: int) -> int:
-    """Count the clusters of blocks that the current device runs at once, for a kernel that declares their size.
-
-    Parameters
-    ----------
-    function : int
-        Address of the `CUfunction`.
-    threads : int
-        Threads per block.
-    shared : int
-        Bytes of dynamic shared memory.
-    cluster : int
-        Blocks of a cluster.
-    """
-    config = _LaunchConfig(cluster, 1, 1, threads, 1, 1, shared)
-    count = ctypes.c_int()
-    status = driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config))
-    if status:
-        raise EngineError(f"cuOccupancyMaxActiveClusters failed with status {status}")
-    return count.value
 
 
 def takes_early_launches() -> bool:

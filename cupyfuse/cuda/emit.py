@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
-from .configure import Config
+from .configure import Config, held_bytes
 from .expressions import Body, Scope, function_text, indented, struct_text
 from .kernel import CONDITION, Kernel, translation_unit
 from .outlined import outlined
@@ -39,7 +39,7 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     source = translation_unit(
         config.template, struct, entry, f"{call}(p)", threads, blocks, conditional, config.cluster
     )
-    shared = config.threads * config.packs * config.vec * program.input_bytes
+    shared = held_bytes(program, config.threads * config.packs * config.vec) if config.packs else 0
     return Kernel(entry, source, tuple(program.parameters), config, shared=shared, cluster=config.cluster)
 
 
@@ -166,16 +166,14 @@ class Writer:
             return ""
         inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", _element_address(p)) for p in self.program.full_inputs]
         fields = " ".join(f"{kind}* {name};" for name, kind, _ in inputs)
-        places = [
-            f"h.{n} = reinterpret_cast<{kind}*>(memory); memory += count * sizeof({kind});" for n, kind, _ in inputs
-        ]
+        places = [f"h.{name} = held_from<{kind}>(memory, count, {address});" for name, kind, address in inputs]
         copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
         full = [p.name for p in self.program.parameters if p.extent == FULL]
         return "\n".join(
             [
                 f"template <int V> struct Held {{ {fields} }};",
                 "template <int V>",
-                "__device__ static Held<V> held(char* memory, int count) {",
+                "__device__ Held<V> held(i64 row, i64 col, char* memory, int count) const {",
                 "    Held<V> h;",
                 *(f"    {place}" for place in places),
                 "    return h;",

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .driver import Dim, EarlyLaunch, count_resident_clusters, takes_early_launches
+from .driver import Dim, EarlyLaunch, takes_early_launches
 from .kernel import struct_packer
 
 Launch = Callable[[Sequence[Any], Any], None]
@@ -76,27 +76,6 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
         buffers.free.append(buffer)
 
     return launch
-
-
-def count_resident_blocks(function: Any, threads: int, shared: int, cluster: int, processors: int) -> int:
-    """Count the blocks of a kernel of clusters that the current device, with so many multiprocessors, runs at once.
-
-    Parameters
-    ----------
-    function : callable
-        The kernel, as `Runtime.function` returns it.
-    threads : int
-        Threads per block.
-    shared : int
-        Bytes of dynamic shared memory.
-    cluster : int
-        Blocks of a cluster, as the kernel declares.
-    processors : int
-    """
-    address = getattr(function, "ptr", 0)
-    if not address:
-        return max(cluster, processors // cluster * cluster)  # not a kernel of CuPy's
-    return cluster * max(1, count_resident_clusters(address, threads, shared, cluster))
 
 
 class _PlainLaunch:

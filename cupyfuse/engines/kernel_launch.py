@@ -14,7 +14,7 @@ from typing import Any
 from .. import dtypes
 from ..cuda.configure import Access, Config, accesses, default_config
 from ..cuda.kernel import Kernel
-from ..cuda.launch import count_resident_blocks, launcher
+from ..cuda.launch import launcher
 from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
@@ -288,8 +288,6 @@ class KernelLaunch:
         runs = []  # the second kernel is the merge
         for kernel, (x, y), threads in zip(kernels, grids, (config.threads, config.merge_threads), strict=False):
             function = runtime.function(kernel)
-            if config.persistent:
-                x = min(x, count_resident_blocks(function, threads, kernel.shared, config.cluster, runtime.processors))
             runs.append(launcher(function, (max(1, x), y, 1), (threads, 1, 1), form, kernel.shared))
 
         def launch(addresses: Addresses, stream: Any) -> None:
