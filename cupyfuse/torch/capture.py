@@ -1,7 +1,4 @@
-"""Capture a module's forward with Dynamo, and run its graphs with their chains fused.
-
-Dynamo's settings are changed only while one of these graphs is captured.
-"""
+"""Capture a module's forward with Dynamo, and run its graphs with their chains fused."""
 
 from __future__ import annotations
 
@@ -13,13 +10,14 @@ import os
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .backend import fuse_module
+from .capturing import capturing, running_eagerly, without_messages
 from .chains.options import Options
 from .chains.runner import Runner
 from .cost import decision
@@ -32,16 +30,6 @@ from .idle import IdleCalls
 _log = logging.getLogger(__name__)
 _MOST_IN_A_ROW = 32  # calls that all capture a code anew, after which it is no longer captured
 _FAILURES = 8  # calls that leave a frame uncaptured, until its code is given up
-_CONFIG = {
-    "recompile_limit": 256,  # modules with many instances and shapes stay captured
-    "accumulated_recompile_limit": 4096,
-    "skip_nnmodule_hook_guards": False,  # hooks that are added later run
-    "allow_unspec_int_on_nn_module": True,  # a counter becomes a symbol instead of a capture for each value
-    "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
-    "invalidate_compile_context_weakrefs": True,  # parameters with weak references cannot be swapped for others
-    "record_runtime_overhead": False,  # notes for profilers, two calls of Dynamo's around each graph
-    "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
-}
 
 
 class Capture:
@@ -66,7 +54,6 @@ class Capture:
         self._direct = Direct(options)
         self._callback: _Callback | None = None
         self._idle = IdleCalls()
-        self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Capture:
         return self  # a copied module gets one of its own
@@ -143,13 +130,12 @@ class Capture:
 
     def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Fuse a captured graph, and return what Dynamo calls in its place."""
-        with self._lock:
-            if not self.graphs:
-                self.partitions += fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
-                forward: Callable[..., Any] = module.forward
-                return forward
-            judge = decision.judge_for(self.options, compiled=False, cudagraph=True)
-            self.partitions += fuse_module(module, AsOperator(self.options), judge)
+        if not self.graphs:
+            self.partitions += fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
+            forward: Callable[..., Any] = module.forward
+            return forward
+        judge = decision.judge_for(self.options, compiled=False, cudagraph=True)
+        self.partitions += fuse_module(module, AsOperator(self.options), judge)
         cudagraph: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
         return cudagraph
 
@@ -170,62 +156,10 @@ def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _numbers = itertools.count()
-_capturing = threading.RLock()
-
-
-@contextlib.contextmanager
-def _running_eagerly(wanted: bool) -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` false for captured code if that is wanted, one capture at a time.
-
-    The graphs run in eager, and code that asks takes paths for compilers that are slower there, such as attention with
-    a mask that excludes nothing. `is_dynamo_compiling()` stays true.
-    """
-    from torch._dynamo import external_utils
-    from torch._dynamo.variables.torch import tracing_state_functions
-
-    if not wanted:
-        yield
-        return
-    answers: dict[Any, Any] = tracing_state_functions()
-    asked = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
-    with _capturing:
-        before = {function: answers[function] for function in asked}
-        answers.update(dict.fromkeys(asked, False))
-        try:
-            yield
-        finally:
-            answers.update(before)
-
-
-@contextlib.contextmanager
-def _keeping_thread_state() -> Iterator[None]:
-    """Put back the thread's gradient mode and dispatch keys, which failed captures may leave changed."""
-    recording = torch.is_grad_enabled()
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    try:
-        with torch._C._ForceDispatchKeyGuard(included, excluded):
-            yield
-    finally:
-        torch._C._set_grad_enabled(recording)
-
-
-@contextlib.contextmanager
-def _without_messages(name: str) -> Iterator[None]:
-    """Keep what a logger says in this thread to itself."""
-    thread, logger = threading.get_ident(), logging.getLogger(name)
-
-    def from_elsewhere(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    logger.addFilter(from_elsewhere)
-    try:
-        yield
-    finally:
-        logger.removeFilter(from_elsewhere)
 
 
 class _Callback:
-    """Dynamo's callback for a frame, with `_CONFIG` in force.
+    """Dynamo's callback for a frame.
 
     What Dynamo cannot capture runs in eager, and Dynamo would never look at its code again. But code that raises an
     error for its arguments cannot be captured for these either, nor can an operation that refuses them; and other
@@ -241,7 +175,7 @@ class _Callback:
     calls : int
         How many calls of the module have begun.
     as_compiled : bool
-        Whether captured code finds that it is compiled (`_running_eagerly`): from the call on after the first one that
+        Whether captured code finds that it is compiled (`running_eagerly`): from the call on after the first one that
         returned and met a frame that can be captured only so, such as code that asks to avoid what Dynamo does not
         know. It holds for all of the module's code, which is captured again: never do parts of a call find different
         answers.
@@ -267,8 +201,7 @@ class _Callback:
         if threading.get_ident() in self._gains_compiled:  # all code will be captured again
             return replace(ConvertFrameReturn(), apply_to_code=False)
         reason = ""
-        known = {name: value for name, value in _CONFIG.items() if hasattr(torch._dynamo.config, name)}
-        with torch._dynamo.config.patch(known), _keeping_thread_state():
+        with capturing():
             try:
                 result = self._convert(frame, *arguments)
             except (exc.ResumePrologueTracingError, exc.UncapturedHigherOrderOpError):
@@ -283,8 +216,9 @@ class _Callback:
                 reason = reason or _reason(_suppressed(frame.f_code))
             if reason:
                 gc.collect()  # what is left of a failure may hold guards of the thread's state, and undo them later
+            if result.guarded_code is not None:
+                self._captured.add(frame.f_code)
         if result.guarded_code is not None:
-            self._captured.add(frame.f_code)
             result = self._without_endless_captures(frame.f_code, result)
         if result.guarded_code is not None or not result.apply_to_code:
             return result
@@ -296,11 +230,11 @@ class _Callback:
         """Capture a frame; where that fails, raise the error, and note whether it could be as compiled code."""
         before = len(self._capture.partitions), len(self._capture.runners)
         try:
-            with _running_eagerly(not self.as_compiled), _without_messages("torch._subclasses.fake_tensor"):
+            with running_eagerly(not self.as_compiled), without_messages("torch._subclasses.fake_tensor"):
                 return self._torchdynamo_orig_backend(frame, *arguments)
         except Exception:
             if not self.as_compiled:
-                with contextlib.suppress(Exception), _without_messages("torch._subclasses.fake_tensor"):
+                with contextlib.suppress(Exception), without_messages("torch._subclasses.fake_tensor"):
                     if self._torchdynamo_orig_backend(frame, *arguments).guarded_code is not None:
                         self._gains_compiled.add(threading.get_ident())
                 self._capture.forget(*before)
@@ -329,7 +263,7 @@ class _Callback:
         undecided = self.undecided.pop(threading.get_ident(), ())
         if threading.get_ident() in self._gains_compiled:
             self._gains_compiled.discard(threading.get_ident())
-            if returned and not self.as_compiled:
+            if returned:
                 self._capture_as_compiled()
                 return
         for code, strategy, reason in undecided:
@@ -343,16 +277,19 @@ class _Callback:
                 self.failures[_name(code)] = reason
 
     def _capture_as_compiled(self) -> None:
-        """Have all of the module's code captured again, as code that is compiled."""
+        """Have all of the module's code captured again, as code that is compiled, if it is not yet."""
         from torch._C._dynamo.eval_frame import reset_code
 
-        self.as_compiled = True
-        for code in self._captured:
-            reset_code(code)
-        self._captured.clear()
-        self._failed.clear()
-        self.failures.clear()
-        self._capture.forget()
+        with capturing():  # not while another thread captures
+            if self.as_compiled:
+                return
+            self.as_compiled = True
+            for code in self._captured:
+                reset_code(code)
+            self._captured.clear()
+            self._failed.clear()
+            self.failures.clear()
+            self._capture.forget()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torchdynamo_orig_backend, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -17,8 +18,13 @@ from cupyfuse.torch import capture
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
+meanwhile: list[Any] = []  # functions for `plus_one` to call, once each
+
+
 @torch.library.custom_op("cupyfuse_tests::plus_one", mutates_args=())
 def plus_one(x: torch.Tensor) -> torch.Tensor:
+    while meanwhile:
+        meanwhile.pop()()
     return x + 1
 
 
@@ -92,6 +98,47 @@ def test_a_failed_capture_leaves_autograd_as_it_is() -> None:
         torch.testing.assert_close(fused(x), module(x))
         gc.collect()
         assert module.linear(x).requires_grad
+
+
+def test_failed_captures_forget_nothing_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def code(m: Any, x: Any) -> Any:
+        y = torch.softmax(m.linear(x) * 2, -1)
+        return y if len(x) > 3 else plus_one(y)
+
+    fused, forget = ct.fuse(Code(code), only_gains=False), capture.Capture.forget
+    other = threading.Thread(target=fused, args=(torch.randn(4, 12),))
+
+    def forget_later(*arguments: Any) -> None:
+        if other.ident is None:
+            other.start()
+            other.join(1)  # or it waits for this thread
+        forget(*arguments)
+
+    monkeypatch.setattr(capture.Capture, "forget", forget_later)
+    fused(torch.randn(3, 12))
+    other.join()
+    (chain,) = ct.explain(fused).fused
+    assert chain.plans
+
+
+def test_threads_agree_on_code_for_compilers() -> None:
+    """A call ends within another one; both have found that the code is to be captured as compiled code."""
+
+    def code(m: Any, x: Any) -> Any:
+        y = torch.softmax(m.linear(x) * 2, -1)
+        return y + 1 if torch.compiler.is_compiling() else plus_one(y)
+
+    def call_in_a_thread() -> None:
+        thread = threading.Thread(target=fused, args=(x,))
+        thread.start()
+        thread.join()
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    (x,) = plain()
+    meanwhile.append(call_in_a_thread)
+    for _ in range(3):
+        torch.testing.assert_close(fused(x), module(x))
+    assert "not captured" not in str(ct.explain(fused))
 
 
 def test_a_backend_that_fails_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,82 @@
+"""What holds for Dynamo and for the thread while a frame of a fused module is captured, and at no other time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_CONFIG = {
+    "recompile_limit": 256,  # modules with many instances and shapes stay captured
+    "accumulated_recompile_limit": 4096,
+    "skip_nnmodule_hook_guards": False,  # hooks that are added later run
+    "allow_unspec_int_on_nn_module": True,  # a counter becomes a symbol instead of a capture for each value
+    "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
+    "invalidate_compile_context_weakrefs": True,  # parameters with weak references cannot be swapped for others
+    "record_runtime_overhead": False,  # notes for profilers, two calls of Dynamo's around each graph
+    "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
+}
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """One capture at a time, with `_CONFIG` in force.
+
+    Afterwards the thread has its gradient mode and dispatch keys again, which failed captures may leave changed.
+    """
+    from torch._dynamo.convert_frame import compile_lock
+
+    known = {name: value for name, value in _CONFIG.items() if hasattr(torch._dynamo.config, name)}
+    recording = torch.is_grad_enabled()
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    try:
+        with (
+            compile_lock,  # Dynamo's own, which every capture takes: a second lock could be waited for in another order
+            torch._dynamo.config.patch(known),
+            torch._C._ForceDispatchKeyGuard(included, excluded),
+        ):
+            yield
+    finally:
+        torch._C._set_grad_enabled(recording)
+
+
+@contextlib.contextmanager
+def running_eagerly(wanted: bool) -> Iterator[None]:
+    """Make `torch.compiler.is_compiling()` false for captured code if that is wanted; for use within `capturing`.
+
+    The graphs run in eager, and code that asks takes paths for compilers that are slower there, such as attention with
+    a mask that excludes nothing. `is_dynamo_compiling()` stays true.
+    """
+    from torch._dynamo import external_utils
+    from torch._dynamo.variables.torch import tracing_state_functions
+
+    if not wanted:
+        yield
+        return
+    answers: dict[Any, Any] = tracing_state_functions()
+    asked = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
+    before = {function: answers[function] for function in asked}
+    answers.update(dict.fromkeys(asked, False))
+    try:
+        yield
+    finally:
+        answers.update(before)
+
+
+@contextlib.contextmanager
+def without_messages(name: str) -> Iterator[None]:
+    """Keep what a logger says in this thread to itself."""
+    thread, logger = threading.get_ident(), logging.getLogger(name)
+
+    def from_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(from_elsewhere)
+    try:
+        yield
+    finally:
+        logger.removeFilter(from_elsewhere)
