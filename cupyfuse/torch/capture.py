@@ -30,6 +30,7 @@ from .idle import IdleCalls
 _log = logging.getLogger(__name__)
 _MOST_IN_A_ROW = 32  # calls that all capture a code anew, after which it is no longer captured
 _FAILURES = 8  # calls that leave a frame uncaptured, until its code is given up
+_NEXT_CALL = "the next call captures it as compiled code"
 
 
 class Capture:
@@ -171,7 +172,7 @@ class _Callback:
     undecided : dict
         By thread, the codes that its call met and that Dynamo gives up, with what Dynamo would do with their frames.
     failures : dict
-        The frames that are given up because of an error, and the error in a line; "" for the module's call itself.
+        The frames that run in eager because of an error, and the error in a line; "" for the module's call itself.
     calls : int
         How many calls of the module have begun.
     as_compiled : bool
@@ -218,6 +219,7 @@ class _Callback:
                 gc.collect()  # what is left of a failure may hold guards of the thread's state, and undo them later
             if result.guarded_code is not None:
                 self._captured.add(frame.f_code)
+                self.failures.pop(_name(frame.f_code), None)
         if result.guarded_code is not None:
             result = self._without_endless_captures(frame.f_code, result)
         if result.guarded_code is not None or not result.apply_to_code:
@@ -264,7 +266,7 @@ class _Callback:
         if threading.get_ident() in self._gains_compiled:
             self._gains_compiled.discard(threading.get_ident())
             if returned:
-                self._capture_as_compiled()
+                self._capture_as_compiled({_name(code): reason for code, _, reason in undecided if reason})
                 return
         for code, strategy, reason in undecided:
             self._failed[code] += 1
@@ -276,7 +278,7 @@ class _Callback:
             if reason:
                 self.failures[_name(code)] = reason
 
-    def _capture_as_compiled(self) -> None:
+    def _capture_as_compiled(self, failures: dict[str, str]) -> None:
         """Have all of the module's code captured again, as code that is compiled, if it is not yet."""
         from torch._C._dynamo.eval_frame import reset_code
 
@@ -289,6 +291,7 @@ class _Callback:
             self._captured.clear()
             self._failed.clear()
             self.failures.clear()
+            self.failures.update({name: f"{reason}; {_NEXT_CALL}" for name, reason in failures.items()})
             self._capture.forget()
 
     def __getattr__(self, name: str) -> Any:
