@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -38,10 +39,26 @@ def capturing() -> Iterator[None]:
             compile_lock,  # Dynamo's own, which every capture takes: a second lock could be waited for in another order
             torch._dynamo.config.patch(known),
             torch._C._ForceDispatchKeyGuard(included, excluded),
+            _refusing_gradient_modes(),
         ):
             yield
     finally:
         torch._C._set_grad_enabled(recording)
+
+
+def _refusing_gradient_modes() -> Any:
+    """Leave code to eager that an object such as `torch.no_grad()` outlives: returned, kept, or held at a graph break.
+
+    Dynamo would make a `torch.set_grad_enabled` in its place, which changes the mode where the object only could, and
+    which later puts back the mode that it finds there, not the one before.
+    """
+    from torch._dynamo.exc import Unsupported
+    from torch._dynamo.variables.ctx_manager import GradModeVariable
+
+    def refuse(*arguments: Any) -> None:
+        raise Unsupported("an object that switches gradients outlives the code that made it")
+
+    return mock.patch.object(GradModeVariable, "reconstruct", refuse)
 
 
 @contextlib.contextmanager

@@ -106,6 +106,56 @@ def test_a_failed_capture_leaves_autograd_as_it_is() -> None:
         assert module.linear(x).requires_grad
 
 
+def switched_off() -> Any:
+    return torch.set_grad_enabled(False)
+
+
+def in_a_helper(m: Any, x: Any) -> Any:
+    with switched_off():
+        y = plus_one(m.linear(x))
+    return m.linear(y)
+
+
+def before_a_graph_break(m: Any, x: Any) -> Any:
+    off = torch.set_grad_enabled(False)
+    torch._dynamo.graph_break()
+    with off:
+        y = m.linear(x)
+    return m.linear(y)
+
+
+def later(m: Any, x: Any) -> Any:
+    off, y = torch.no_grad(), m.linear(x)
+    torch._dynamo.graph_break()
+    y = m.linear(y)
+    with off:
+        return y + m.linear(x)
+
+
+def kept(m: Any, x: Any) -> Any:
+    m.off = torch.no_grad()
+    return m.linear(x)
+
+
+def for_good(m: Any, x: Any) -> Any:
+    torch.set_grad_enabled(False)
+    torch._dynamo.graph_break()
+    return m.linear(x)
+
+
+@pytest.mark.parametrize("code", (in_a_helper, before_a_graph_break, later, kept, for_good))
+def test_gradients_are_switched_as_in_eager(code: Any) -> None:
+    """Dynamo makes objects such as `torch.no_grad()` anew, which switches gradients off, where they outlive a graph."""
+    fused = ct.fuse(module := Code(code))
+    (x,) = plain()
+    for _ in range(2):
+        found = []
+        for each in (module, fused):
+            with torch.enable_grad():
+                found.append((each(x).requires_grad, torch.is_grad_enabled()))
+        assert found[0] == found[1]
+
+
 def test_failed_captures_forget_nothing_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def code(m: Any, x: Any) -> Any:
         y = torch.softmax(m.linear(x) * 2, -1)
