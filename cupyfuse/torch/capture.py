@@ -24,6 +24,7 @@ from .cost import decision
 from .explain import Part, refusals
 from .graphs.importer import NO_TENSOR
 from .graphs.lowering import AsOperator, Direct
+from .graphs.modes import leaving_modes
 from .graphs.partition import Partition
 from .idle import IdleCalls
 
@@ -133,8 +134,7 @@ class Capture:
         """Fuse a captured graph, and return what Dynamo calls in its place."""
         if not self.graphs:
             self.partitions += fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
-            forward: Callable[..., Any] = module.forward
-            return forward
+            return leaving_modes(module)
         judge = decision.judge_for(self.options, compiled=False, cudagraph=True)
         self.partitions += fuse_module(module, AsOperator(self.options), judge)
         cudagraph: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))

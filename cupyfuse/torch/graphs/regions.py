@@ -11,9 +11,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
 from .importer import is_state
+from .modes import leaving_modes
 
 _EARLY_STOP = "early_stop" in inspect.signature(checkpoint).parameters
 _CONTEXT = "_checkpoint_context_fn"
+_FORWARD = "cupyfuse_forward"
 
 
 def regions(module: GraphModule) -> list[GraphModule]:
@@ -50,6 +52,7 @@ def checkpoint_eagerly(module: GraphModule, state: Collection[Node] | None = Non
             inner = [n for n in body.graph.nodes if n.op == "placeholder"]
             checkpoint_eagerly(body, {i for i, n in zip(inner, node.args[1:], strict=True) if n in state})
             body.recompile()
+            body.meta[_FORWARD] = leaving_modes(body)
             node.target = _checkpointed
             own = tuple(isinstance(n, Node) and n in state for n in node.args[1:])
             node.args = (node.args[0], own, *node.args[1:])
@@ -78,7 +81,7 @@ def _checkpointed(body: GraphModule, state: Sequence[bool], *args: Any, **option
 
     def region(*given: Any) -> Any:
         held, passed = iter(own), iter(given)
-        return body.forward(*(next(held) if kept else next(passed) for kept in state))
+        return body.meta[_FORWARD](*(next(held) if kept else next(passed) for kept in state))
 
     options["use_reentrant"] = False
     if _CONTEXT in body.meta:

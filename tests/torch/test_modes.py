@@ -1,0 +1,100 @@
+"""Modes that captured code enters are left where it raises, as `with` leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torch_ways import Code
+
+import cupyfuse.torch as ct
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+Mode = Callable[[], AbstractContextManager[Any]]
+MODES: dict[str, Mode] = {
+    "no_grad": torch.no_grad,
+    "set_grad_enabled": lambda: torch.set_grad_enabled(False),
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "without autocast": lambda: torch.autocast("cpu", enabled=False),
+    "sdpa_kernel": lambda: sdpa_kernel(SDPBackend.MATH),
+}
+
+
+def state() -> tuple[Any, ...]:
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), depth
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.backends.cuda.flash_sdp_enabled()
+
+
+def outer(m: Any, x: Any, rows: Any, mode: Mode) -> Any:
+    with mode():
+        chosen = torch.softmax(m.linear(x) * 2, -1)[rows]
+    return torch.softmax(m.linear(x) * 2, -1), chosen
+
+
+def nested(m: Any, x: Any, rows: Any, mode: Mode) -> Any:
+    with torch.no_grad(), mode(), torch.autocast("cpu", torch.float16):
+        chosen = torch.softmax(m.linear(x) * 2, -1)[rows]
+    return torch.softmax(m.linear(x) * 2, -1), chosen
+
+
+def in_a_region(m: Any, x: Any, rows: Any, mode: Mode) -> Any:
+    return checkpoint(lambda z: outer(m, z, rows, mode), x, use_reentrant=False)
+
+
+def behind_a_graph_break(m: Any, x: Any, rows: Any, mode: Mode) -> Any:
+    with mode():
+        torch._dynamo.graph_break()
+        chosen = torch.softmax(m.linear(x) * 2, -1)[rows]
+    return torch.softmax(m.linear(x) * 2, -1), chosen
+
+
+@pytest.mark.parametrize("code", (outer, nested, in_a_region, behind_a_graph_break))
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_are_left_where_an_operation_raises(code: Any, mode: str) -> None:
+    fused, before = ct.fuse(Code(lambda m, x, rows: code(m, x, rows, MODES[mode])), only_gains=False), state()
+    x = torch.randn(3, 12)
+    for row in (1, 9, 1):
+        if row == 1:
+            fused(x, torch.tensor([row]))
+        else:
+            with pytest.raises(IndexError) as error:
+                fused(x, torch.tensor([row]))
+            assert error.tb is not None  # and holds the variables of its frames
+        assert state() == before
+    assert ct.explain(fused).fused
+
+
+def test_gradients_that_are_switched_for_good_stay_so_where_an_operation_raises() -> None:
+    def code(m: Any, x: Any, rows: Any) -> Any:
+        torch.set_grad_enabled(False)
+        return torch.softmax(m.linear(x) * 2, -1)[rows]
+
+    fused = ct.fuse(Code(code), only_gains=False)
+    for _ in range(2):
+        with torch.enable_grad():
+            with pytest.raises(IndexError):
+                fused(torch.randn(3, 12), torch.tensor([9]))
+            assert not torch.is_grad_enabled()
+
+
+def test_recomputations_that_stop_early_leave_their_modes() -> None:
+    """An autocast that is never left keeps its copies of weights after these have changed."""
+
+    def region(m: Any, x: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+            return torch.exp(m.linear(x))
+
+    fused = ct.fuse(Code(lambda m, x: checkpoint(lambda z: region(m, z) * 1, x, use_reentrant=False)))
+    before = state()
+    for _ in range(2):
+        fused(torch.randn(3, 12)).float().sum().backward()
+        assert state() == before
