@@ -95,7 +95,7 @@ class Capture:
         """Forget what was captured, but for the first graphs and the first runners."""
         del self.partitions[graphs:]
         del self._direct.runners[runners:]
-        self._idle.signatures.clear()
+        self._idle.forget()
 
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
         """Return a module's call, captured at the first call and whenever a guard fails."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -61,3 +63,67 @@ def test_any_arguments_are_described() -> None:
     for argument in (endless, {"a": [x, {"b": (x, 2.0)}]}, {1, 2}, slice(1, 2), nn.Parameter(x), object()):
         for _ in range(3):
             torch.testing.assert_close(fused(x, argument, option=argument), x)
+
+
+def test_nested_tensors_are_described() -> None:
+    fused = ct.fuse(Code(lambda m, x: x * 1))
+    x = torch.nested.nested_tensor([torch.randn(2, 12), torch.randn(3, 12)])
+    for _ in range(3):
+        assert fused(x).size(0) == 2
+
+
+def test_descriptions_keep_nothing_of_the_arguments() -> None:
+    class Batch:
+        pass
+
+    fused = ct.fuse(Code(lambda m, x, *more: torch.sort(x).values))
+    for _ in range(2):
+        fused(torch.randn(3, 4), Batch(), "text" * 100)
+    kind = weakref.ref(Batch)
+    del Batch
+    torch._dynamo.reset()
+    gc.collect()
+    assert kind() is None
+    assert len(str(idle._describe([*range(1000)]))) < 500
+
+
+def test_arguments_of_other_names_are_other_calls() -> None:
+    def code(m: Any, x: Any, **more: Any) -> Any:
+        return torch.softmax(x * 2, -1).exp() if "scores" in more else torch.sort(x).values
+
+    fused, x = ct.fuse(Code(code), only_gains=False), torch.randn(3, 5)
+    for name in ("positions", "scores"):
+        for _ in range(2):
+            fused(x, **{name: True})
+    assert ct.explain(fused).fused
+
+
+def test_each_kind_of_call_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "_LOOK_AGAIN", 4)
+    fused = ct.fuse(Code(lambda m, x: torch.sort(x).values))
+    calls = dict.fromkeys((2, 3), 0)
+    for number in range(10):
+        for rows in calls:
+            before = captured_calls(fused)
+            fused(torch.randn(rows, 4))
+            calls[rows] += captured_calls(fused) - before if number > 1 else 0
+    assert calls == {2: 2, 3: 2}
+
+
+def test_calls_that_look_alike_are_captured_once_chains_run_in_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "_LOOK_AGAIN", 3)
+
+    class Batch:
+        def __init__(self, large: bool):
+            self.large = large
+
+    def code(m: Any, x: Any, batch: Any) -> Any:
+        return torch.softmax(x * 2, -1).exp() if batch.large else torch.sort(x).values
+
+    fused, x = ct.fuse(Code(code), only_gains=False), torch.randn(3, 5)
+    for large in (False, True) * 16:
+        fused(x, Batch(large))
+    before = captured_calls(fused)
+    for large in (False, True) * 4:
+        fused(x, Batch(large))
+    assert captured_calls(fused) == before + 8
