@@ -56,6 +56,7 @@ class Capture:
         self._direct = Direct(options)
         self._callback: _Callback | None = None
         self._idle = IdleCalls()
+        self._bypassed = False  # whether a call was made where Dynamo refuses to run
 
     def __deepcopy__(self, memo: Any) -> Capture:
         return self  # a copied module gets one of its own
@@ -89,6 +90,8 @@ class Capture:
                     _add_or_count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
         failures = dict(self._callback.failures) if self._callback is not None else {}
         frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
+        if self._bypassed:
+            frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
         return [*found.values(), *refusals(path, self.runners), *frames]
 
     def forget(self, graphs: int = 0, runners: int = 0) -> None:
@@ -108,10 +111,12 @@ class Capture:
         function = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__, name)
         captured = context(function)
         jit_tracing, is_fx_tracing = torch._C._get_tracing_state, torch.fx._symbolic_trace.is_fx_symbolic_tracing
+        transforms, dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
         activity, idle = self._direct.activity, self._idle
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if jit_tracing() is not None or is_fx_tracing():  # Dynamo refuses to run within other tracers
+            if jit_tracing() is not None or is_fx_tracing() or transforms() or dispatch_modes():
+                self._bypassed = True  # Dynamo refuses to run there, and would never capture the code again
                 return module._call_impl(*args, **kwargs)
             if idle.signatures and idle.includes(module, args, kwargs):
                 return module._call_impl(*args, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from torch_ways import Code
 
 import cupyfuse.torch as ct
@@ -127,3 +128,27 @@ def test_calls_that_look_alike_are_captured_once_chains_run_in_some(monkeypatch:
     for large in (False, True) * 4:
         fused(x, Batch(large))
     assert captured_calls(fused) == before + 8
+
+
+def within_vmap(module: Any, x: Any) -> Any:
+    return torch.func.vmap(module)(x)
+
+
+def within_grad(module: Any, x: Any) -> Any:
+    return torch.func.grad(lambda z: module(z).sum())(x)
+
+
+def within_a_mode(module: Any, x: Any) -> Any:
+    with FlopCounterMode(display=False):
+        return module(x)
+
+
+@pytest.mark.parametrize("within", (within_vmap, within_grad, within_a_mode))
+def test_chains_run_after_calls_within_transforms_and_modes(within: Any) -> None:
+    fused = ct.fuse(module := Code(lambda m, x: torch.softmax(m.linear(x) * 2, -1)), only_gains=False)
+    x = torch.randn(3, 12)
+    for _ in range(2):
+        torch.testing.assert_close(within(fused, x), within(module, x))
+    assert "called within" in str(ct.explain(fused))
+    fused(x)
+    assert ct.explain(fused).fused
