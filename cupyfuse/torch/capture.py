@@ -94,10 +94,10 @@ class Capture:
             frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
         return [*found.values(), *refusals(path, self.runners), *frames]
 
-    def forget(self, graphs: int = 0, runners: int = 0) -> None:
-        """Forget what was captured, but for the first graphs and the first runners."""
-        del self.partitions[graphs:]
-        del self._direct.runners[runners:]
+    def forget(self, kept_graphs: int = 0, kept_runners: int = 0) -> None:
+        """Forget what was captured, but for so many graphs and runners, the first ones."""
+        del self.partitions[kept_graphs:]
+        del self._direct.runners[kept_runners:]
         self._idle.forget()
 
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
@@ -194,17 +194,18 @@ class _Callback:
         self.failures: dict[str, str] = {}
         self.calls = 0
         self.as_compiled = False
-        # Threads whose call met a frame that can only be captured as compiled code.
-        self._gains_compiled: set[int] = set()
+        # Threads in whose present call a frame could be captured as compiled code only.
+        self._needs_compiled: set[int] = set()
         self._in_a_row: dict[types.CodeType, tuple[int, int]] = {}  # the last call that captured a code, and how many
         self._captured: set[types.CodeType] = set()
         self._failed: Counter[types.CodeType] = Counter()
 
     def __call__(self, frame: Any, *arguments: Any) -> Any:
+        """Return the captured code of a frame, or have this call run it in eager and `settle` decide on its code."""
         from torch._dynamo import exc
         from torch._dynamo.types import ConvertFrameReturn
 
-        if threading.get_ident() in self._gains_compiled:  # all code will be captured again
+        if threading.get_ident() in self._needs_compiled:  # all code will be captured again
             return replace(ConvertFrameReturn(), apply_to_code=False)
         reason = ""
         with capturing():
@@ -243,7 +244,7 @@ class _Callback:
             if not self.as_compiled:
                 with contextlib.suppress(Exception), without_messages("torch._subclasses.fake_tensor"):
                     if self._torchdynamo_orig_backend(frame, *arguments).guarded_code is not None:
-                        self._gains_compiled.add(threading.get_ident())
+                        self._needs_compiled.add(threading.get_ident())
                 self._capture.forget(*before)
             raise
 
@@ -264,12 +265,15 @@ class _Callback:
         return replace(result, frame_exec_strategy=strategy, apply_to_code=True)
 
     def settle(self, returned: bool) -> None:
-        """Give up what the call of this thread met, or count it."""
+        """Decide, at the end of this thread's call, on the codes that it could not capture.
+
+        Each is given up, or counted to be tried again; or all code is captured anew, as compiled code.
+        """
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
         undecided = self.undecided.pop(threading.get_ident(), ())
-        if threading.get_ident() in self._gains_compiled:
-            self._gains_compiled.discard(threading.get_ident())
+        if threading.get_ident() in self._needs_compiled:
+            self._needs_compiled.discard(threading.get_ident())
             if returned:
                 self._capture_as_compiled({_name(code): reason for code, _, reason in undecided if reason})
                 return

@@ -50,7 +50,7 @@ class ResolvedGraph:
         self.before = self._dependencies()
 
     def _classify(self, k: int, operation: Operation) -> Fusible | str:
-        """Return an operation's call and updates, or why it is left to PyTorch."""
+        """Return an operation's call and updates, or why it is left to PyTorch; set what it writes to and its order."""
         found = operation.refusal or self._resolve(operation)
         if isinstance(found, str):
             return found
@@ -90,7 +90,7 @@ class ResolvedGraph:
         return found
 
     def new_value(self, like: int) -> int:
-        """Add a value with the shape and dtype of another; return its number."""
+        """Add a value with the shape and dtype of another, in memory of its own; return its number."""
         self.captured.tensors.append(self.captured.tensors[like])
         self.storages.append(-len(self.storages) - 1)
         return len(self.captured.tensors) - 1
