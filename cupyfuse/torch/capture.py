@@ -112,9 +112,12 @@ class Capture:
         captured = context(function)
         jit_tracing, is_fx_tracing = torch._C._get_tracing_state, torch.fx._symbolic_trace.is_fx_symbolic_tracing
         transforms, dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
+        in_outer_capture = torch.compiler.is_dynamo_compiling
         activity, idle = self._direct.activity, self._idle
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if in_outer_capture():
+                return module._call_impl(*args, **kwargs)
             if jit_tracing() is not None or is_fx_tracing() or transforms() or dispatch_modes():
                 self._bypassed = True  # Dynamo refuses to run there, and would never capture the code again
                 return module._call_impl(*args, **kwargs)
