@@ -225,6 +225,11 @@ def test_stored_16_bit_values_are_rounded_where_wide_ones_take_more_bytes_than_a
     assert [s.writes for s in function.plan(cf.spec((3, 48), dtype), cf.spec(48, dtype)).steps] == [288, 2]
 
 
+def test_stored_16_bit_values_are_rounded_beside_library_steps_that_keep_theirs_wide() -> None:
+    function = cf.fuse(lambda x: np.exp(np.pad(x.sum(axis=1), (0, 28))).reshape(8, 4).max(axis=0))
+    assert [s.writes for s in function.plan(cf.spec((4, 2), "float16")).steps] == [16, 128, 64, 8]
+
+
 def test_steps_without_elements_move_nothing() -> None:
     plan = cf.fuse(lambda x, r: np.exp(x) * r).plan(cf.spec((3, 0)), cf.spec((3, 1)))
     assert [(s.reads, s.writes, s.launches) for s in plan.steps] == [(0, 0, 0)]

@@ -58,11 +58,13 @@ def best_partition(
         if cost.bytes <= once.bytes:
             return scheduler, steps
         if not scheduler.kept and cost.repeatable <= once.repeatable:
-            # Nothing is shared. Rounding helps where the bytes in excess are not mostly those of copies and products.
+            # Nothing is shared. The wide dtypes may take the bytes that fusion saves; copies and products are in excess
+            # either way.
             rounded = Scheduler(graph, round_stored=True)
             rounded_steps, rounded_cost = _with_cost(rounded, rounded.run())
-            mostly_wide = 2 * (rounded_cost.bytes - once.bytes) < cost.bytes - once.bytes
-            return (rounded, rounded_steps) if mostly_wide else (scheduler, steps)
+            saved = once.bytes - _bytes_unwidened(scheduler, steps)
+            too_wide = cost.bytes - rounded_cost.bytes > max(0, saved)
+            return (rounded, rounded_steps) if too_wide else (scheduler, steps)
         if best is None or cost.bytes < best[2].bytes:
             best = scheduler, steps, cost
     if best is None:
@@ -102,6 +104,12 @@ def _with_cost(scheduler: Scheduler, steps: list[Step]) -> tuple[list[Step], Cos
     storage = scheduler.storage(steps)
     steps = [with_bytes(step, storage) for step in steps]
     return steps, cost_of(steps)
+
+
+def _bytes_unwidened(scheduler: Scheduler, steps: list[Step]) -> int:
+    """Count the bytes of steps as if each value were stored in its own dtype."""
+    own = {node: node.dtype for node in scheduler.storage(steps)}
+    return cost_of(with_bytes(step, own) for step in steps).bytes
 
 
 def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
