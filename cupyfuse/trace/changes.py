@@ -49,7 +49,7 @@ class Changes(Arithmetic):
         if not self._is_scalar and not dtypes.can_assign(new._node.dtype, self._node.dtype):
             fail(
                 f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
-                "NumPy refuses it as well; convert the value with .astype first",
+                "the casting rule 'same_kind' forbids it, as in NumPy; convert the value with .astype first",
             )
         self._replace(new)
         return self

@@ -39,6 +39,13 @@ TEXTS = (
     "np.vecdot(x, x, axis=0), np.vecdot(x.T, x[:, 0], axis=-1)",
     "np.require(x, 'f4', ['C', 'A', 'W']), np.require(x, None, 'F'), np.require([x[0, 0], 1])",
     "z = np.require(np.zeros(3)); z[:] = x[0]; z",
+    "z = np.zeros(3, int); np.sum(x * 9, 0, out=z); w = np.zeros(3, bool); x.max(0, out=w); z, w",
+    "z = np.zeros((4, 4), 'i2'); x.mean(1, out=z[0]); np.var(x * 9, 1, out=z[1]); np.mean(k, out=z[2, 0, ...]); z",
+    "z = np.zeros(3, int); (x * 9)[0].cumsum(out=z); w = np.zeros(3, int); np.median(x * 9, 0, out=w); z, w",
+    "z = np.zeros(3); np.sum(s + 1e8, axis=0, out=z); w = np.zeros(4); np.cumsum(s[:, 0] + 1e8, out=w); z, w",
+    "z = np.zeros(4, int); np.add.reduce(x * 9, 1, None, z); np.hypot.reduce(x, axis=1, out=z[:]); z",
+    "z = np.zeros(3); np.add.reduce(s + 1e8, out=z); np.add.accumulate(s[0] + 1e8, out=z[::-1]); z",
+    "np.add(k, x[:, 0] * 9, out=k, casting='unsafe'); np.multiply(k, 1.5, k, casting='unsafe', where=k > 0); k",
     "np.bincount(k * 0, minlength=1), np.bincount(k * 0, x[:, 0], minlength=1), np.bincount(k, k, 3)",
 )
 # CuPy has none of these functions: on a GPU they are errors that name them.

@@ -106,7 +106,6 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.add.at(from_outside(4), x[:, 0].astype(int), 1), r"np\.add\.at: the array that it changes"),
     (lambda x: np.add(x, x, where=x > 0), r"np\.add with where="),
     (lambda x: np.exp(x, out=from_outside(12).reshape(4, 3)), r"np\.exp with out="),
-    (lambda x: np.add.reduce(x, axis=1, out=x), r"sum with out="),
     (lambda x: np.clip(x, 0, 1, out=from_outside(12)), r"clip with out="),
     (lambda x: [*np.where(x > 0)[0]], r"a use of masked elements"),
     (lambda x: x.reshape(3, 4, order="A"), r"order='A'"),

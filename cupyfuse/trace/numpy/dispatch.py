@@ -16,9 +16,9 @@ from ..places import call_on_masked
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
-from ..watched import note
 from . import callbacks, functions, norms, products, reductions, writing
 from .steps import LIBRARY, NATIVE_FOR_REALS, REFUSED, public_name
+from .writing import CONVERTING, assign_out, dtype_with_out, target_of
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **functions.FUNCTIONS,
@@ -42,10 +42,14 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     """
     name = public_name(func)
     args, options = _with_named_out(func, args, options)
+    out = options.pop("out", None)
+    if out is not None:
+        out = target_of(f"np.{name} with out=", out)
+        has_dtype = name in CONVERTING and "dtype" in inspect.signature(func).parameters
+        if has_dtype and options.get("dtype") is None and (dtype := dtype_with_out(args[0], out)) is not None:
+            options["dtype"] = dtype
+        return assign_out(name, out, call_function(func, args, options))
     if func in FUNCTIONS and not (name in NATIVE_FOR_REALS and any(map(_is_complex, tracers_in((args, options))))):
-        out = options.pop("out", None)
-        if out is not None:
-            return _assign_out(out, name, call_function(func, args, options))
         return _call_native(func, name, args, options)
     if name in REFUSED:
         fail(f"np.{name}", REFUSED[name])
@@ -57,10 +61,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         fail(f"np.{name}", "the length of its result depends on values; give minlength=, the number of bins")
     if any(isinstance(a, Masked) for a in args):
         return call_on_masked(name, args, options)
-    out = options.pop("out", None)
-    if out is None:
-        return call_library(name, args, options)
-    return _assign_out(out, name, call_library(name, args, options))
+    return call_library(name, args, options)
 
 
 def _with_named_out(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -81,16 +82,6 @@ def _names_of_parameters(func: Any) -> tuple[str, ...]:
 
 def _is_complex(x: Tracer) -> bool:
     return dtypes.is_complex(x._node.dtype)
-
-
-def _assign_out(out: Any, name: str, result: Tracer) -> Tracer:
-    """Assign the result of a function to its `out` array."""
-    if not isinstance(out, Tracer):
-        note([out])
-        fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
-    if out.shape != result.shape:
-        raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")
-    return out._assign_all(result)
 
 
 def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

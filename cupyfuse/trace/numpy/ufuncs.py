@@ -19,8 +19,8 @@ from ..operations import apply, as_tracer, power, reduce, trace_of
 from ..products import matmul
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options
-from ..watched import note
 from .reductions import reduction, truth
+from .writing import assign_out, dtype_with_out, target_of
 
 # NumPy's, SciPy's and CuPy's names of operators that are called otherwise in the operator table.
 _ALIASES = {
@@ -52,24 +52,27 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
         return _reduce(name, inputs, options | ({} if target is None else {"out": target}))
     if method == "at":
         return _at(name, inputs)
-    if target is not None and not isinstance(target, Tracer):
-        note([target])
-        fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
+    if target is not None:
+        target = target_of(f"np.{name} with out=", target)
+    converting = method in ("accumulate", "reduceat")
+    if converting and target is not None and (dtype := dtype_with_out(inputs[0], target)) is not None:
+        options.setdefault("dtype", dtype)
     if method == "outer":
         result = _outer(name, *inputs)
     elif method != "__call__":
         result = call_library(f"{_numpy_name(name)}.{method}", inputs, options)
     else:
+        converting = options.get("casting") == "unsafe"
         result = _call(name, inputs, options, target)
-    return result if target is None else target._assign_all(result)
+    if target is None:
+        return result
+    return target._assign_all(result.astype(target.dtype, copy=False) if converting else result)
 
 
 def _at(name: str, inputs: tuple[Any, ...]) -> None:
     """Change an array in place as `ufunc.at`, by a library step."""
-    x, index, *values = inputs
-    if not isinstance(x, Tracer):
-        note([x])
-        fail(f"np.{name}.at", "the array that it changes has to be an argument of the fused function or computed in it")
+    array, index, *values = inputs
+    x = target_of(f"np.{name}.at", array)
     x._assign(call_library(writing_call(f"{_numpy_name(name)}.at"), [x, index, *values]))
 
 
@@ -80,6 +83,12 @@ def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         {"axis": 0} | dict(zip(("axis", "dtype", "out", "keepdims", "initial", "where"), rest, strict=False)) | options
     )
     x = as_tracer(x, trace_of((x, *options.values())))
+    out = options.pop("out", None)
+    if out is not None:
+        out = target_of(f"np.{name}.reduce with out=", out)
+        if options.get("dtype") is None and (dtype := dtype_with_out(x, out)) is not None:
+            options["dtype"] = dtype
+        return assign_out(name, out, _reduce(name, (x,), options), converting=True)
     if name in ("logical_and", "logical_or"):
         refuse_options(f"np.{name}.reduce", dtype=options.pop("dtype", None), initial=options.pop("initial", None))
         return truth(REDUCTIONS[name], x, **options)
@@ -88,7 +97,6 @@ def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return reduce(REDUCTIONS[name], x, axis, bool(keepdims), **options)
     if name in REDUCTIONS:
         return reduction(REDUCTIONS[name], x, **options)
-    refuse_options(f"np.{name}.reduce", out=options.pop("out", None))
     return call_library(f"{_numpy_name(name)}.reduce", [x], options)
 
 
@@ -112,8 +120,9 @@ def _numpy_name(name: str) -> str:
 def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: Tracer | None) -> Any:
     """Call a ufunc with its options; where `where` is false, elements are those of `target`."""
     where = options.pop("where", True)
-    if options.pop("casting", "same_kind") != "same_kind":
-        fail(f"np.{name} with casting=", "that option is not supported; convert with .astype first")
+    casting = options.pop("casting", "same_kind")
+    if casting not in ("same_kind", "unsafe"):
+        fail(f"np.{name} with casting={casting!r}", "that option is not supported; convert with .astype first")
     options = {k: v for k, v in options.items() if k not in ("order", "subok") and v is not None}
     dtype = options.pop("dtype", None)
     if name == "vecdot" and "axis" in options:
@@ -124,7 +133,7 @@ def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: T
     if dtype is None:
         result = _apply(name, inputs)
     elif row is None or row.result == "bool" or not dtypes.is_float(dtypes.name_of(dtype)):
-        result = call_library(_numpy_name(name), inputs, {"dtype": np.dtype(dtype)})
+        result = call_library(_numpy_name(name), inputs, {"dtype": np.dtype(dtype), "casting": casting})
     else:
         cast = (i.astype(dtype) if isinstance(i, Tracer) else np.asarray(i, dtype)[()] for i in inputs)
         result = _apply(name, tuple(cast))

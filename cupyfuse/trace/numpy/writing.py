@@ -1,4 +1,4 @@
-"""NumPy's functions that assign to elements of an array, such as `np.put` and `np.copyto`."""
+"""Results written to `out` arrays, and NumPy's functions that assign to elements, as `np.put` and `np.copyto`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import dtypes
 from ...ir.library import writing_call
 from ..library import call_library
 from ..operations import apply
@@ -17,24 +18,49 @@ from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..watched import note
 
+# Functions that convert results to any dtype of `out`, as ufuncs' reductions do; others only within the same kind.
+_NAMES = """
+    sum prod mean var max min amax amin any all argmax argmin nansum nanprod nanmax nanmin cumsum cumprod nancumsum
+    nancumprod cumulative_sum cumulative_prod trace median nanmedian take compress choose
+"""
+CONVERTING = frozenset(_NAMES.split())
 
-def _check_target(name: str, x: Any) -> Tracer:
-    """Return the array that a function assigns to, or raise if it is not traced."""
+
+def target_of(operation: str, x: Any) -> Tracer:
+    """Return the array that an operation writes to, or raise if it is not traced."""
     if not isinstance(x, Tracer):
         note([x])
-        fail(f"np.{name}", "the array that it changes has to be an argument of the fused function or computed in it")
+        fail(operation, "the array that it changes has to be an argument of the fused function or computed in it")
     return x
+
+
+def dtype_with_out(x: Any, out: Tracer) -> str | None:
+    """Return the dtype in which a reduction of floats to an `out` array computes; None for that of the operand."""
+    if not isinstance(x, Tracer) or not dtypes.is_float(x._node.dtype):
+        return None
+    dtype = dtypes.promote(x._node.dtype, out._node.dtype)
+    return dtype if dtype != x._node.dtype and dtypes.is_float(dtype) else None
+
+
+def assign_out(name: str, out: Tracer, result: Tracer, converting: bool = False) -> Tracer:
+    """Assign the result of a function to its `out` array; `converting` it to any dtype, as some functions do."""
+    if out.shape != result.shape:
+        raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")
+    if converting or name in CONVERTING:
+        result = result.astype(out.dtype, copy=False)
+    assigned: Tracer = out._assign_all(result)
+    return assigned
 
 
 def _write_by_library(name: str, *arguments: Any, **options: Any) -> None:
     """Assign to an array the result of a library step, which writes to a copy of it."""
     x, *values = inspect.signature(getattr(np, name)).bind(*arguments, **options).args
-    target = _check_target(name, x)
+    target = target_of(f"np.{name}", x)
     target._assign(call_library(writing_call(name), [target, *values]))
 
 
 def _copyto(dst: Any, src: Any, casting: Casting = "same_kind", where: Any = True) -> None:
-    target = _check_target("copyto", dst)
+    target = target_of("np.copyto", dst)
     value = target._trace.tracer_of(checked_number(target._node.dtype, src, casting))
     if type(src) in (int, float) or casting != "same_kind":  # Python numbers take the dtype of the array
         if type(src) not in (int, float) and not np.can_cast(value.dtype, target.dtype, casting):
@@ -47,7 +73,7 @@ def _copyto(dst: Any, src: Any, casting: Casting = "same_kind", where: Any = Tru
 
 
 def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
-    target = _check_target("fill_diagonal", a)
+    target = target_of("np.fill_diagonal", a)
     if target.ndim != 2 or wrap or (val.ndim if isinstance(val, Tracer) else np.ndim(val)):
         _write_by_library("fill_diagonal", target, val, wrap)
         return
