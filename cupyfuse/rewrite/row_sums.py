@@ -133,7 +133,8 @@ def sum_of_choices(node: Node) -> Node:
     count = g.axis_length(node.inputs[0].shape[axis], axis)
     others = g.pointwise("multiply", elsewhere, g.pointwise("subtract", count, g.const(1.0)))
     total = g.pointwise("add", others, at_label)
-    return g.cast(_if_in_range(condition, total, g.pointwise("multiply", elsewhere, count), axis), node.dtype)
+    total = _if_in_range(condition, total, g.pointwise("multiply", elsewhere, count), axis)
+    return g.broadcast(g.cast(total, node.dtype), node.shape)  # both values may be constant along the other axis
 
 
 def _two_values(value: Node, axis: int) -> tuple[Node, Node, Node] | None:

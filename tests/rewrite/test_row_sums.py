@@ -17,7 +17,7 @@ from cupyfuse import rewrite
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
-from cupyfuse.settings import Settings
+from cupyfuse.settings import Settings, force_plans
 from cupyfuse.torch import losses
 from cupyfuse.torch.chains import saving
 from cupyfuse.torch.chains.chain import Chain, TracedChain
@@ -171,6 +171,19 @@ def test_choices_of_two_labels_are_summed() -> None:
     both = [g.pointwise("where", g.pointwise("equal", positions, label), one, zero) for label in (k, m)]
     graph = g.Graph([k, m], [g.reduce("sum", g.pointwise("multiply", *both), 1)])
     assert "sum" in {n.op for n in g.topological(rewrite.simplify(graph)[0].roots)}
+
+
+def filled(x: Any) -> Any:
+    y, z = np.ones_like(x), np.zeros_like(x)
+    y[:, 6:], z[-1] = 2.0, 3.0
+    return y.sum(1), y.sum(0), y.mean(1, keepdims=True), z.sum(0), z.sum(1), (y * z[:, :1]).sum(1)
+
+
+def test_choices_that_are_the_same_in_all_rows_are_summed_in_each() -> None:
+    x = np.ones((4, 7), np.float32)
+    with force_plans():
+        for found, expected in zip(cf.fuse(filled)(x), filled(x), strict=True):
+            np.testing.assert_array_equal(found, expected, strict=True)
 
 
 # Plans for an H200 --------------------------------------------------------------------------------------------------
