@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import TraceError
 from ..trace import TracedNumber, Tracer
 from ..trace.masked import Masked
-from ..trace.masked_reductions import refuse
+from ..trace.user_code import definition_of
 from ..trace.watched import unwatched
 from . import arrays
 from .constants import constant_key
@@ -18,6 +19,12 @@ from .structures import structure_of
 
 class Results:
     """The flattened result of a traced function.
+
+    Parameters
+    ----------
+    value : object
+    function : callable
+        For messages.
 
     Attributes
     ----------
@@ -31,12 +38,14 @@ class Results:
         Whether there are arrays in it, traced or not.
     """
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Any, function: Any):
+        self._function = function
         self.leaves: list[Tracer] = []
         self.key: list[Any] = []
         self.has_arrays = False
         self._is_single = type(value) is Tracer and not value._is_python
         self._rebuild = self._flatten(value)
+        del self._function
         self.scalars = tuple(i for i, leaf in enumerate(self.leaves) if leaf._is_scalar)
 
     def _flatten(self, value: Any) -> Callable[[list[Any]], Any]:
@@ -44,7 +53,10 @@ class Results:
         value = unwatched(value)
         cls = type(value)
         if cls is Masked:
-            refuse("a result of masked elements")
+            raise TraceError(
+                f"cannot fuse a result of masked elements: their number depends on values; return the array and the "
+                f"mask, and select outside of the fused function\n  at {definition_of(self._function)}"
+            )
         if cls is Tracer:
             self.has_arrays = True
             self.leaves.append(value)

@@ -170,7 +170,7 @@ def _trace_once(
     function = substitution.fused_function(environment.function)
     try:
         with traced_conversions(trace), refusals_reach_the_caller():
-            results = Results(parameters.call(function, arguments))
+            results = Results(parameters.call(function, arguments), environment.function)
         changed = substitution.changed_container()
     finally:
         trace.end()

@@ -27,6 +27,20 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Elements:
+    """A placeholder for the elements of an array that a mask of its leading axes selects, which lie along `axis`."""
+
+    array: Any
+    mask: Any
+    axis: int = 0
+
+    def selected(self, array: Any, mask: Any) -> Any:
+        """Return the elements of an array."""
+        found = array[mask]
+        return found.transpose((*range(1, self.axis + 1), 0, *range(self.axis + 1, found.ndim)))
+
+
+@dataclass(frozen=True)
 class NamedFunction:
     """A function among the arguments of a call, by its name as in "scipy.stats.norm.cdf"."""
 
@@ -49,7 +63,7 @@ class LibraryCall:
         "scipy.special.gammaln"; "getitem" or "setitem"; "writing.put" and the like for a function that writes to its
         first operand, and "writing.add.at" for such a method of a ufunc.
     arguments, options : tuple, dict
-        Positional and keyword arguments, nested, with an `Operand` for each array.
+        Positional and keyword arguments, nested, with an `Operand` for each array, or `Elements` of one.
     shapes, results : tuple of tuple of int
         The shapes of the operands, and of the results.
     dtypes : tuple of str
@@ -143,7 +157,7 @@ def _is_complex(result: Any) -> bool:
     return getattr(getattr(result, "dtype", None), "kind", "") == "c"
 
 
-_WRITING, _SETITEM, _SELECTED = "writing.", "setitem", "selected."
+_WRITING, _SETITEM = "writing.", "setitem"
 PYTHON_INTEGER = "int"  # a number, and the dtype of arrays beside it, which NumPy checks that it fits into
 _INDEXED = ("getitem", _SETITEM, "take", "put", "take_along_axis", "put_along_axis", "at")
 
@@ -151,11 +165,6 @@ _INDEXED = ("getitem", _SETITEM, "take", "put", "take_along_axis", "put_along_ax
 def writing_call(name: str) -> str:
     """Return how a `LibraryCall` names a function that writes to its first operand, such as "put" or "add.at"."""
     return _WRITING + name
-
-
-def selected_call(name: str) -> str:
-    """Return how a `LibraryCall` names a reduction of the elements that a mask selects, such as "max"."""
-    return _SELECTED + name
 
 
 def public_name(function: str) -> str:
@@ -168,8 +177,6 @@ def display_name(function: str) -> str:
     named = {"getitem": "x[index]", "setitem": "x[index] = y", PYTHON_INTEGER: "a Python integer beside narrow ones"}
     if function in named:
         return named[function]
-    if function.startswith(_SELECTED):
-        return f"x[mask].{function.removeprefix(_SELECTED)}"
     return function if function.startswith("scipy.") else f"np.{public_name(function)}"
 
 
@@ -182,8 +189,6 @@ def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Calla
         return getitem
     if name == PYTHON_INTEGER:
         return lambda number, dtype: namespace.asarray(np.array(int(number), dtype))
-    if name.startswith(_SELECTED):
-        return partial(_reduce_selected, name.removeprefix(_SELECTED))
     if name == _SETITEM or name.startswith(_WRITING):
         write = setitem if name == _SETITEM else attrgetter(name.removeprefix(_WRITING))(namespace)
         changed = partial(_changed_by, write)
@@ -203,20 +208,18 @@ def _changed_by(write: Callable[..., Any], array: Any, *arguments: Any, **option
     return array
 
 
-def _reduce_selected(name: str, array: Any, mask: Any, axis: int | None) -> Any:
-    """Reduce the elements that a mask of the leading axes selects, all of them or along the axis that they have."""
-    return getattr(array[mask], name)(axis=axis)
-
-
 def on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that does the same on a copy of its first argument."""
     return lambda array, *arguments, **options: function(array.copy(), *arguments, **options)
 
 
 def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that replaces each `Operand` in nested tuples, lists and dicts by its array."""
+    """Return a function that replaces each placeholder in nested tuples, lists and dicts by its array."""
     if isinstance(value, Operand):
         return itemgetter(value.index)
+    if isinstance(value, Elements):
+        array_and_mask = filler((value.array, value.mask))
+        return lambda operands: value.selected(*array_and_mask(operands))
     if not has_operands(value):
         return lambda operands: value
     if isinstance(value, tuple) and all(isinstance(v, Operand) and v.index == k for k, v in enumerate(value)):
@@ -237,7 +240,7 @@ def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def has_operands(value: Any) -> bool:
-    """Whether nested tuples, lists and dicts hold an `Operand`."""
+    """Whether nested tuples, lists and dicts hold a placeholder."""
     if isinstance(value, (tuple, list, dict)):
         return any(map(has_operands, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Operand)
+    return isinstance(value, (Operand, Elements))

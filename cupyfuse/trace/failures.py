@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.library import LibraryCall, Operand, public_name, resolve_function
+from ..ir.library import Elements, LibraryCall, Operand, public_name, resolve_function
 
 # Functions, and methods of ufuncs, that take any values.
 _TAKE_ANY = (
@@ -25,7 +25,7 @@ def raises_for_values(call: LibraryCall, known: Sequence[bool]) -> bool:
     """
     name = public_name(call.function)
     last = name.rpartition(".")[2]
-    if name == "power.at" or "sorter" in call.options:
+    if name == "power.at" or "sorter" in call.options or any(isinstance(a, Elements) for a in call.arguments):
         return True
     if call.indexes or last in _SECOND_DECIDES:
         deciding = call.arguments[1] if len(call.arguments) > 1 else call.options
@@ -46,6 +46,8 @@ def _operands_in(value: Any) -> Iterator[int]:
     """Yield the numbers of the operands in nested arguments."""
     if isinstance(value, Operand):
         yield value.index
+    elif isinstance(value, Elements):
+        yield from (value.array.index, value.mask.index)
     elif isinstance(value, (tuple, list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _operands_in(item)

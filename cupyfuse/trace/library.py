@@ -21,7 +21,16 @@ import numpy as np
 from .. import dtypes
 from ..errors import TraceAttributeError
 from ..ir import graph as g
-from ..ir.library import LibraryCall, NamedFunction, Operand, display_name, filler, flatten, resolve_function
+from ..ir.library import (
+    Elements,
+    LibraryCall,
+    NamedFunction,
+    Operand,
+    display_name,
+    filler,
+    flatten,
+    resolve_function,
+)
 from .axes import Axes
 from .broadcasting import axis_labels
 from .failures import changes_midway, raises_for_values
@@ -143,6 +152,8 @@ def tracers_in(value: Any) -> Iterator[Tracer]:
     elif isinstance(value, (tuple, list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from tracers_in(item)
+    elif isinstance(value, Elements):
+        yield from (value.array, value.mask)
 
 
 def holds_tracers(value: Any) -> bool:
@@ -157,12 +168,16 @@ class _Operands:
         self.name = name
         self.trace = trace
         self.tracers: list[Tracer] = []
+        self.are_selected = False  # whether the number of elements of some depends on a mask
 
     def replace_arrays(self, value: Any) -> Any:
         """Return arguments with an `Operand` in the place of each array, which becomes one of the tracers."""
         if isinstance(value, Tracer):
             self.tracers.append(self.trace.tracer_of(value))
             return Operand(len(self.tracers) - 1)
+        if isinstance(value, Elements):
+            self.are_selected = True
+            return Elements(self.replace_arrays(value.array), self.replace_arrays(value.mask), value.axis)
         if isinstance(value, (tuple, list)):
             return type(value)([self.replace_arrays(v) for v in value])
         if isinstance(value, dict):
@@ -219,7 +234,7 @@ def _infer_results(function: str, arguments: tuple[Any, ...], options: dict[str,
     """Return a `Result` for each result, in NumPy's structure."""
     metadata = [(t.shape, t.dtype) for t in found.tracers]
     rule = SHAPES.get(function)
-    known = None if rule is None else rule(metadata, arguments, options)
+    known = None if rule is None or found.are_selected else rule(metadata, arguments, options)
     if known is not None:
         shape, dtype = known
         return Result(shape, _name_of(found.name, dtype))
@@ -228,7 +243,7 @@ def _infer_results(function: str, arguments: tuple[Any, ...], options: dict[str,
         zeros = attempt("zeros")
     except _Rejected as rejected:
         return _agreed_results(found.name, attempt, rejected.error)
-    if len(metadata) == 1 or _is_linear_algebra(function):
+    if (len(metadata) == 1 or _is_linear_algebra(function)) and not found.are_selected:
         return zeros
     try:
         ones = attempt("ones")
@@ -370,7 +385,8 @@ def _sample_array(function: str, operand: Tracer, kind: str, number: int) -> Any
         array[...] = 1 / max(shape[0], 1)
     elif kind == "random":
         random = np.random.default_rng(number)
-        array[...] = random.integers(1, 4, shape) if array.dtype.kind in "iub" else random.standard_normal(shape)
+        low, high = (0, 2) if array.dtype == bool else (1, 4)
+        array[...] = random.integers(low, high, shape) if array.dtype.kind in "iub" else random.standard_normal(shape)
     return array
 
 

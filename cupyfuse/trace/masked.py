@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ..ir import graph as g
 from ..ir.operators import COMPARISONS
+from .broadcasting import expand
+from .library import call_library
 from .masked_reductions import DOT, FUNCTIONS, MATMUL, METHODS, OF_SHAPE, UFUNCS, Reductions, refuse
 from .operations import apply, as_tracer
-from .parts import full_index
+from .parts import full_index, is_index_array, is_position
 from .promotion import checked_number
 from .python_numbers import as_python, is_python
 from .tracer import Tracer
+from .user_code import fail
 
 # Functions that compute each element by itself, and how many arguments they take then at least.
-_POINTWISE = {np.clip: 1, np.where: 3, np.round: 1, np.around: 1, np.nan_to_num: 1}
+_POINTWISE: dict[Any, int] = {
+    **{np.clip: 1, np.where: 3, np.round: 1, np.around: 1, np.nan_to_num: 1, np.fix: 1, np.isclose: 2},
+    **{np.isposinf: 1, np.isneginf: 1},
+}
+# Functions that compute each element of their first argument by itself, from the others as a whole.
+_OF_EACH = (np.interp, np.digitize, np.isin)
+_ALLCLOSE, _ISCLOSE = np.allclose, np.isclose
 _SIGNED = {"uint8": "int16", "uint16": "int32", "uint32": "int64"}  # which hold the numbers of unsigned dtypes
 
 
@@ -39,7 +48,7 @@ class Masked(Reductions):
         The elements whose memory NumPy's array shares, so that neither can be changed without the other.
     """
 
-    __slots__ = ("_whole", "axis", "base", "places_along", "source", "taken")
+    __slots__ = ("_is_viewed", "_whole", "axis", "base", "places_along", "source", "taken")
     __array_priority__ = 1001.0
     _takes_over = True  # operations with traced arrays
     __hash__ = object.__hash__
@@ -54,6 +63,7 @@ class Masked(Reductions):
     ):
         self._whole, self.base, self.axis, self.source, self.places_along = whole, base, axis, source, places_along
         self.taken = None if source is None else source.whole
+        self._is_viewed = False  # whether an array may share the memory of NumPy's
 
     @property
     def whole(self) -> Tracer:
@@ -92,19 +102,20 @@ class Masked(Reductions):
 
     def _apply(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Masked:
         """Apply a pointwise function to the whole arrays."""
-        wholes = []
-        for o in operands:
-            if isinstance(o, Masked):
-                if not o.has_mask(self.base) or o._trailing != self._trailing:
-                    refuse("an operation on elements of different masks")
-                wholes.append(o.whole)
-            elif _is_number(o):  # which may be weak in promotion
-                wholes.append(o)
-            elif (array := self.aligned(as_tracer(o, self.whole._trace))) is not None:
-                wholes.append(array)
-            else:
-                refuse("an operation on masked elements and an array")
-        return self._of(function(*wholes))
+        return self._of(function(*map(self._whole_of, operands)))
+
+    def _whole_of(self, operand: Any) -> Any:
+        """Return what stands for an operand in an operation on the whole array."""
+        if isinstance(operand, Masked):
+            if not operand.has_mask(self.base) or operand._trailing != self._trailing:
+                refuse("an operation on elements of different masks")
+            return operand.whole
+        if _is_number(operand):  # which may be weak in promotion
+            return operand
+        array = self.aligned(as_tracer(operand, self.whole._trace))
+        if array is None:
+            refuse("an operation on masked elements and an array")
+        return array
 
     def __neg__(self) -> Masked:
         return self._apply(np.negative, (self,))
@@ -147,12 +158,16 @@ class Masked(Reductions):
             return args[0] @ args[1]
         if func in _POINTWISE and len(args) >= _POINTWISE[func] and all(map(_is_number, options.values())):
             return self._apply(lambda *x: func(*x, **options), args)
+        if func is _ALLCLOSE:
+            return as_python(self.__array_function__(_ISCLOSE, types, args, options).all())
         if args and args[0] is self:
             if func in FUNCTIONS:
                 return self._reduce(FUNCTIONS[func], *args[1:], **options)
             if func in OF_SHAPE and len(args) == 1 and not options:
                 return getattr(self, func.__name__)
-        refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
+            if func in _OF_EACH and not any(isinstance(a, Masked) for a in (*args[1:], *options.values())):
+                return self._of(func(self.whole, *args[1:], **options))
+        return self.whole._trace.call_function(func, args, options)
 
     @property
     def T(self) -> Masked:
@@ -199,14 +214,47 @@ class Masked(Reductions):
         if isinstance(index, Masked):
             return Masked(self.whole.copy(), self._narrowed(index))
         items = full_index(index, self.ndim)
-        if not all(i is None or isinstance(i, (slice, int, np.integer)) for i in items):
+        arrays = [i for i in items if is_index_array(i)]
+        if not all(i is None or isinstance(i, slice) or is_position(i) or is_index_array(i) for i in items):
             refuse("this index of masked elements")
+        if len(arrays) > 1 or (arrays and any(map(is_position, items))):
+            refuse("an index of masked elements by an array beside others")
         own = [k for k, i in enumerate(items) if i is not None][self.axis : self.axis + 1]
-        if not own or items[own[0]] != slice(None):
+        if own and is_position(items[own[0]]):
+            return self._at(index)
+        if not own or items[own[0]] != slice(None) or any(isinstance(i, Tracer) and not i.ndim for i in items):
             refuse("a part of masked elements")
-        axis = sum(i is None or isinstance(i, slice) for i in items[: own[0]])
+        axis = sum(not is_position(i) for i in items[: own[0]])
         items[own[0] : own[0] + 1] = [slice(None)] * self.base.ndim
         return Masked(self.whole[(*items, Ellipsis)].copy(), self.base, axis, source=self)
+
+    def _at(self, index: Any) -> Any:
+        """Return the element, or the row, at a position among the selected ones, by a library step."""
+        found = call_library("getitem", [self.elements, index])
+        if found.ndim:
+            self._is_viewed = True
+            found._mark_shared()
+        return found
+
+    def ravel(self, order: str = "C") -> Masked:
+        """Return the elements of selected rows one by one, of all that a mask selects the whole rows of."""
+        if order != "C" or self.axis:
+            refuse("an order of masked elements other than their own")
+        whole: Tracer = self.whole.copy()
+        return Masked(whole, expand(self.mask, whole.shape), source=self)
+
+    def reshape(self, *shape: Any, order: str = "C") -> Masked:
+        if shape not in ((-1,), ((-1,),)):
+            refuse("a shape of masked elements other than (-1,)")
+        return self.ravel(order)
+
+    def flatten(self, order: str = "C") -> Masked:
+        return self.ravel(order).copy()
+
+    def __iter__(self) -> Iterator[Masked]:
+        if not self.axis:
+            refuse("an iteration over masked elements")
+        return (self[k] for k in range(self.whole.shape[0]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not isinstance(index, Masked):
@@ -222,7 +270,7 @@ class Masked(Reductions):
 
     def _change(self, whole: Tracer) -> None:
         """Take the elements of another array, in place."""
-        if self.source is not None:
+        if self.source is not None or self._is_viewed:
             refuse("a change in place of a part of masked elements")
         self._whole, self.places_along = whole, None
 
@@ -264,13 +312,18 @@ class Masked(Reductions):
             raise AttributeError(name)
         refuse(f".{name} of masked elements")
 
+    def __len__(self) -> int:
+        if self.axis:
+            return self.whole.shape[0]
+        fail("len() of masked elements", "their number depends on values, and len() gives Python's numbers; use .size")
+
     def _unknown(self, *_: Any) -> NoReturn:
-        refuse("a use of masked elements")
+        refuse("a use of masked elements as a number or a truth value")
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         refuse("a copy of masked elements by np.array or np.asarray")
 
-    __bool__ = __len__ = __iter__ = __float__ = __int__ = _unknown
+    __bool__ = __float__ = __int__ = _unknown
 
 
 def _is_number(value: Any) -> bool:

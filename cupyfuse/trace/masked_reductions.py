@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .. import dtypes
-from ..ir.library import selected_call
+from ..ir.library import Elements
 from .axes import normalize_axes
 from .broadcasting import expand
 from .library import call_library
@@ -16,13 +16,15 @@ from .operations import apply, reduce
 from .tracer import Tracer
 from .user_code import fail, user_line
 
-METHODS = ("sum", "prod", "any", "all", "mean", "var", "std", "max", "min")
+METHODS = ("sum", "prod", "any", "all", "mean", "var", "std", "max", "min", "argmax", "argmin")
 _LEAVING_NAN_OUT = ("nansum", "nanprod", "nanmean", "nanvar", "nanstd", "nanmax", "nanmin")
+_POSITIONS = ("argmax", "argmin", "nanargmax", "nanargmin")
 _QUANTILES = ("median", "percentile", "quantile", "nanmedian", "nanpercentile", "nanquantile")
+_OTHERS = ("ptp", "count_nonzero", "average")
 # Bound at import: a trace replaces them in the module `numpy`.
 DOT, MATMUL, NORM = np.dot, np.matmul, np.linalg.norm
 FUNCTIONS: dict[Any, str] = {
-    **{getattr(np, n): n for n in (*METHODS, *_LEAVING_NAN_OUT, *_QUANTILES, "ptp", "count_nonzero", "average")},
+    **{getattr(np, n): n for n in (*METHODS, *_LEAVING_NAN_OUT, *_POSITIONS, *_QUANTILES, *_OTHERS)},
     NORM: "norm",
 }
 # Ufuncs whose method `reduce` is a reduction.
@@ -35,11 +37,12 @@ _BY_NAME = {name: function for function, name in FUNCTIONS.items()}
 _SIGNATURES = {name: inspect.signature(function) for name, function in _BY_NAME.items()}
 # Options beside `axis` and `keepdims`.
 _OPTIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("sum", "prod", "nansum", "nanprod"), ("dtype", "initial")),
-    **dict.fromkeys(("mean", "nanmean"), ("dtype",)),
-    **dict.fromkeys(("max", "min", "nanmax", "nanmin"), ("initial",)),
-    **dict.fromkeys(("var", "std"), ("ddof",)),
-    **dict.fromkeys(("nanvar", "nanstd"), ("dtype", "ddof", "correction")),
+    **dict.fromkeys(("sum", "prod", "nansum", "nanprod"), ("dtype", "initial", "where")),
+    **dict.fromkeys(("mean", "nanmean"), ("dtype", "where")),
+    **dict.fromkeys(("max", "min", "nanmax", "nanmin"), ("initial", "where")),
+    **dict.fromkeys(("any", "all"), ("where",)),
+    **dict.fromkeys(("var", "std"), ("ddof", "where")),
+    **dict.fromkeys(("nanvar", "nanstd"), ("dtype", "ddof", "correction", "where")),
     **dict.fromkeys(("percentile", "quantile", "nanpercentile", "nanquantile"), ("q", "method")),
     "norm": ("ord",),
     "average": ("weights",),
@@ -74,6 +77,12 @@ class Reductions:
     _filled: Any
     _is_bool: Any
     _of: Any
+    _whole_of: Any
+
+    @property
+    def elements(self) -> Elements:
+        """The operand of a library step that takes these elements."""
+        return Elements(self._mask_first(self.whole), self.base, self.axis)
 
     def _reduce(self, name: str, *args: Any, **options: Any) -> Any:
         """Reduce all elements, or along one axis: that of the selected elements, or one of theirs."""
@@ -90,6 +99,8 @@ class Reductions:
                 found = found[tuple(None if k in kept else slice(None) for k in range(self.ndim))]
             return found
         # Each selected element is reduced by itself, and so may be all the others.
+        if "where" in options:
+            options["where"] = expand(self._whole_of(options["where"]), self.whole.shape)
         along = axis if axis < self.axis else axis + self.base.ndim - 1
         whole = _BY_NAME[name](self.whole, axis=along, keepdims=keepdims, **options)
         return type(self)(whole, self.base, self.axis - (axis < self.axis and not keepdims))  # type: ignore[call-arg]
@@ -98,6 +109,11 @@ class Reductions:
         """Reduce all elements, or along the axis of the selected ones."""
         if name in _QUANTILES:
             return self._quantile(name, axis, **options)
+        if name in _POSITIONS:
+            return call_library(name, [self.elements], {"axis": axis})
+        if "where" in options:
+            options["where"] = apply("logical_and", self.mask, self._whole_of(options["where"]))
+            return _BY_NAME[name](self.whole, axis=self._along(axis), **options)
         if name in _LEAVING_NAN_OUT:
             if self.whole.dtype.kind not in "biu":
                 return _BY_NAME[name](self._filled(np.nan), axis=self._along(axis), **options)
@@ -175,8 +191,7 @@ class Reductions:
         if initial is not None:
             return _BY_NAME[op](self.whole, axis=self._along(axis), initial=initial, where=self.mask)
         if not dtypes.is_float(self.whole._node.dtype):
-            operands = [self._mask_first(self.whole), self.base, None if axis is None else 0]
-            return call_library(selected_call(op), operands)
+            return call_library(op, [self.elements], {"axis": axis})
         found = reduce(op, self._filled(-np.inf if op == "max" else np.inf), self._along(axis))
         return apply("where", self._count(axis) > 0, found, np.nan)
 

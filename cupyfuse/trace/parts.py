@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from .. import dtypes
 from ..ir import graph as g
 from ..ir import slices
 from ..ir.parts import FlatSlices, Part, Slice
@@ -51,6 +54,20 @@ class Selection:
     def counts(self) -> tuple[int, ...]:
         """The number of indices along each axis of the array."""
         return tuple(count for _, _, count in self.slices)
+
+
+def is_position(item: Any) -> bool:
+    """Whether an item of an index is an integer, known or traced."""
+    if isinstance(item, Tracer):
+        return not item.ndim and dtypes.is_integer(item._node.dtype)
+    return isinstance(item, (int, np.integer)) and not isinstance(item, bool)
+
+
+def is_index_array(item: Any) -> bool:
+    """Whether an item of an index is an array of integers, known or traced, or a list or range of them."""
+    if isinstance(item, (list, range, np.ndarray)):
+        item = np.asarray(item)
+    return isinstance(item, (Tracer, np.ndarray)) and item.ndim > 0 and item.dtype.kind in "iu"
 
 
 def full_index(index: Any, ndim: int, axes_of_mask: int = 1) -> list[Any]:

@@ -11,9 +11,11 @@ from typing import Any
 from .. import dtypes
 from .broadcasting import expand
 from .labels import positions
+from .library import call_library
 from .masked import Masked
 from .masked_reductions import refuse
 from .operations import apply
+from .parts import is_position
 from .tracer import Tracer
 from .user_code import user_line
 
@@ -50,18 +52,46 @@ def _are_places(item: Any, first: Masked, axis: int) -> bool:
 
 
 def at_places(x: Tracer, items: Sequence[Any]) -> Masked:
-    """Return the elements of an array at masked integers, one for each of the first axes."""
+    """Return the elements of an array at masked integers, and at integers, along its first axes; slices may follow."""
     first = next(i for i in items if isinstance(i, Masked))
-    for item in items:
+    number = next((k for k, i in enumerate(items) if isinstance(i, slice)), len(items))
+    for item in items[:number]:
         is_vector = isinstance(item, Masked) and item.ndim == 1 and item.has_mask(first.base)
-        if not is_vector or not dtypes.is_integer(item.whole._node.dtype):
+        if not is_position(item) and not (is_vector and dtypes.is_integer(item.whole._node.dtype)):
             refuse("an index of masked elements beside others, or of those of another mask")
-    return Masked(x[tuple(i._filled(0) for i in items)], first.base)
+    if not all(isinstance(i, slice) for i in items[number:]):
+        refuse("an index of masked elements beside others, or of those of another mask")
+    return Masked(x[tuple(i._filled(0) if isinstance(i, Masked) else i for i in items)], first.base)
 
 
-def call_on_masked(name: str, args: Sequence[Any], options: dict[str, Any]) -> Masked:
-    """Call a function that would be a library step, with masked elements among its arguments: `np.take` at places."""
-    if name != "take" or len(args) != 2 or options:
-        refuse(f"np.{name} of masked elements")
-    found: Masked = args[0].ravel()[args[1]]
-    return found
+def argwhere(a: Tracer) -> Masked:
+    """Return the places of the elements that are not zero, along all axes: a row for each element."""
+    places = nonzero(a)
+    number = positions(a._trace, a.ndim + 1, a.ndim, a.ndim)
+    whole = places[0].whole[..., None]
+    for p, along in enumerate(places[1:], 1):
+        whole = apply("where", number == p, along.whole[..., None], whole)
+    return Masked(whole, places[0].base)
+
+
+def call_on_masked(name: str, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Call a function, with masked elements among its arguments: `np.take` at places, others by a library step."""
+    if name == "take" and len(args) == 2 and not options and not isinstance(args[0], Masked):
+        return args[0].ravel()[args[1]]
+    return call_library(name, _elements_in(args), _elements_in(options))
+
+
+def _elements_in(value: Any) -> Any:
+    """Return nested arguments with the operands of a library step in the place of masked elements."""
+    if isinstance(value, Masked):
+        return value.elements
+    if isinstance(value, dict):
+        return {k: _elements_in(v) for k, v in value.items()}
+    return type(value)(map(_elements_in, value)) if type(value) in (tuple, list) else value
+
+
+def holds_masked(value: Any) -> bool:
+    """Whether there are masked elements in nested arguments."""
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(holds_masked, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Masked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import sys
@@ -42,6 +43,12 @@ def user_line() -> str:
             return _describe_line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "an unknown line"
+
+
+def definition_of(function: Any) -> str:
+    """Return file, line and text of where a function is defined, else its name."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return repr(function) if code is None else _describe_line(code.co_filename, code.co_firstlineno)
 
 
 def _line_of(error: Exception) -> str:

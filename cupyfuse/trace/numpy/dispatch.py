@@ -11,8 +11,8 @@ import numpy as np
 
 from ... import dtypes
 from ..library import call_library, tracers_in
-from ..masked import Masked
-from ..places import call_on_masked
+from ..masked_reductions import refuse
+from ..places import call_on_masked, holds_masked
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
@@ -49,7 +49,14 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         if has_dtype and options.get("dtype") is None and (dtype := dtype_with_out(args[0], out)) is not None:
             options["dtype"] = dtype
         return assign_out(name, out, call_function(func, args, options))
-    if func in FUNCTIONS and not (name in NATIVE_FOR_REALS and any(map(_is_complex, tracers_in((args, options))))):
+    is_masked = holds_masked((args, options))
+    if is_masked and name not in LIBRARY and name not in REFUSED:
+        refuse(f"np.{name} of masked elements")
+    if (
+        func in FUNCTIONS
+        and not is_masked
+        and not (name in NATIVE_FOR_REALS and any(map(_is_complex, tracers_in((args, options)))))
+    ):
         return _call_native(func, name, args, options)
     if name in REFUSED:
         fail(f"np.{name}", REFUSED[name])
@@ -59,7 +66,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         fail(f"np.{name}", "the number of bins depends on values; give it as a number")
     if name == "bincount" and not options.get("minlength", args[2] if len(args) > 2 else 0):
         fail(f"np.{name}", "the length of its result depends on values; give minlength=, the number of bins")
-    if any(isinstance(a, Masked) for a in args):
+    if is_masked:
         return call_on_masked(name, args, options)
     return call_library(name, args, options)
 

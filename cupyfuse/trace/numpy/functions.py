@@ -16,7 +16,7 @@ from ..axes import normalize_axes
 from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
 from ..operations import apply, as_tracer, clip, count, trace_of
-from ..places import nonzero
+from ..places import argwhere, nonzero
 from ..promotion import checked_number
 from ..python_numbers import as_python
 from ..shape_functions import SHAPE_FUNCTIONS
@@ -260,6 +260,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.empty_like: lambda prototype, dtype=None, **options: _full_like(prototype, 0.0, dtype, **options),
     np.where: _where,
     np.nonzero: nonzero,
+    np.argwhere: argwhere,
     np.flatnonzero: lambda a: nonzero(a.ravel())[0],
     np.clip: lambda a, a_min=None, a_max=None, out=None, *, min=None, max=None: clip(
         a, a_min if min is None else min, a_max if max is None else max, out=out

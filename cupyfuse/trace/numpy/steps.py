@@ -49,7 +49,7 @@ _NEEDS_VALUES = (
 )
 _REASONS = {
     _UNKNOWN_SHAPE: """
-        argwhere unique unique_all unique_counts unique_inverse unique_values
+        unique unique_all unique_counts unique_inverse unique_values
         trim_zeros union1d intersect1d setdiff1d setxor1d histogram_bin_edges histogramdd real_if_close poly
         roots polydiv polyadd polysub polymul
     """,
