@@ -34,15 +34,15 @@ class Results:
         The positions of those that are NumPy scalars, not arrays without dimensions.
     key : list
         Everything else in it, to compare two traces.
-    has_arrays : bool
-        Whether there are arrays in it, traced or not.
+    is_none : bool
+        Whether the function returned nothing.
     """
 
     def __init__(self, value: Any, function: Any):
         self._function = function
         self.leaves: list[Tracer] = []
         self.key: list[Any] = []
-        self.has_arrays = False
+        self.is_none = value is None
         self._is_single = type(value) is Tracer and not value._is_python
         self._rebuild = self._flatten(value)
         del self._function
@@ -58,7 +58,6 @@ class Results:
                 f"mask, and select outside of the fused function\n  at {definition_of(self._function)}"
             )
         if cls is Tracer:
-            self.has_arrays = True
             self.leaves.append(value)
             position = len(self.leaves) - 1
             if value._is_python:
@@ -71,7 +70,6 @@ class Results:
             return lambda leaves: value
         if cls is np.ndarray or arrays.is_cupy(value):
             # An array that the function created: each call returns a copy, which the caller may change.
-            self.has_arrays = True
             self.key.append((value.shape, str(value.dtype), value.tobytes()))
             kept = value.copy()
             return lambda leaves: kept.copy()

@@ -75,7 +75,7 @@ def trace_function(
     Raises
     ------
     TraceError
-        An operation cannot be traced, the traces differ, or the function returns no traced array.
+        An operation cannot be traced, the traces differ, or the function returns nothing.
     """
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
     read: set[int] = set()
@@ -100,8 +100,8 @@ def trace_function(
             f"cannot fuse {name}: traced a second time it does something else, as if it drew random numbers or read "
             "the time; make what changes an argument"
         )
-    if not results.has_arrays and not first.effects:
-        raise TraceError(f"cannot fuse {name}: it returns no array, nor changes one; call the plain function")
+    if results.is_none and not first.effects:
+        raise TraceError(f"cannot fuse {name}: it returns nothing, nor changes an array; return what it computes")
     axes = tuple(t._axes for t in results.leaves)
     graph, calls = _graph_of(first, results), tuple(first.calls)
     traced = Traced(name, graph, axes, calls, first.numpy_only, first.viewed, first.at_risk)

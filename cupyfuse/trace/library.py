@@ -440,7 +440,8 @@ def _of_bincount(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], 
     casts = np.can_cast(dtype, np.intp) and all(np.can_cast(d, np.float64) for _, d in metadata)
     if not (fits and casts and isinstance(length, (int, np.integer)) and length > 0):
         return None
-    return (int(length),), np.dtype(np.int64 if given.get("weights") is None else np.float64)
+    counts = given.get("weights") is None or shape == (0,)  # of no labels NumPy reads no weights
+    return (int(length),), np.dtype(np.int64 if counts else np.float64)
 
 
 # Rules for functions whose work grows faster than their operands, or whose shape zeros and ones do not tell: (shape,

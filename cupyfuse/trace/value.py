@@ -115,7 +115,7 @@ class TracedValue:
         fail(
             "a conversion of a traced array to a Python or NumPy value",
             "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself, "
-            "and make an array of a list of arrays by np.stack([...])",
+            "convert it with .astype, and make an array of a list of arrays by np.stack([...])",
         )
 
     def __round__(self, ndigits: int | None = None) -> Any:

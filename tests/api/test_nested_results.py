@@ -11,6 +11,7 @@ import pytest
 import cupyfuse as cf
 from cupyfuse.api.as_written import AsWritten
 from cupyfuse.api.parameters import Parameters
+from cupyfuse.settings import force_plans
 
 X = np.random.default_rng(5).standard_normal((8, 6))
 
@@ -133,3 +134,24 @@ def test_numbers_of_registered_types_are_taken_apart() -> None:
     for result in as_written(lambda x: (x + 1, _tagged(array))), as_written(lambda x: [x, {"a": _tagged(array)}]):
         tagged = result[1] if isinstance(result, tuple) else result[1]["a"]
         assert type(tagged) is Tagged and not np.shares_memory(tagged.array, array)
+
+
+def largest_or_zero(x: Any) -> Any:
+    return 0.0 if not x.size else x.max()
+
+
+def described(x: Any) -> Any:
+    return x.shape, {"is_float": x.dtype.kind == "f"}
+
+
+def columns(x: Any) -> Any:
+    return {str(n): n for n in range(len(x))}
+
+
+@pytest.mark.parametrize("function", [largest_or_zero, described, columns])
+def test_results_without_arrays_for_some_shapes(function: Any) -> None:
+    fused = cf.fuse(function)
+    for x in (X[:0], X, X[:0]):
+        with force_plans():
+            found = fused(x)
+        assert found == function(x) and type(found) is type(function(x))

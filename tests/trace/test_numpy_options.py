@@ -102,3 +102,8 @@ def test_casts_that_numpy_refuses() -> None:
         assert __file__ in str(caught.value)
     with pytest.raises(ValueError, match='both "C" and "F"'):
         cf.fuse(lambda x: np.require(x, None, ["C", "F"]))(np.ones((2, 3)))
+
+
+def test_counts_of_no_labels_are_integers() -> None:
+    function, labels = (lambda k: np.bincount(k, k * 0.5, 3)), np.arange(0)
+    np.testing.assert_array_equal(cf.fuse(function)(labels), function(labels), strict=True)
