@@ -237,8 +237,8 @@ class Masked(Reductions):
         return found
 
     def ravel(self, order: str = "C") -> Masked:
-        """Return the elements of selected rows one by one, of all that a mask selects the whole rows of."""
-        if order != "C" or self.axis:
+        """Return all numbers in a vector: a mask of the whole array selects them in the same order."""
+        if order != "C":
             refuse("an order of masked elements other than their own")
         whole: Tracer = self.whole.copy()
         return Masked(whole, expand(self.mask, whole.shape), source=self)
@@ -276,9 +276,9 @@ class Masked(Reductions):
 
     def _narrowed(self, index: Masked) -> Tracer:
         """Return the mask of those selected elements that another mask selects among them."""
-        axes = self.base.ndim + index._trailing
-        fits = index._is_bool and index.has_mask(self.base) and index.whole.shape == self.whole.shape[:axes]
-        if self.axis or index.axis or not fits:
+        shape = self.whole.shape[: index.whole.ndim]
+        fits = index._is_bool and index.has_mask(self.base) and index.whole.shape == shape
+        if index.axis != self.axis or not fits:
             refuse("an index of masked elements other than a mask of their own")
         return apply("logical_and", index.mask, index.whole)
 

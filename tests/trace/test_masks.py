@@ -63,7 +63,7 @@ SELECTIONS = (
     "np.argwhere(both).mean(0), np.argwhere(rows)[:, 0].sum(), np.argwhere(x > 1).max(), np.argwhere(both).size | "
     "np.argwhere(both)[0], tuple(np.argwhere(both)[-1]), a[tuple(np.argwhere(both).T)].sum() | "
     "np.argwhere(rows).ravel().max(), np.argwhere(rows).flatten()[0], a[rows].ravel().argmax() | "
-    "np.argwhere(u > 1).sum(), a[rows].reshape(-1)[1] | "
+    "np.argwhere(u > 1).sum(), a[rows].reshape(-1)[1], x[:, cols].ravel()[7] | "
     "i, j = np.where(both); a[i, 0].sum(), x[i, 1].mean(0), x[i, -1, ::2].sum(0), x[i, j, 1:].max(0), x[0, j].sum() | "
     "x[np.where(rows)[0], 0].sum(), x[np.nonzero(rows)[0], 1:3, 0].max(0), a[np.flatnonzero(rows), -1].argmin() | "
     "a[both].sum(where=a[both] > 1), a[both].mean(where=a[both] > 1), a[rows].sum(0, where=a[rows] > 1) | "
@@ -72,6 +72,7 @@ SELECTIONS = (
     "np.std(a[rows], axis=0, where=a[rows] > 0), np.nansum(a[both], where=a[both] > 1) | "
     "a[rows].sum(where=[True, False, True, False, True]), a[rows].var(where=w > 1) | "
     "a[:, cols].sum(1, where=rows[:, None]) | "
+    "y = x[:, cols]; y[y > 1].sum(), y[y[..., 0] > 1].sum(0), y[y > 1].argmax() | "
     "a[rows][:, [0, 2]].sum(0), a[rows][:, np.argsort(w)].max(0), a[:, cols][[1, 0]].sum() | "
     "np.histogram(u[rows], 3, (0, 6))[0], np.bincount(np.flatnonzero(both), minlength=20) | "
     "np.cov(a[rows].T), np.corrcoef(u[rows], u[rows] ** 2), np.trapezoid(u[rows]), np.array_equal(u[rows], u[rows]) | "
@@ -140,6 +141,7 @@ CHANGES = (
     "a[rows, 0] = u[rows]; a + 0 | a[np.where(a < 0)] = 1; a + 0 | i = np.nonzero(both); a[i] *= 2; a + 0 | "
     "i, j = np.where(both); a[i, j] = w[j]; a + 0 | i = np.nonzero(rows)[0]; x[i] = 1; i += 1; i.sum(), x + 0 | "
     "i = np.where(a > 1); a += 1; a[i] = 0; a + 0 | x[:, np.flatnonzero(cols)] = 3; x + 0 | "
+    "y = x[:, cols]; y[y > 1] = 0; y.sum(1), x + 0 | y = a.T[:, rows]; y[y > 1] *= 2; y.max(1) | "
     "a[:, cols] = 0; a[~rows, 1] = 3; a + 0 | w[cols] *= w[cols].size; w + 0"
 )
 
