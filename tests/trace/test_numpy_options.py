@@ -46,6 +46,7 @@ TEXTS = (
     "z = np.zeros(4, int); np.add.reduce(x * 9, 1, None, z); np.hypot.reduce(x, axis=1, out=z[:]); z",
     "z = np.zeros(3); np.add.reduce(s + 1e8, out=z); np.add.accumulate(s[0] + 1e8, out=z[::-1]); z",
     "np.add(k, x[:, 0] * 9, out=k, casting='unsafe'); np.multiply(k, 1.5, k, casting='unsafe', where=k > 0); k",
+    "np.logaddexp.reduce(k.astype('u1')), np.logaddexp.reduce(x > 0), np.logaddexp.reduce(k, dtype='f4')",
     "np.bincount(k * 0, minlength=1), np.bincount(k * 0, x[:, 0], minlength=1), np.bincount(k, k, 3)",
 )
 # CuPy has none of these functions: on a GPU they are errors that name them.

@@ -94,6 +94,7 @@ def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return truth(REDUCTIONS[name], x, **options)
     if name == "logaddexp":
         axis, keepdims = options.pop("axis"), options.pop("keepdims", False)
+        x = loop_float(x) if options.get("dtype") is None else x
         return reduce(REDUCTIONS[name], x, axis, bool(keepdims), **options)
     if name in REDUCTIONS:
         return reduction(REDUCTIONS[name], x, **options)
