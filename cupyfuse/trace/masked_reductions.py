@@ -109,8 +109,9 @@ class Reductions:
         """Reduce all elements, or along the axis of the selected ones."""
         if name in _QUANTILES:
             return self._quantile(name, axis, **options)
-        if name in _POSITIONS:
-            return call_library(name, [self.elements], {"axis": axis})
+        is_complex = dtypes.is_complex(self.whole._node.dtype)
+        if name in _POSITIONS or (is_complex and name in ("mean", "var", "std") and "where" not in options):
+            return call_library(name, [self.elements], {"axis": axis} | options)
         if "where" in options:
             options["where"] = apply("logical_and", self.mask, self._whole_of(options["where"]))
             return _BY_NAME[name](self.whole, axis=self._along(axis), **options)
@@ -148,7 +149,7 @@ class Reductions:
         """The dtype in which means, variances and quantiles are computed."""
         name = self.whole._node.dtype
         if dtypes.is_complex(name):
-            fail("a mean or variance of masked complex numbers", "it is fused for reals; choose with np.where")
+            fail("this mean or quantile of masked complex numbers", "it is fused for reals; choose with np.where")
         return name if dtypes.is_float(name) else "float64"
 
     def _as_floats(self) -> Any:

@@ -118,6 +118,11 @@ def test_inner_products_keep_the_dtype(dtype: str) -> None:
     check("(w * 50)[cols] @ (w * 50)[cols]" if dtype != "bool" else "w[cols] @ w[cols]", NUMPY, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_means_and_variances_of_complex_numbers(dtype: str) -> None:
+    check("a[rows].mean(0), a[both].var(), a[:, cols].std(axis=1, ddof=1), a[rows].sum(0)", NUMPY, dtype)
+
+
 def test_a_float_argument_beside_masked_elements_is_a_parameter() -> None:
     scaled = cf.fuse(lambda x, m, k: (x[m] * k).sum())
     x = np.arange(6, dtype=np.float32)
