@@ -194,9 +194,10 @@ class _Operands:
 def _c_order_node(x: Tracer) -> g.Node:
     """Return a node whose elements, row by row, are those of the array in C order."""
     if x.ndim > 2 or not x._axes.is_matrix_like:
-        return in_fold(x, Axes.by_rows(x.shape))
-    transposed = list(axis_labels(x, x.ndim).values()) == [1, 0]
-    node = g.transpose(x._node) if transposed else x._node
+        node = in_fold(x, Axes.by_rows(x.shape))
+    else:
+        transposed = list(axis_labels(x, x.ndim).values()) == [1, 0]
+        node = g.transpose(x._node) if transposed else x._node
     return g.cast(node, node.dtype) if node.op == "const" else node
 
 

@@ -244,3 +244,16 @@ def test_errors_name_the_line(text: str) -> None:
         changing(text, "return y")(X)
     with pytest.raises(ValueError, match=r"\n  at "):
         cf.fuse(changing(text, "return y"))(X)
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "uint64", "float64"])
+@pytest.mark.parametrize("text", ["x[1] = 0", "x[:, 1:3] = 2", "x[..., 0] = 1", "x[0, :, ::2] = 3"])
+def test_numbers_are_assigned_to_parts_of_arrays_of_any_dtype(text: str, dtype: str, engine: Engine) -> None:
+    """A number that kernels do not take the dtype of was an operand of a library step that is nowhere in memory."""
+    scope: dict[str, Any] = {}
+    exec(f"def function(x):\n    {text}\n    return x + x", scope)
+    x = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    expected = scope["function"](x.copy())
+    given = engine.array(x)
+    with force_plans():
+        np.testing.assert_array_equal(engine.host(cf.fuse(scope["function"])(given)), expected, strict=True)
