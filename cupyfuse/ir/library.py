@@ -94,7 +94,8 @@ class LibraryCall:
     @property
     def indexes(self) -> bool:
         """Whether the function reads or writes its first operand at indices alone, which its second argument holds."""
-        return public_name(self.function).rpartition(".")[2] in _INDEXED
+        of_elements = any(isinstance(a, Elements) for a in self.arguments)
+        return public_name(self.function).rpartition(".")[2] in _INDEXED and not of_elements
 
     def resolve_in(self, namespace: Any, in_place: bool = False) -> Callable[..., Any]:
         """Return the function of a library, given as its module; see `resolve_function`."""
