@@ -436,7 +436,7 @@ def test_extremes_of_complex_numbers_are_refused_as_by_numpy() -> None:
     with pytest.raises(TypeError, match="ambiguous"):
         cf.fuse(lambda x: np.isposinf(x))(np.ones(2, "complex128"))
     with pytest.raises(cf.TraceError, match="masked complex"):
-        cf.fuse(lambda x: x[x != 1].mean())(np.ones(2, "complex128"))
+        cf.fuse(lambda x: np.quantile(x[x != 1], 0.5))(np.ones(2, "complex128"))
 
 
 def test_an_initial_value_is_combined_once_beside_a_mask() -> None:
