@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -21,6 +22,7 @@ from .capturing import capturing, running_eagerly, without_messages
 from .chains.options import Options
 from .chains.runner import Runner
 from .cost import decision
+from .distributed import has_hooks
 from .explain import Part, refusals
 from .graphs.importer import NO_TENSOR
 from .graphs.lowering import AsOperator, Direct
@@ -104,7 +106,7 @@ class Capture:
         """Return a module's call, captured at the first call and whenever a guard fails."""
         import torch._dynamo as dynamo
 
-        context = dynamo.optimize(self._backend)
+        context = dynamo.optimize(functools.partial(self._backend, module))
         self._callback = callback = context.callback = _Callback(context.callback, self)
         # Dynamo caches by code object, and learns which sizes vary by the code's name: each module has code of its own.
         name = f"call_{type(module).__name__}_{next(_numbers)}"
@@ -138,10 +140,13 @@ class Capture:
 
         return call
 
-    def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Fuse a captured graph, and return what Dynamo calls in its place."""
+    def _backend(
+        self, owner: torch.nn.Module, module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Fuse a graph captured from `owner`, and return what Dynamo calls in its place."""
         if not self.graphs:
-            self.partitions += fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
+            judge = decision.judge_for(self.options, compiled=False, hooked=has_hooks(owner))
+            self.partitions += fuse_module(module, self._direct, judge)
             return leaving_modes(module)
         judge = decision.judge_for(self.options, compiled=False, cudagraph=True)
         self.partitions += fuse_module(module, AsOperator(self.options), judge)

@@ -10,11 +10,19 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
+
 
 def is_fsdp(module: Any) -> bool:
     """Whether a module is a `FullyShardedDataParallel`."""
     wrappers = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     return wrappers is not None and isinstance(module, wrappers.FullyShardedDataParallel)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether `fully_shard` has put hooks on a part of a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(part, fsdp.FSDPModule) for part in module.modules())
 
 
 def share_state(original: Any, copy: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..chains.chain import Chain, metas_of
@@ -10,15 +11,18 @@ from ..chains.options import Options
 from ..chains.runtime import device_of, require_engine
 from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
+from .machine import Time
+from .rates import HOOKED_GRAPH, US
 
 
-def judge_for(options: Options, compiled: bool, cudagraph: bool = False) -> Judge:
+def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked: bool = False) -> Judge:
     """Make the judge of the chains of a captured graph, as `partition` takes it.
 
     Parameters
     ----------
     compiled : whether Inductor would run the chains, not PyTorch eager
     cudagraph : whether the graph runs as a CUDA graph
+    hooked : whether the graph is one of several between hooks that Dynamo leaves to Python
     """
     if not options.only_gains:
         return judge_without_costs
@@ -34,9 +38,13 @@ def judge_for(options: Options, compiled: bool, cudagraph: bool = False) -> Judg
             compiled=compiled,
             frozen=options.frozen,
         )
+        between = ""
+        if hooked:
+            found = replace(found, fused=Time(found.fused.gpu, found.fused.host + HOOKED_GRAPH))
+            between = f"; {HOOKED_GRAPH / US:.0f} of host for a graph between hooks"
         gains = found.gains(cudagraph)
         if gains:
             require_engine(inputs[0])  # raises now rather than in the first call
-        return Verdict(gains, found.summary())
+        return Verdict(gains, found.summary() + between)
 
     return judge
