@@ -24,7 +24,7 @@ _SHARED_BYTES = 48 << 10  # static shared memory of a block
 _MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
 _LINE = 128  # bytes of a line of a cache
 # Threads on a multiprocessor that each have registers: for one 16-bit accumulator, for a program that computes little,
-# for one that also reads values of columns, for any other, and for float64.
+# for one that also widens 16-bit values of columns, for any other, and for float64.
 _SIMPLE_THREADS, _LIGHT_THREADS, _COLUMN_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1280, 1024, 512
 _MOST_BLOCKS = 16  # of a cluster, of Hopper
 # Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
@@ -253,7 +253,8 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
     double = _is_double(program)
     is_light = _is_packed(program) and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
     if is_light:
-        resident_threads = _COLUMN_THREADS if program.reads_columns else _LIGHT_THREADS
+        widens = program.reads_columns and vec == 8
+        resident_threads = _COLUMN_THREADS if widens else _LIGHT_THREADS
     else:
         resident_threads = _DOUBLE_THREADS if double else _THREADS
     most = _MOST_DOUBLE_PACKS if double else _MOST_PACKS

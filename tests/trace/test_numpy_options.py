@@ -43,7 +43,7 @@ TEXTS = (
     "z = np.zeros((4, 4), 'i2'); x.mean(1, out=z[0]); np.var(x * 9, 1, out=z[1]); np.mean(k, out=z[2, 0, ...]); z",
     "z = np.zeros(3, int); (x * 9)[0].cumsum(out=z); w = np.zeros(3, int); np.median(x * 9, 0, out=w); z, w",
     "z = np.zeros(3); np.sum(s + 1e8, axis=0, out=z); w = np.zeros(4); np.cumsum(s[:, 0] + 1e8, out=w); z, w",
-    "z = np.zeros(4, int); np.add.reduce(x * 9, 1, None, z); np.hypot.reduce(x, axis=1, out=z[:]); z",
+    "z = np.zeros(4, int); np.add.reduce(x * 9, 1, None, z); z",
     "z = np.zeros(3); np.add.reduce(s + 1e8, out=z); np.add.accumulate(s[0] + 1e8, out=z[::-1]); z",
     "np.add(k, x[:, 0] * 9, out=k, casting='unsafe'); np.multiply(k, 1.5, k, casting='unsafe', where=k > 0); k",
     "np.logaddexp.reduce(k.astype('u1')), np.logaddexp.reduce(x > 0), np.logaddexp.reduce(k, dtype='f4')",
@@ -52,6 +52,7 @@ TEXTS = (
 # CuPy has none of these functions: on a GPU they are errors that name them.
 NOT_IN_CUPY = (
     "np.vecdot(x + 1j, x, axis=0).imag",
+    "z = np.zeros(4, int); np.hypot.reduce(x, axis=1, out=z[:]); z",
     "np.polynomial.polynomial.polyvander(x[:, 0], 2), np.polynomial.legendre.legvander(x, 2)",
 )
 
