@@ -34,6 +34,10 @@ _log = logging.getLogger(__name__)
 _MOST_IN_A_ROW = 32  # calls that all capture a code anew, after which it is no longer captured
 _FAILURES = 8  # calls that leave a frame uncaptured, until its code is given up
 _NEXT_CALL = "the next call captures it as compiled code"
+_NOTHING_CAPTURED = (
+    "its calls ran no operation on tensors, or Dynamo left them to Python, as it does with PyTorch's own modules, such "
+    "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
+)
 
 
 class Capture:
@@ -94,6 +98,8 @@ class Capture:
         frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
         if self._bypassed:
             frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
+        if not found and not frames and self._callback is not None and self._callback.calls:
+            frames.append(Part(path, (), (), f"not captured: {_NOTHING_CAPTURED}"))
         return [*found.values(), *refusals(path, self.runners), *frames]
 
     def forget(self, kept_graphs: int = 0, kept_runners: int = 0) -> None:
