@@ -269,8 +269,8 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
             part = held_bytes(program, held * threads * vec)
             taken = part + -(-scratch // _LINE) * _LINE + _BLOCK_BYTES
             blocks = min(_MULTIPROCESSOR_BYTES // taken, resident_threads // threads)
-            if held > most or _NEIGHBOURS * blocks < cluster:
-                continue
+            if held > most or blocks < (2 if cluster > 1 else 1):
+                continue  # a cluster alone on its multiprocessors leaves them idle while it waits
             rate = packs / (held * threads * cluster) * _held_rate(part, blocks, cluster, shifted)
             if rate > best:
                 best = rate
