@@ -42,7 +42,7 @@ __device__ __forceinline__ void copies_commit() {
 #endif
 }
 
-// Wait for all groups of this thread's copies but the last `left`, at most 7: then it can read what they wrote.
+// Wait for all groups of this thread's copies but the last `left`, or the last 7 if that is more: then it can read what they wrote.
 __device__ __forceinline__ void copies_wait(int left) {
 #ifdef __CUDA_ARCH__
     switch (left) {

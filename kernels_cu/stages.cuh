@@ -46,7 +46,8 @@ __device__ __forceinline__ bool compute_elements(
 // so that they need no registers till then; they are kept; or it is left to the caller.
 enum class Exact { loaded_again, kept, left };
 
-// Compute V elements and store their results. Return false where that is left to be done as it was written.
+// Compute V elements and store their results. Return false only with Exact::left, if a value is not finite: what was stored is then
+// wrong, and the caller has to compute the pack again.
 template <class P, int S, int V, Exact How = Exact::loaded_again, class Tile>
 __device__ __forceinline__ bool compute_pack(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
@@ -214,7 +215,8 @@ __device__ __forceinline__ void resident_stage(
     }
 }
 
-// Compute a pack of V elements at column `col`, store its results and accumulate its elements; as compute_pack.
+// Compute a pack of V elements at column `col`, store its results and accumulate its elements. Return what compute_pack does; if
+// that is false, `totals` are wrong too.
 template <class P, int S, int V, Exact How = Exact::loaded_again, class Tile, class Totals>
 __device__ __forceinline__ bool accumulate_pack(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, Totals& totals) {
@@ -231,8 +233,8 @@ __device__ __forceinline__ bool accumulate_pack(
     return done;
 }
 
-// Compute and accumulate the packs that a thread has in `source` as they were loaded: Items of the Packs at a time, for which the
-// code is repeated. Return false where one is left to be computed as it was written.
+// Compute and accumulate the Packs packs that a thread has in `source` as they were loaded, in turn; the code is repeated
+// for Items of them. Return false if Exact::left, and one has to be computed as it was written.
 template <class P, int S, int Packs, int Items, int V, Exact How, class Team, class Source, class Totals>
 __device__ __forceinline__ bool accumulate_packs(
     const P& p, const Team& team, i64 row, const Span<P, V, int>& span, const typename P::Row& r, Source& source,

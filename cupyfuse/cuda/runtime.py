@@ -233,14 +233,16 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
     def library_function(
         self, call: LibraryCall, stored: dict[int, str], in_place: bool = False, in_any_order: Container[int] = ()
     ) -> LibraryFunction:
-        missing = (
-            f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "
-            "or fuse for NumPy arrays"
-        )
+        def missing() -> EngineError:
+            return EngineError(
+                f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "
+                "or fuse for NumPy arrays"
+            )
+
         try:
             function = library_functions.resolve(call, self._cupy, in_place)
         except AttributeError:
-            raise EngineError(missing) from None
+            raise missing() from None
         run = call.prepare(function, library_functions.arguments_of(call, self._cupy))
         kept = [(k, self.dtype(name), k not in in_any_order) for k, name in stored.items()]
 
@@ -248,7 +250,7 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
             try:
                 results = run(operands)
             except NotImplementedError as error:  # such as `reduce` of most ufuncs
-                raise EngineError(missing) from error
+                raise missing() from error
             for k, dtype, in_order in kept:
                 if in_place and results[k] is operands[0] and results[k].dtype == dtype:
                     continue

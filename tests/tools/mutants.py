@@ -291,8 +291,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a column too many in a stream",
         STAGES,
-        "if (start + i * step < last) {\n                source",
-        "if (start + i * step <= last) {\n                source",
+        "if (start + i * step < last) {\n                p.template load<V>",
+        "if (start + i * step <= last) {\n                p.template load<V>",
         kernels("reductions-1x70000-float32"),
     ),
     Mutant(
