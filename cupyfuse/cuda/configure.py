@@ -26,7 +26,7 @@ _LINE = 128  # bytes of a line of a cache
 # Threads on a multiprocessor that each have registers: for one 16-bit accumulator, for a program that computes little,
 # for one that also widens 16-bit values of columns, for any other, and for float64.
 _SIMPLE_THREADS, _LIGHT_THREADS, _COLUMN_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1280, 1024, 512
-_MOST_BLOCKS = 16  # of a cluster, of Hopper
+_MOST_BLOCKS = 16  # of a cluster on Hopper; more than 8 have to be allowed (compile.py)
 # Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
 _MOST_PACKS, _MOST_DOUBLE_PACKS = 14, 16
 # Rows so long, and so many, get a block each where elements depend on several values of the row, which would be loaded
@@ -36,7 +36,7 @@ _LONG_ROW, _MANY_ROWS = 1024, 512
 # The rate at which blocks hold rows in shared memory, as a share of a copy's, of n on a multiprocessor: n / (n + the
 # first number) for single blocks, n / (n + the second) for those of clusters, which wait for each other. For them it
 # grows with this power of the bytes that a multiprocessor holds, up to so many, and is this share where rows begin
-# between two packs. Fitted to 470 measurements of an H200 from 16384 to 1048576 columns, among which it chooses within
+# between two packs. Fitted to 534 measurements of an H200 from 16384 to 1048576 columns, among which it chooses within
 # 1.3 % of the best on average, within 6 % at worst.
 _BLOCK_LOSS, _CLUSTER_LOSS, _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.08, 0.15, 0.2, 192 << 10, 0.9
 _NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
