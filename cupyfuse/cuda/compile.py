@@ -23,8 +23,8 @@ from .kernel import Kernel, inlined
 
 OPTIONS = ("--std=c++17",)
 _LOWEST_CAPABILITY = "7.5"  # that the tests compile for
-# CUfunction_attributes by which a function may take more than 48 KiB of dynamic shared memory, and clusters of more than
-# 8 blocks, which not every GPU has.
+# CUfunction_attributes by which a function may take more than 48 KiB of dynamic shared memory, and clusters of more
+# than 8 blocks, which not every GPU has.
 _MAX_DYNAMIC_SHARED_SIZE, _LARGE_CLUSTERS = 8, 14
 _PORTABLE_CLUSTER = 8  # blocks
 _functions: dict[tuple[str, str, int], Any] = {}  # loaded kernels by name, source and device
