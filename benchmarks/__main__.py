@@ -41,7 +41,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 # `report_lines`; it may have `failed`, which lists what exit code 1 is for.
 BENCHMARKS: dict[str, tuple[Any, str]] = {
     "heads": (heads, "the three heads, and what follows their GEMM alone"),
-    "rows": (rows, "softmax and logsumexp over rows of many lengths"),
+    "rows": (rows, "row programs over rows of many lengths"),
     "gemm": (gemm, "errors and times of float32 products, every precision"),
     "torch": (torch_heads, "the heads as PyTorch modules: forward, backward, after changes of weights"),
     "losses": (losses, "the loss of a language model: forward, backward, memory"),

@@ -1,4 +1,4 @@
-"""Softmax and logsumexp over rows of many lengths: memory bandwidth on data that no cache holds."""
+"""Row programs over rows of many lengths: memory bandwidth on data that no cache holds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-import cupyfuse as cf
 from cupyfuse import dtypes
 
 from . import options as types
 from .lab import Lab, run
 from .report import Case, Report
 from .rivals import COMPILED, EAGER, OURS, Computation, Rival, device_copy, spread
+from .row_programs import PROGRAMS, RowProgram
 from .tables import Column, list_notes, rival_columns, scientific, table
 
 # What options are where they are not given, in full and quick runs.
@@ -31,17 +31,14 @@ _BLOCK = 1 << 24  # elements drawn; the rest of the data are multiples of them
 _CHECKED = 1 << 22  # elements that are compared
 _HOW = """\
 GB/s, by medians of GPU time, the L2 cache overwritten before each call; the JSON file beside this one has the times.
-Softmax counts bytes read and written, logsumexp bytes read; the copy reads and writes half of that each. *error*:
+Counted are the bytes of matrices that are read and written; the copy reads and writes half of that each. *error*:
 cupyfuse's ‖result − reference‖ / ‖reference‖ against float64. Rivals took turns within one run; the fastest is in bold.
 """
-_FUSED = {
-    "softmax": cf.fuse(lambda x: cf.softmax(x, axis=1)),
-    "logsumexp": cf.fuse(lambda x: cf.logsumexp(x, axis=1)),
-}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=types.lengths, metavar="N,N,...", help="elements in a row")
+    types.add_several(parser, "--programs", tuple(PROGRAMS))
     types.add_several(parser, "--dtypes", types.DTYPES, default=("float32", "bfloat16"))
 
 
@@ -55,40 +52,51 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
     return data
 
 
-def _factories(lab: Lab, operation: str, x: Any, bytes_moved: int) -> dict[str, Callable[[], Rival]]:
-    """Return the rivals of softmax or logsumexp over the rows of `x`."""
-    cupyx = functools.partial(getattr(lab.special, operation), axis=1)
+def _operands(program: RowProgram, data: Any, columns: int) -> list[Any]:
+    """Return matrices of `columns` columns that share the memory of `data`, then vectors from its beginning."""
+    rows = max(1, data.size // program.matrices // columns)
+    size = rows * columns
+    matrices = [data[i * size : (i + 1) * size].reshape(rows, columns) for i in range(program.matrices)]
+    return matrices + [data[i * columns : (i + 1) * columns].copy() for i in range(program.vectors)]
+
+
+def _factories(lab: Lab, program: RowProgram, operands: list[Any], bytes_moved: int) -> dict[str, Callable[[], Rival]]:
+    """Return the rivals of a program."""
+    x = operands[0]
     every = spread(x.shape[0], _CHECKED // x.shape[1])
-    expected = cupyx(lab.as_double(x[::every]))
-    shape = x.shape if operation == "softmax" else x.shape[:1]
+    checked = [lab.as_double(m[::every]) for m in operands[: program.matrices]]
+    vectors = [lab.as_double(v) for v in operands[program.matrices :]]
+    expected = program.written(lab.special, *checked, *vectors)
+    shape = x.shape[:1] if program.reduces else x.shape
     computation = Computation(lab, [expected], shape, dtypes.name_of(x.dtype), every)
 
     def torch(rival: str) -> Rival:
-        return computation.by_torch(rival, getattr(lab.need_torch(), operation), x)
+        function = functools.partial(program.torch, lab.need_torch().F)
+        return computation.by_torch(rival, function, *operands)
 
     return {
-        OURS: lambda: computation.by_ours(_FUSED[operation], x),
+        OURS: lambda: computation.by_ours(program.fused, *operands),
         EAGER: lambda: torch(EAGER),
         COMPILED: lambda: torch(COMPILED),
-        "cupyx": lambda: computation.by(functools.partial(cupyx, x)),
         "device copy": lambda: device_copy(lab, x, bytes_moved),
     }
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
-    """Run every dtype, row length and operation."""
+    """Run every dtype, row length and program."""
     for dtype in options.dtypes:
         data = draw(lab, dtype, options.bytes // dtypes.ITEMSIZE[dtype], options.seed)
         for columns in options.lengths:
-            rows = max(1, data.size // columns)
-            x = data[: rows * columns].reshape(rows, columns)
-            for operation, passes in (("softmax", 2), ("logsumexp", 1)):
+            for name in options.programs:
                 lab.release()
-                moved = passes * int(x.nbytes)
-                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
-                rivals = _factories(lab, operation, x, moved)
+                program = PROGRAMS[name]
+                operands = _operands(program, data, columns)
+                rows = operands[0].shape[0]
+                moved = program.passes * int(operands[0].nbytes)
+                case = Case(f"{name} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
+                rivals = _factories(lab, program, operands, moved)
                 yield run(lab, case, rivals, ("gpu_evicted",), options.budget)
-        del data, x
+        del data, operands
 
 
 def report_lines(report: Report) -> list[str]:

@@ -11,7 +11,7 @@ import scipy.special
 from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice, timed
 
 from benchmarks import __main__ as command
-from benchmarks import environment, families, gemm, heads, rows, timing
+from benchmarks import environment, families, gemm, heads, row_programs, rows, timing
 from benchmarks.__main__ import markdown
 from benchmarks.device import GRAPH_CALLS, Device
 from benchmarks.lab import measure_errors, open_lab, run
@@ -351,10 +351,19 @@ def test_the_rows_run(torch_lab, hasty, monkeypatch):
     monkeypatch.setitem(rows.DEFAULTS, "bytes", (1 << 16, 1 << 16))
     monkeypatch.setattr(rows, "_BLOCK", 5000)
     monkeypatch.setattr(rows, "_CHECKED", 600)
-    found = run_all(torch_lab, "rows --quick --lengths 100,256,8191 --dtypes float32")
+    found = run_all(torch_lab, "rows --quick --lengths 100,256,8191 --dtypes float32 --programs softmax,logsumexp")
     assert [case.shape for case in found[::2]] == [(163, 100), (64, 256), (2, 8191)]
     check_all_ran(found, ("gpu_evicted",))
     assert found[0].bytes_moved == 2 * found[1].bytes_moved == 2 * 163 * 100 * 4
+
+
+@pytest.mark.parametrize("name", row_programs.PROGRAMS)
+def test_each_row_program_agrees_with_torch(torch_lab, hasty, monkeypatch, name):
+    monkeypatch.setitem(rows.DEFAULTS, "bytes", (1 << 15, 1 << 15))
+    (case,) = run_all(torch_lab, f"rows --quick --lengths 100 --dtypes float32 --programs {name}")
+    check_all_ran([case], ("gpu_evicted",))
+    program = row_programs.PROGRAMS[name]
+    assert case.bytes_moved == program.passes * (8192 // program.matrices // 100) * 100 * 4
 
 
 def test_the_products_run(torch_lab, hasty):
