@@ -110,7 +110,7 @@ def _last_values(xp: Any, shape: tuple[int, ...], index: Any, value: Any) -> Any
 
 def _add_at(xp: Any, array: Any, index: Any, values: Any) -> Any:
     """Compute `numpy.add.at` in the dtypes of atomic additions."""
-    values = xp.asarray(values).astype(array.dtype, copy=False)
+    values = _in_dtype(xp, values, array.dtype)
     if array.dtype.kind == "f":
         xp.add.at(array, index, values)
         return array
@@ -127,12 +127,12 @@ def _add_at(xp: Any, array: Any, index: Any, values: Any) -> Any:
 
 def _subtract_at(xp: Any, array: Any, index: Any, values: Any) -> Any:
     """Compute `numpy.subtract.at`: adding the negated values is exact, and wraps around as integers do."""
-    return _add_at(xp, array, index, -xp.asarray(values).astype(array.dtype, copy=False))
+    return _add_at(xp, array, index, -_in_dtype(xp, values, array.dtype))
 
 
 def _extreme_at(name: str, xp: Any, array: Any, index: Any, values: Any) -> Any:
     """Compute `numpy.maximum.at` or `minimum.at`; floats as integers of the same order."""
-    values = xp.asarray(values).astype(array.dtype, copy=False)
+    values = _in_dtype(xp, values, array.dtype)
     if array.dtype.kind != "f":
         changed = array.astype(_atomic_dtype(array.dtype), copy=False)
         getattr(xp, name).at(changed, index, values.astype(changed.dtype, copy=False))
@@ -141,6 +141,13 @@ def _extreme_at(name: str, xp: Any, array: Any, index: Any, values: Any) -> Any:
     changed, values = (_as_ordered_ints(xp, name, x.astype(wide, copy=False)) for x in (array, values))
     getattr(xp, name).at(changed, index, values)
     return _flip_negative(xp, changed).view(wide).astype(array.dtype, copy=False)
+
+
+def _in_dtype(xp: Any, values: Any, dtype: Any) -> Any:
+    """Return values as an array of a dtype, which they may be: no call of the library then."""
+    if isinstance(values, xp.ndarray) and values.dtype == dtype:
+        return values
+    return xp.asarray(values).astype(dtype, copy=False)
 
 
 def _atomic_dtype(dtype: Any) -> Any:

@@ -18,6 +18,7 @@ from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
 from ..ir.library import LibraryCall
+from ..plan.schedule import contiguous_strides
 from . import library_functions, tensor_map
 from .compile import check_process, load, load_together
 from .gemm import BatchStrides, Blas, CupyBlas, Gemm, Operand
@@ -222,10 +223,10 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
             self._captured.append(memory)
         return memory
 
-    def view(self, address: int, shape: Sequence[int], dtype: Any, strides: Sequence[int]) -> Any:
+    def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
         cuda = self._cupy.cuda
         pointer = cuda.MemoryPointer(cuda.UnownedMemory(address, 0, self, self._device), 0)
-        return self._cupy.ndarray(shape, dtype, pointer, strides=[s * dtype.itemsize for s in strides])
+        return self._cupy.ndarray(shape, dtype, pointer, _strides_in_bytes(shape, strides, dtype.itemsize))
 
     def blas(self) -> Blas:
         return CupyBlas()
@@ -245,6 +246,23 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
             raise missing() from None
         run = call.prepare(function, library_functions.arguments_of(call, self._cupy))
         kept = [(k, self.dtype(name), k not in in_any_order) for k, name in stored.items()]
+        convert, array_type, count = self._cupy.array, self._cupy.ndarray, sys.getrefcount
+
+        def is_value(arrays: list[Any], k: int, dtype: Any, in_order: bool, operands: Sequence[Any]) -> bool:
+            """Whether array `k`, of a dtype, has memory of its own: only this list holds it.
+
+            It is C-contiguous, or else, if it need not be `in_order`, is a permutation of its axes that is.
+            """
+            if type(arrays[k]) is not array_type or arrays[k].dtype != dtype:
+                return False
+            if not arrays[k].flags.c_contiguous and (in_order or not _is_dense(arrays[k])):
+                return False
+            if count(arrays[k]) > _ONE_HOLDER:
+                return False
+            if arrays[k].base is not None and count(arrays[k].base) > _ONE_HOLDER:
+                return False
+            memory = arrays[k].data.mem  # also of views that have no base, as those of `as_strided`
+            return all(operand.data.mem is not memory for operand in operands)
 
         def run_for_values(operands: Sequence[Any]) -> list[Any]:
             try:
@@ -254,28 +272,20 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
             for k, dtype, in_order in kept:
                 if in_place and results[k] is operands[0] and results[k].dtype == dtype:
                     continue
-                if not self._is_value(results, k, dtype, in_order, operands):
-                    results[k] = self._cupy.array(results[k], dtype, order="C")
-                self._hold_if_capturing(results[k])
+                if not is_value(results, k, dtype, in_order, operands):
+                    results[k] = convert(results[k], dtype, order="C")
+            if self.is_capturing():
+                for k in stored:
+                    self._hold_if_capturing(results[k])
             return results
 
         return run_for_values
 
-    def _is_value(self, arrays: list[Any], k: int, dtype: Any, in_order: bool, operands: Sequence[Any]) -> bool:
-        """Whether array `k`, of a dtype, has memory of its own: only this list holds it.
 
-        It is C-contiguous, or else, if it need not be `in_order`, is a permutation of its axes that is.
-        """
-        if type(arrays[k]) is not self._cupy.ndarray or arrays[k].dtype != dtype:
-            return False
-        if not arrays[k].flags.c_contiguous and (in_order or not _is_dense(arrays[k])):
-            return False
-        if sys.getrefcount(arrays[k]) > _ONE_HOLDER:
-            return False
-        if arrays[k].base is not None and sys.getrefcount(arrays[k].base) > _ONE_HOLDER:
-            return False
-        memory = arrays[k].data.mem  # also of views that have no base, as those of `as_strided`
-        return all(operand.data.mem is not memory for operand in operands)
+@lru_cache(maxsize=1024)
+def _strides_in_bytes(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    """Return strides in bytes, given in elements; None for those of a C-contiguous array, which CuPy then computes."""
+    return None if strides == contiguous_strides(shape) else tuple(s * itemsize for s in strides)
 
 
 def _is_dense(array: Any) -> bool:

@@ -78,6 +78,9 @@ class LibraryLaunch:
         function = runtime.library_function(call, stored, self._in_place, in_any_order)
         operands = [self._operand(runtime, n, shape) for n, shape in zip(inputs, call.shapes, strict=True)]
         stores = [self._store(runtime, n) for n in self._step.outputs]
+        if len(operands) == len(stores) == 1:
+            (make,), (keep,) = operands, stores
+            return lambda addresses, _: keep(addresses, function((make(addresses),)))
 
         def launch(addresses: Addresses, stream: Any) -> None:
             results = function([operand(addresses) for operand in operands])

@@ -108,30 +108,38 @@ class LibraryCall:
 
         `given` are the arguments and options, if they are not the call's own.
         """
-        arguments, options = map(filler, given or (self.arguments, self.options))
+        arguments, options = given or (self.arguments, self.options)
+        call = _filled_call(function, arguments, options)
         planned = list(zip(self.results, map(is_complex, self.dtypes), strict=True))
 
         def is_as_planned(result: Any, shape: tuple[int, ...], may_be_complex: bool) -> bool:
             return getattr(result, "shape", ()) == shape and (may_be_complex or not _is_complex(result))
 
         def run(operands: Sequence[Any]) -> list[Any]:
-            found = flatten(function(*arguments(operands), **options(operands)))
+            found = flatten(call(operands))
             if len(found) != len(planned):
                 raise self._mismatch(found)
             if not all(is_as_planned(r, *each) for r, each in zip(found, planned, strict=True)):
                 raise self._mismatch(found)
             return found
 
-        def run_for_one(operands: Sequence[Any]) -> list[Any]:
-            result = function(*arguments(operands), **options(operands))
-            if type(result) in (tuple, list) or not is_as_planned(result, *planned[0]):
-                found = flatten(result)
-                if len(found) != 1 or not is_as_planned(found[0], *planned[0]):
-                    raise self._mismatch(found)
-                return found
-            return [result]
+        if len(planned) != 1:
+            return run
+        ((shape, may_be_complex),) = planned
 
-        return run_for_one if len(planned) == 1 else run
+        def run_for_one(operands: Sequence[Any]) -> list[Any]:
+            result = call(operands)
+            try:
+                if result.shape == shape and (may_be_complex or result.dtype.kind != "c"):
+                    return [result]
+            except AttributeError:  # a number, or a list
+                pass
+            found = flatten(result)
+            if len(found) != 1 or not is_as_planned(found[0], *planned[0]):
+                raise self._mismatch(found)
+            return found
+
+        return run_for_one
 
     def _mismatch(self, found: Sequence[Any]) -> EngineError:
         """Return the error for results of other shapes than were planned, or complex ones in the place of real ones."""
@@ -212,6 +220,28 @@ def _changed_by(write: Callable[..., Any], array: Any, *arguments: Any, **option
 def on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that does the same on a copy of its first argument."""
     return lambda array, *arguments, **options: function(array.copy(), *arguments, **options)
+
+
+def _filled_call(
+    function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Callable[[Sequence[Any]], Any]:
+    """Return a call of a function with the operands in the places of their placeholders."""
+    if not has_operands(options):
+        function = partial(function, **options) if options else function
+        if all(isinstance(a, Operand) and a.index == k for k, a in enumerate(arguments)):
+            if len(arguments) == 1:
+                return lambda operands: function(operands[0])
+            count = len(arguments)
+            return lambda operands: function(*operands[:count])
+        fill_arguments = filler(arguments)
+        return lambda operands: function(*fill_arguments(operands))
+    fill = filler((arguments, options))
+
+    def call(operands: Sequence[Any]) -> Any:
+        positional, by_name = fill(operands)
+        return function(*positional, **by_name)
+
+    return call
 
 
 def filler(value: Any) -> Callable[[Sequence[Any]], Any]:

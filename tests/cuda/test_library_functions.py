@@ -124,6 +124,14 @@ def test_assignments_that_cannot_repeat_are_made_at_once(rng: np.random.Generato
         assert_equal(resolve(call_of("setitem"), limited)(x, index, value), expected)
 
 
+def test_values_that_are_arrays_of_the_dtype_are_added_as_they_are(rng: np.random.Generator) -> None:
+    limited = SimpleNamespace(ndarray=np.ndarray, add=np.add, __name__="cupy")  # nothing else is called
+    x, values, index = rng.random(4), rng.random(6), np.array([0, 1, 1, 3, -1, 0])
+    expected = x.copy()
+    np.add.at(expected, index, values)
+    assert_equal(resolve(call_of(writing_call("add.at")), limited)(x, index, values), expected)
+
+
 @pytest.mark.parametrize("name", ["cdf", "sf", "logcdf", "logsf", "ppf", "isf", "pdf", "logpdf"])
 def test_the_normal_distribution(name: str, rng: np.random.Generator) -> None:
     numpy = SimpleNamespace(**{n: getattr(np, n) for n in ("asarray", "where", "square", "exp", "log")}, __name__="np")

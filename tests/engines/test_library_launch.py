@@ -225,6 +225,50 @@ def test_an_array_of_its_own_is_the_value() -> None:
     assert not result.copied
 
 
+def test_views_in_c_order_leave_their_strides_to_cupy() -> None:
+    def array(shape: Any, dtype: Any, pointer: Any, strides: Any) -> Any:
+        return strides
+
+    cuda = SimpleNamespace(MemoryPointer=lambda memory, _: memory, UnownedMemory=lambda address, *_: address)
+    runtime: Any = object.__new__(CupyRuntime)
+    runtime._cupy, runtime._device = SimpleNamespace(ndarray=array, cuda=cuda), 0
+    assert runtime.view(64, (2, 3), np.dtype("float64"), (3, 1)) is None
+    assert runtime.view(64, (2, 3), np.dtype("float64"), (1, 2)) == (8, 16)
+    assert runtime.view(64, (2, 3), np.dtype("float32"), (0, -1)) == (0, -4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((Operand(0),), {}),
+        ((Operand(0), Operand(1)), {"axis": 1}),
+        ((Operand(1), Operand(0)), {}),
+        ((Operand(1),), {"weights": Operand(0)}),
+        ((2, [Operand(1), 3]), {"axis": 0}),
+        ((), {"a": (Operand(0), Operand(0)), "b": None}),
+    ],
+)
+def test_calls_hold_operands_in_the_places_of_their_placeholders(
+    arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    def filled(value: Any) -> Any:
+        if isinstance(value, Operand):
+            return "xy"[value.index]
+        if isinstance(value, dict):
+            return {k: filled(v) for k, v in value.items()}
+        return type(value)(map(filled, value)) if isinstance(value, (tuple, list)) else value
+
+    found: list[Any] = []
+
+    def function(*args: Any, **kwargs: Any) -> float:
+        found.append((args, kwargs))
+        return 1.0
+
+    call = LibraryCall("f", arguments, options, ((), ()), ((),), ("float64",))
+    assert call.prepare(function)(["x", "y"]) == [1.0]
+    assert found == [(filled(arguments), filled(options))]
+
+
 CACHED = Array()
 
 
