@@ -279,6 +279,8 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> Call:
         "min_dim": ((x, -1), {}),
         "amax": ((x, -1), {}),
         "amin": ((x, -1), {}),
+        "argmax": ((x, -1), {}),
+        "argmin": ((x, -1), {}),
         "var": ((x, -1), {}),
         "std": ((x, -1), {}),
         "vector_norm": ((x,), {}),

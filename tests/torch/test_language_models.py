@@ -117,3 +117,48 @@ def test_a_fused_step(make: Any) -> None:
     torch.testing.assert_close(found, gradients, **CLOSE)
     operations = {name for part in module.explain().fused for name in part.operations}
     assert "cross_entropy" in operations
+
+
+class Measured(nn.Module):
+    """The last layer, its loss, and all that is measured beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(32, VOCABULARY, dtype=torch.float64)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        logits = self.head(x)
+        logarithms = torch.log_softmax(logits, -1)
+        of_label = logarithms.gather(-1, labels[:, None]).squeeze(-1)
+        entropy = -(logarithms.exp() * logarithms).sum(-1)
+        best = logits.argmax(-1)
+        return nn.functional.cross_entropy(logits, labels), of_label, entropy, best, (best == labels).float().mean()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_is_measured_beside_a_loss(compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probability, entropy, position of the maximum and accuracy, in one chain that keeps no logits."""
+    monkeypatch.setattr(custom_op, "_compiled", {})
+    plain, labels = Measured(), torch.randint(VOCABULARY, (ROWS,))
+    x = torch.randn(ROWS, 32, dtype=torch.float64)
+    expected = plain(x, labels)
+    (expected[0] + expected[2].mean()).backward()
+    gradients = [p.grad for p in plain.parameters()]
+    model = copy.deepcopy(plain)
+    model.zero_grad()
+    if compiles:
+        options = {"cupyfuse.max_workspace": SMALL, "cupyfuse.only_gains": False}
+        fused: Any = torch.compile(model, backend="cupyfuse", options=options)
+    else:
+        fused = ct.fuse(model, max_workspace=SMALL, only_gains=False)
+    found = fused(x, labels)
+    (found[0] + found[2].mean()).backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close([p.grad for p in fused.parameters()], gradients)
+    if compiles:
+        plans = [c.plan for c in custom_op._compiled.values() if c.is_loaded]
+    else:
+        plans = [plan for part in fused.explain().fused for plan in part.plans]
+    (plan,) = plans
+    assert plan.blocks is not None and all(o.shape != (ROWS, VOCABULARY) for o in plan.outputs)

@@ -335,7 +335,7 @@ REFUSED: tuple[tuple[str, Any, tuple[Any, ...], dict[str, Any]], ...] = (
     ("a part of a tensor", T.__getitem__, (draw(3, 4), slice(1, 2)), {}),
     ("a part of a tensor", T.__getitem__, (draw(3, 4), draw(3, 4) > 0), {}),
     ("batched products", torch.bmm, (draw(2, 3, 4), draw(2, 4, 3)), {}),
-    ("positions, or sorts", torch.argmax, (draw(3),), {}),
+    ("it sorts", torch.sort, (draw(3),), {}),
     ("its arguments are not known", torch.exp, (draw(3), 1, 2, 3), {}),
     ("its arguments are not known", torch.sum, (draw(3),), {"nonsense": 1}),
 )

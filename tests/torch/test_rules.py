@@ -264,6 +264,24 @@ def test_reductions_along_one_dimension(name: str) -> None:
             check(getattr(torch, name), draw(*shape), dim, True)
 
 
+@pytest.mark.parametrize("function", [torch.argmax, torch.argmin])
+def test_positions_of_extremes(function: Any) -> None:
+    """The first of those that tie; of a NaN where there is one; among all elements of a vector."""
+    for (shape, dim), keepdim, dtype in itertools.product(DIMS, (False, True), (*DTYPES, *HALVES)):
+        if isinstance(dim, int):
+            check(function, draw(*shape).round().to(dtype), dim, keepdim)
+    for shape in ((), (5,), (1, 5, 1)):
+        check(function, draw(*shape))
+    nan, inf = math.nan, math.inf
+    special = torch.tensor([[nan, 1, inf], [1, nan, nan], [inf, inf, 1], [-inf, -inf, -inf], [0.0, -0.0, 0.0]])
+    check(function, special, 1)
+    check(function, special, dim=0)
+    not_fused(function, draw(2, 3, 4), 1, reason="neither the first nor the last")
+    not_fused(function, draw(3, 4), reason="among all elements of a matrix")
+    not_fused(function, torch.arange(3), 0, reason="an operand of int64")
+    not_fused(function, draw(3, 0), 1, reason="argm")
+
+
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("name", ["sum", "mean", "prod", "max", "min", "amax", "amin", "var", "std"])
 def test_reductions_of_everything(name: str) -> None:

@@ -57,6 +57,7 @@ _TABLE: dict[str, Kernels] = {
     **dict.fromkeys(("amax", "amin"), Kernels(rate=0.85, backward=4, moved=3)),
     **dict.fromkeys(("max", "min"), Kernels(rate=0.6, backward=2)),
     **dict.fromkeys(("max_dim", "min_dim"), Kernels(rate=0.5, backward=2)),
+    **dict.fromkeys(("argmax", "argmin"), Kernels(rate=0.5, backward=0, moved=0)),
     "prod": Kernels(rate=0.6, backward=6, moved=6),
     "var": Kernels(rate=0.5, backward=3, moved=3),
     "std": Kernels(rate=0.5, backward=4, moved=3),

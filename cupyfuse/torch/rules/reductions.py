@@ -147,9 +147,29 @@ def _dim_arguments(input: Any, dim: Any = None, keepdim: bool = False, axis: Any
 
 _enter_extremes("max")
 _enter_extremes("min")
+
+
+def _enter_positions(name: str) -> None:
+    """Enter the rule of `argmax` or `argmin`: the first position of the extreme, or of NaN."""
+
+    @rule(name=name, reduces=True)
+    def position(input: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        dims = normalize_dims(dim, input.ndim, name)
+        x, axis = matrix_along(require_float(input, name), dims, name)
+        if axis is None:
+            refuse(name, "the position among all elements of a matrix")
+        try:
+            found = trace.reduce(name, x, axis)
+        except ValueError as error:
+            refuse(name, str(error).splitlines()[0])
+        return Value(found, reduced_shape(input.shape, dims, keepdim)).astype("int64")
+
+
+_enter_positions("argmax")
+_enter_positions("argmin")
 leave_unfused(
-    "it looks for positions, or sorts, or adds up step by step",
-    *("argmax", "argmin", "sort", "argsort", "topk", "kthvalue", "median", "cumsum", "cumprod", "logcumsumexp", "mode"),
+    "it sorts, or adds up step by step",
+    *("sort", "argsort", "topk", "kthvalue", "median", "cumsum", "cumprod", "logcumsumexp", "mode"),
 )
 
 # Moments ------------------------------------------------------------------------------------------------------------
