@@ -20,6 +20,10 @@ SMALL = 60_000  # bytes: a quarter of the float32 logits
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
+LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+GROUPED = {**LAYERS, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
+
+
 def gpt2() -> Any:
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY,
@@ -39,30 +43,67 @@ def gpt2() -> Any:
 
 
 def llama() -> Any:
-    config = transformers.LlamaConfig(
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED))
+
+
+def gemma2() -> Any:
+    """Its logits are limited by a soft cap, low enough here to matter."""
+    config = transformers.Gemma2Config(
+        **GROUPED, head_dim=16, final_logit_softcapping=2.0, attn_implementation="eager", pad_token_id=0
+    )
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def opt() -> Any:
+    config = transformers.OPTConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
-        intermediate_size=64,
         num_hidden_layers=1,
+        ffn_dim=64,
+        max_position_embeddings=64,
         num_attention_heads=2,
-        num_key_value_heads=2,
+        word_embed_proj_dim=32,
+        dropout=0.0,
+        attention_dropout=0.0,
     )
-    return transformers.LlamaForCausalLM(config)
+    return transformers.OPTForCausalLM(config)
+
+
+def bert() -> Any:
+    config = transformers.BertConfig(
+        **LAYERS, vocab_size=VOCABULARY, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    return transformers.T5ForConditionalGeneration(config)
 
 
 class Loss(nn.Module):
     """A model of which the loss alone is read."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, **options: Any):
         super().__init__()
-        self.model = model
+        self.model, self.options = model, options
 
     def forward(self, ids: Any, labels: Any) -> Any:
-        return self.model(ids, labels=labels, use_cache=False).loss
+        return self.model(ids, labels=labels, **self.options).loss
 
 
 def tokens() -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.randint(VOCABULARY, (3, ROWS // 3))
+    ids = torch.randint(1, VOCABULARY, (3, ROWS // 3))
     labels = ids.clone()
     labels[0, :7] = -100
     return ids, labels
@@ -103,6 +144,28 @@ def test_a_compiled_step(make: Any, reads_logits: bool, monkeypatch: pytest.Monk
     logits = [o for o in chain.plan.outputs[: len(chain.traced.outputs)] if o.shape == (ROWS, VOCABULARY)]
     assert bool(logits) == reads_logits
     assert any(n.shape == (ROWS, VOCABULARY) for n in chain.saving.nodes) == reads_logits
+
+
+@pytest.mark.rotates
+@pytest.mark.usefixtures("fresh_dynamo", "no_capturing")
+@pytest.mark.parametrize("items", [{}, {"num_items_in_batch": 77}], ids=str)
+@pytest.mark.parametrize("make", [gemma2, opt, bert, t5])
+def test_a_compiled_loss(make: Any, items: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soft caps, masked labels, an encoder, a number of labels of several batches: never all logits at once."""
+    monkeypatch.setattr(custom_op, "_compiled", {})
+    if make in (bert, t5):  # which take no such number
+        items = {}
+    plain, (ids, labels) = Loss(make(), **items), tokens()
+    expected, gradients = trained(copy.deepcopy(plain), ids, labels)
+    options = {"cupyfuse.max_workspace": SMALL, "cupyfuse.only_gains": False}
+    loss, found = trained(torch.compile(plain, backend="cupyfuse", options=options), ids, labels)
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    torch.testing.assert_close(found, gradients, **CLOSE)
+    chains = [c for c in custom_op._compiled.values() if "cross_entropy" in c.traced.chain.operations and c.is_loaded]
+    (chain,) = chains
+    assert chain.plan.blocks is not None
+    everything = (*(o.shape for o in chain.plan.outputs), *(n.shape for n in chain.saving.nodes))
+    assert (ROWS, VOCABULARY) not in everything
 
 
 @pytest.mark.usefixtures("fresh_dynamo", "no_capturing")
