@@ -86,11 +86,11 @@ def compare_losses(unfused: Sequence[float], fused: Sequence[float], exact: Sequ
 
 
 def draw_memory(file: str, what: str, numbers: Sequence[int], megabytes: Sequence[Sequence[float]]) -> None:
-    """Draw the memory with and without the logits over a number of classes, where matplotlib is installed."""
+    """Draw the memory with and without the logits over a number of classes; exit where matplotlib is not installed."""
     try:
         from matplotlib import pyplot
-    except ImportError:
-        return
+    except ImportError as error:
+        raise SystemExit(f"--plot needs matplotlib: {error}") from error
     pyplot.loglog(numbers, megabytes, label=("with the logits", "without"), marker="o")
     pyplot.xlabel(what)
     pyplot.ylabel("MB beside arguments and results")

@@ -2,8 +2,8 @@
 
 A small model predicts a token from the two before it. It is trained three times from the same seed: with PyTorch's
 linear layer and cross entropy, with `linear_cross_entropy`, which holds a block of rows of the logits at a time, and in
-float64, which shows how far rounding alone moves float32 losses. Then a table, and a plot where matplotlib is
-installed, of memory over the vocabulary.
+float64, which shows how far rounding alone moves float32 losses. Then a table, and with `--plot` a plot by matplotlib,
+of memory over the vocabulary.
 
     python examples/language_model_loss.py [--steps N] [--plot FILE]
 """

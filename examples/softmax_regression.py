@@ -2,7 +2,7 @@
 
 The plain function computes all logits, and their gradient. Fused, a plan computes them for a block of rows at a time,
 adds up the gradient of the weight, and never holds more than `max_workspace`. Both are trained for some steps and
-compared with float64; then a table, and a plot where matplotlib is installed, of memory over the number of classes.
+compared with float64; then a table, and with `--plot` a plot (by matplotlib), of memory over the number of classes.
 
     python examples/softmax_regression.py [--plot FILE]
 """

@@ -44,6 +44,24 @@ def test_example(script: str) -> None:
     assert done.stdout
 
 
+def test_a_plot_of_memory(tmp_path: Any) -> None:
+    """Of memory over the number of classes; without matplotlib an error says that there is none."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    file = tmp_path / "memory.png"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "softmax_regression.py"), "--plot", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": path, "MPLBACKEND": "Agg"},
+    )
+    assert done.stdout
+    if importlib.util.find_spec("matplotlib") is None:
+        assert done.returncode == 1 and "--plot needs matplotlib" in done.stderr
+    else:
+        assert done.returncode == 0 and file.stat().st_size, done.stderr
+
+
 # Kernel benchmarks load a file by its path and look for four names in it ---------------------------------------------
 
 
