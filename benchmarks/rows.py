@@ -60,8 +60,10 @@ def _operands(program: RowProgram, data: Any, columns: int) -> list[Any]:
     return matrices + [data[i * columns : (i + 1) * columns].copy() for i in range(program.vectors)]
 
 
-def _factories(lab: Lab, program: RowProgram, operands: list[Any], bytes_moved: int) -> dict[str, Callable[[], Rival]]:
-    """Return the rivals of a program."""
+def _factories(
+    lab: Lab, program: RowProgram, operands: list[Any], data: Any, bytes_moved: int
+) -> dict[str, Callable[[], Rival]]:
+    """Return the rivals of a program, and a copy of as much of `data` as moves as many bytes."""
     x = operands[0]
     every = spread(x.shape[0], _CHECKED // x.shape[1])
     checked = [lab.as_double(m[::every]) for m in operands[: program.matrices]]
@@ -78,7 +80,7 @@ def _factories(lab: Lab, program: RowProgram, operands: list[Any], bytes_moved: 
         OURS: lambda: computation.by_ours(program.fused, *operands),
         EAGER: lambda: torch(EAGER),
         COMPILED: lambda: torch(COMPILED),
-        "device copy": lambda: device_copy(lab, x, bytes_moved),
+        "device copy": lambda: device_copy(lab, data, bytes_moved),
     }
 
 
@@ -94,7 +96,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
                 rows = operands[0].shape[0]
                 moved = program.passes * int(operands[0].nbytes)
                 case = Case(f"{name} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
-                rivals = _factories(lab, program, operands, moved)
+                rivals = _factories(lab, program, operands, data, moved)
                 yield run(lab, case, rivals, ("gpu_evicted",), options.budget)
         del data, operands
 
