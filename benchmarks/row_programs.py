@@ -35,7 +35,7 @@ class RowProgram:
     reduces: bool = False
 
     @cached_property
-    def fused(self) -> Callable[..., Any]:
+    def fused(self) -> cf.Fused:
         """The fused function of the operands."""
         written = self.written
         return cf.fuse(lambda *operands: written(cf, *operands))

@@ -1,6 +1,6 @@
 """Write docs/registers.md: what the kernels of common row programs take of a multiprocessor. Needs NVRTC, no GPU.
 
-python docs/scripts/registers.py
+python -m docs.scripts.registers
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import cupyfuse as cf
+from benchmarks import row_programs
 from cupyfuse.cuda.compile import cubin
 from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.cuda.sources import kernels_of
@@ -27,35 +26,30 @@ LENGTHS = (17, 100, 256, 1000, 1024, 4096, 8191, 16384, 32768, 50257, 65536, 128
 DTYPES = ("float32", "bfloat16", "float64")
 
 
-def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
-    centred = x - x.mean(axis=1, keepdims=True)
-    return centred / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5) * gamma + beta
-
-
-def rms_norm(x: Any, gamma: Any) -> Any:
-    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * gamma
-
-
-def softmax_backward(dy: Any, y: Any) -> Any:
-    return (dy - (dy * y).sum(axis=1, keepdims=True)) * y
-
-
 def head_tail(x: Any) -> Any:
     return cf.gelu(cf.gelu(cf.leaky_relu(cf.leaky_relu(cf.logsumexp(x, axis=1)))))
 
 
-# Functions of matrices and of vectors as long as a row.
-PROGRAMS: dict[str, tuple[Callable[..., Any], int, int]] = {
-    "softmax": (lambda x: cf.softmax(x, axis=1), 1, 0),
-    "log_softmax": (lambda x: cf.log_softmax(x, axis=1), 1, 0),
-    "softmax, backward": (softmax_backward, 2, 0),
-    "affine and softmax": (lambda x, gamma, beta: cf.softmax(x * gamma + beta, axis=1), 1, 2),
-    "layer norm": (layer_norm, 1, 2),
-    "RMS norm": (rms_norm, 1, 1),
-    "logsumexp and four activations": (head_tail, 1, 0),
-    "sum": (lambda x: x.sum(axis=1), 1, 0),
-    "GELU": (lambda x: cf.gelu(x), 1, 0),
-    "column sums": (lambda x: x.sum(axis=0), 1, 0),
+# Functions of matrices and of vectors as long as a row: those of `python -m benchmarks rows`, and others.
+PROGRAMS: dict[str, tuple[cf.Fused, int, int]] = {
+    title: (
+        row_programs.PROGRAMS[name].fused,
+        row_programs.PROGRAMS[name].matrices,
+        row_programs.PROGRAMS[name].vectors,
+    )
+    for title, name in (
+        ("softmax", "softmax"),
+        ("log_softmax", "log_softmax"),
+        ("softmax, backward", "softmax_backward"),
+        ("affine and softmax", "affine_softmax"),
+        ("layer norm", "layer_norm"),
+        ("RMS norm", "rms_norm"),
+    )
+} | {
+    "logsumexp and four activations": (cf.fuse(head_tail), 1, 0),
+    "sum": (row_programs.PROGRAMS["sum"].fused, 1, 0),
+    "GELU": (cf.fuse(lambda x: cf.gelu(x)), 1, 0),
+    "column sums": (cf.fuse(lambda x: x.sum(axis=0)), 1, 0),
 }
 
 
@@ -75,7 +69,7 @@ def entries() -> Iterator[Entry]:
             for dtype in DTYPES:
                 shape = max(1, ELEMENTS // length), length
                 given = [cf.spec(shape, dtype)] * matrices + [cf.spec(length, dtype)] * vectors
-                plan = cf.fuse(function).plan(*given)
+                plan = function.plan(*given)
                 for step in plan.steps:
                     for kernel in kernels_of(step, plan.scheduled.storage, clusters=True):
                         yield Entry(name, dtype, length, kernel)
@@ -191,7 +185,7 @@ _INTRODUCTION = f"""\
 # Registers and shared memory of kernels
 
 What the kernels of common row programs take on {ARCHITECTURE}, in their default configurations for contiguous arrays of
-2²⁸ elements; by `python docs/scripts/registers.py`, which needs NVRTC and no GPU. A cell has the template, the
+2²⁸ elements; by `python -m docs.scripts.registers`, which needs NVRTC and no GPU. A cell has the template, the
 threads of a block × the blocks that fit into a multiprocessor, the registers of a thread, the shared memory of a block
 from 4 KiB on, and the stack of a thread: registers that are spilled or saved around calls.
 """

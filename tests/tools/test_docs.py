@@ -67,7 +67,7 @@ def test_the_page_of_registers_has_todays_kernels() -> None:
     expected: dict[tuple[str, int], list[str]] = {}
     for entry in registers.entries():
         expected.setdefault((entry.program, entry.length), []).append(registers.head_of(entry.kernel))
-    assert found == list(expected.values()), "run python docs/scripts/registers.py"
+    assert found == list(expected.values()), "run python -m docs.scripts.registers"
 
 
 def test_the_readme_is_current() -> None:
