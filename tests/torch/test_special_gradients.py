@@ -182,7 +182,8 @@ def test_degrees_of_freedom(correction: float) -> None:
             compared(rule, arguments, tensors, torch.ones_like(result), 0.0)
 
 
-# Rules whose gradients are those of what they view, choose or name, masks', and losses, which have tests of their own.
+# Rules whose gradients are those of what they view, choose or name, masks' and positions', and losses, which have tests
+# of their own.
 ELSEWHERE = {
     *LOSSES,
     "z_loss",
@@ -190,6 +191,7 @@ ELSEWHERE = {
     *("transpose", "permute", "expand", "expand_as", "view_as", "getitem", "batch_norm_module"),
     *("logical_and", "logical_or", "logical_xor", "logical_not"),
     *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
+    *("argmax", "argmin"),
 }
 
 
