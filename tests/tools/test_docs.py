@@ -71,11 +71,12 @@ def test_the_page_of_registers_has_todays_kernels() -> None:
 
 
 def test_the_readme_is_current() -> None:
-    """Its results are those of the reports, its plan is the one that is printed."""
+    """Its results and pictures are those of the reports, its plan is the one that is printed."""
     readme = docs_script("readme")
     assert read("README.md") == readme.readme(), "run python docs/scripts/readme.py"
     assert read("docs/speedups.svg") == readme.chart(), "run python docs/scripts/readme.py"
     assert read("docs/plan.svg") == readme.picture(), "run python docs/scripts/readme.py"
+    assert read("docs/rows.svg") == docs_script("heat_map").picture(), "run python -m docs.scripts.heat_map"
 
 
 def test_float32_results_are_as_accurate_as_pytorch() -> None:
