@@ -162,9 +162,11 @@ def _check(
 ) -> None:
     """Call a rival twice, note its error and its peak memory, and compare its gradients; raise if it is wrong."""
     torch, cuda = worker.torch, worker.torch.cuda
+    gc.collect()  # what earlier calls left would count
     before = cuda.memory_allocated() if worker.gpu else 0
     data.call(function, result.rival, backward)  # compiles, and prepacks weights
     worker.synchronize()
+    gc.collect()
     if worker.gpu:
         cuda.reset_peak_memory_stats()
     found = data.call(function, result.rival, backward)
