@@ -29,6 +29,7 @@ DEFAULTS = {
 }
 _BLOCK = 1 << 24  # elements drawn; the rest of the data are multiples of them
 _CHECKED = 1 << 22  # elements that are compared
+_ALIGNED = 512  # elements; CuPy's allocations begin at multiples of 512 bytes
 _HOW = """\
 GB/s, by medians of GPU time, the L2 cache overwritten before each call; the JSON file beside this one has the times.
 Counted are the bytes of matrices that are read and written; the copy reads and writes half of that each. *error*:
@@ -53,10 +54,13 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
 
 
 def _operands(program: RowProgram, data: Any, columns: int) -> list[Any]:
-    """Return matrices of `columns` columns that share the memory of `data`, then vectors from its beginning."""
-    rows = max(1, data.size // program.matrices // columns)
-    size = rows * columns
-    matrices = [data[i * size : (i + 1) * size].reshape(rows, columns) for i in range(program.matrices)]
+    """Return matrices of `columns` columns that share the memory of `data`, then vectors from its beginning.
+
+    Each matrix is aligned as an allocation of its own is.
+    """
+    apart = data.size // program.matrices // _ALIGNED * _ALIGNED
+    rows = max(1, apart // columns)
+    matrices = [data[i * apart :][: rows * columns].reshape(rows, columns) for i in range(program.matrices)]
     return matrices + [data[i * columns : (i + 1) * columns].copy() for i in range(program.vectors)]
 
 
