@@ -4,8 +4,9 @@
 //   Held<V>, held<V>(row, col, memory, count)   where `count` packs of each full input from (row, col) on are, as they are loaded
 //   hold<V>(row, col, held, at)              copies V elements of each there, asynchronously
 //   take<V>(At<S>, held, at, tile)           reads those of stage S
+//   Single, hold(row, col, single), take(At<S>, single, tile)   the same of one element of each, in registers
 //   at_row(row)                              the program with the addresses of a row
-// Each thread reads what it has copied itself: it waits for no other one. Single elements are not held: each stage loads them.
+// Each thread reads what it has copied itself: it waits for no other one. A single element stays in its thread's registers.
 // Launch: Threads threads; a multiple of Blocks blocks, in clusters of Blocks (grid-stride loop over rows); cols <= Blocks *
 //   Threads * Packs * V, of which a thread computes Items packs at a time, a divisor of Packs; dynamic shared memory for
 //   Threads * Packs packs of each full input, and 128 bytes for each. V > 1 as in row_block.cu.
@@ -21,9 +22,15 @@ template <class P, int Threads, int Packs, int Items, int V>
 struct HeldPacks {
     static constexpr bool indexed = true;
     typename P::template Held<V> held;
+    typename P::Single single;
 
     template <class Team>
-    __device__ __forceinline__ void copy(const P& p, const Team& team, i64 row, const Span<P, V, int>& span) const {
+    __device__ __forceinline__ void copy(const P& p, const Team& team, i64 row, const Span<P, V, int>& span) {
+        if constexpr (Span<P, V, int>::has_singles) {
+            if (span.has_single(team.rank())) {
+                p.hold(row, span.single(team.rank()), single);
+            }
+        }
 #pragma unroll
         for (int i = 0; i < Packs; ++i) {
             const int k = (i * team.size() + team.rank()) * V;
@@ -33,7 +40,7 @@ struct HeldPacks {
             copies_commit();
         }
     }
-    // Read pack i, and a single element, for stage S.
+    // Read pack i, and the single element, for stage S.
     template <int S, class Tile>
     __device__ __forceinline__ void take(const P& p, int i, Tile& tile) const {
         if (S == 0 && (Items == Packs || i == 0)) {
@@ -42,8 +49,8 @@ struct HeldPacks {
         p.take(At<S>(), held, i * Threads + threadIdx.x, tile);
     }
     template <int S, class Tile>
-    __device__ __forceinline__ void take_single(const P& p, i64 row, int col, Tile& tile) const {
-        p.template load<1>(At<S>(), row, col, tile);
+    __device__ __forceinline__ void take_single(const P& p, Tile& tile) const {
+        p.take(At<S>(), single, tile);
     }
 };
 
@@ -62,7 +69,7 @@ __device__ __forceinline__ void row_shared(const P& p) {
         const P of_row = p.at_row(row);
         const Span<P, V, int> span(of_row, row);
         HeldPacks<P, Threads, Packs, Items, V> packs = {
-            of_row.template held<V>(row, span.column(0), memory, Threads * Packs)};
+            of_row.template held<V>(row, span.column(0), memory, Threads * Packs), {}};
         packs.copy(of_row, team, row, span);
         if (row == first) {
             team.meet();

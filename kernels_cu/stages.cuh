@@ -135,7 +135,7 @@ struct Loaded {
         tile = packs[i];
     }
     template <int Again, class Tile>
-    __device__ __forceinline__ void take_single(const P&, i64, int, Tile& tile) {
+    __device__ __forceinline__ void take_single(const P&, Tile& tile) const {
         tile = single;
     }
     template <class Team>
@@ -273,7 +273,7 @@ __device__ __forceinline__ void packed_stage(
         if (span.has_single(team.rank())) {
             const int col = span.single(team.rank());
             auto tile = p.template tile<1>(At<S>());
-            source.template take_single<S>(p, row, col, tile);
+            source.template take_single<S>(p, tile);
             p.template load_columns<1>(At<S>(), col, tile);
             accumulate_pack<P, S, 1>(p, tile, row, col, r, totals);
         }

@@ -160,7 +160,8 @@ class Writer:
     def emit_held(self) -> str:
         """Emit where packs of full inputs are held in shared memory, an array for each, and how they are copied.
 
-        `at_row` is the program with the addresses of a row, which loops would compute for each pack.
+        `Single` holds one element of each. `at_row` is the program with the addresses of a row, which loops would
+        compute for each pack.
         """
         if not self.shared:
             return ""
@@ -169,8 +170,12 @@ class Writer:
         places = [f"h.{name} = held_from<{kind}>(memory, count, {address});" for name, kind, address in inputs]
         copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
         full = [p.name for p in self.program.parameters if p.extent == FULL]
+        singles = " ".join(f"{kind.replace('V>', '1>')} {name};" for name, kind, _ in inputs)
+        loads = " ".join(f"s.{name} = load_pack<1>({address});" for name, _, address in inputs)
         return "\n".join(
             [
+                f"struct Single {{ {singles} }};",
+                f"__device__ void hold(i64 row, i64 col, Single& s) const {{ {loads} }}",
                 f"template <int V> struct Held {{ {fields} }};",
                 "template <int V>",
                 "__device__ Held<V> held(i64 row, i64 col, char* memory, int count) const {",
@@ -370,6 +375,8 @@ class Writer:
             taken = " ".join(f"t.{p.name} = from.{p.name}[at];" for p in read if p.extent == FULL)
             head = f"__device__ void take({at}, const Held<V>& from, int at, Tile{stage}<V>& t) const"
             lines += ["template <int V>", f"{head} {{ {taken} }}"]
+            taken = " ".join(f"t.{p.name} = from.{p.name};" for p in read if p.extent == FULL)
+            lines += [f"__device__ void take({at}, const Single& from, Tile{stage}<1>& t) const {{ {taken} }}"]
         if exact is not None:
             body = exact.lines
             if self.outlines and not any("repair_" in line for line in body):  # those are members of the struct
