@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from dask._task_spec import Alias
 from dask.array import Array
 from dask.array.utils import meta_from_array
 from dask.base import tokenize
@@ -20,7 +18,8 @@ from ..api.structures import structure_of
 from ..api.tracing import graph_key
 from ..plan.shards import SplitError
 from ..trace import Axes
-from .chunks import align, axes_in, chunks_of, pieces_of
+from .chunks import align, axes_in, pieces_of
+from .layers import layers_of
 from .lower import Lowering
 from .tasks import Options
 
@@ -82,28 +81,20 @@ def call(function: PlannedFunction, values: Sequence[Any]) -> Any:
     # As labels, axes are those of the whole results.
     axes = [Axes.of(a, n.shape) for a, n in zip(tracing.traced.axes, graph.outputs, strict=True)]
     try:
-        found = lowering.lower(graph, axes, given, range(len(dimensions)))
+        made = layers_of(lowering, graph, axes, given, name, token) if axes else []
     except SplitError as error:
         which = " and ".join(f"{graph.inputs[k].name!r} (chunks {a.numblocks})" for k, a in chunked.items())
         raise TypeError(
             f"{name}: cannot compute it where {which} are chunked along several axes: {error}; or rechunk them to "
             "one chunk along all axes but one"
         ) from error
+    before = HighLevelGraph.merge(*(a.dask for a in chunked.values()))
     lead = next(iter(chunked.values()))
-    layer = f"{name}-tasks-{token}"
     results = []
-    shared = HighLevelGraph.from_collections(layer, lowering.tasks, dependencies=list(chunked.values()))
-    for k, (piece, labels, node) in enumerate(zip(found, axes, graph.outputs, strict=True)):
-        chunks, index = chunks_of(piece, labels, dimensions)
-        own = f"{name}-{token}" if len(found) == 1 else f"{name}-{k}-{token}"
-        tasks = {}
-        for block in itertools.product(*(range(len(c)) for c in chunks)):
-            key = (own, *block)
-            tasks[key] = Alias(key, piece.key(index(block)))
-        layers = {**shared.layers, own: tasks}
-        made = HighLevelGraph(layers, {**shared.dependencies, own: {layer}})
-        meta = meta_from_array(lead._meta, ndim=len(chunks), dtype=dtypes.to_numpy(node.dtype))
-        results.append(Array(made, own, chunks, meta=meta))
+    for one, node in zip(made, graph.outputs, strict=True):
+        after = HighLevelGraph({**before.layers, **one.layers}, {**before.dependencies, **one.dependencies})
+        meta = meta_from_array(lead._meta, ndim=len(one.chunks), dtype=dtypes.to_numpy(node.dtype))
+        results.append(Array(after, one.name, one.chunks, meta=meta))
     return tracing.results.rebuild(results)
 
 

@@ -11,7 +11,7 @@ from ..ir.graph import Graph
 from ..plan.shards import Shards, SplitError
 from ..plan.shards.aligned import aligned_axes
 from ..trace import Axes
-from .lower import Dimension, Index, Pieces
+from .pieces import Dimension, Index, Pieces
 
 Arrays = dict[int, Any]  # Dask arrays, by argument number
 
@@ -165,21 +165,22 @@ def pieces_of(array: Any, axes: Mapping[int, int], origin: Index) -> Pieces:
             blocks[axis] = 0 if d in whole else at[d]
         return (array.name, *blocks)
 
-    return Pieces(key, axes, array.shape, origin, whole=whole)
+    return Pieces(key, axes, array.shape, origin, whole=whole, array=array, places=places)
 
 
-def chunks_of(result: Pieces, axes: Axes, dimensions: Sequence[Dimension]) -> tuple[tuple[tuple[int, ...], ...], Any]:
-    """Return the chunks of a result, and a function from a block of it to a block of each dimension."""
+def chunks_of(
+    split: Mapping[int, int], axes: Axes, dimensions: Sequence[Dimension]
+) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
+    """Return the chunks of a result, and its axis along each dimension along which it is split.
+
+    `split` has the axis of its node for each of these dimensions.
+    """
     chunks: list[tuple[int, ...]] = [(n,) for n in axes.shape]
     places: dict[int, int] = {}
-    for d, on_node in result.axes.items():
+    for d, on_node in split.items():
         axis, rest = slowest_axis(axes.shape, axes.cols if on_node else axes.rows)
         if any(n % rest for n in dimensions[d].widths):
             raise TypeError("a result folds a chunked axis with others; return it as a matrix, or give one chunk")
         chunks[axis] = tuple(n // rest for n in dimensions[d].widths)
         places[d] = axis
-
-    def index(block: Sequence[int]) -> Index:
-        return tuple(block[places[d]] if d in places else 0 for d in range(len(dimensions)))
-
-    return tuple(chunks), index
+    return tuple(chunks), places

@@ -1,7 +1,6 @@
 """From a traced graph, and the chunks of its arguments, to tasks.
 
-Chunks lie along *dimensions*: axes of arguments that go together, such as the rows of logits and of labels. A graph is
-split along one dimension after the other (`plan/shards`); what is left runs on single chunks.
+A graph is split along one dimension after the other (`plan/shards`); what is left runs on single chunks.
 """
 
 from __future__ import annotations
@@ -9,97 +8,20 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dask import config
 from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from dask.base import tokenize
 
-from ..api.shard_graphs import axes_of_shard, slowest_axis
+from ..api.shard_graphs import axes_of_shard
 from ..ir import graph as g
 from ..ir.graph import Graph
-from ..plan.shards import Shards, SplitError
-from .tasks import Cut, Options, Program, merge, run, state_of
-
-Key = Any
-Index = tuple[int, ...]  # the block along each dimension, 0 where there is none
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """Axes of arguments that are chunked together.
-
-    Attributes
-    ----------
-    widths : tuple of int
-        Of the blocks, in elements of the axes of nodes. None is empty.
-    starts : list of int
-        Where they begin.
-    """
-
-    widths: tuple[int, ...]
-
-    @cached_property
-    def length(self) -> int:
-        return sum(self.widths)
-
-    @cached_property
-    def starts(self) -> list[int]:
-        return [0, *itertools.accumulate(self.widths)][:-1]
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """A value in pieces.
-
-    Attributes
-    ----------
-    key : callable
-        Returns the key of a piece.
-    axes : dict
-        The axis of the value's node along which it is split, for each dimension along which it is.
-    shape : tuple of int
-        Of the whole array, as the caller has it.
-    at : tuple of int
-        The blocks that were chosen so far.
-    cuts : dict
-        For axes of the array: the slice that is read.
-    whole : frozenset of int
-        The dimensions among `axes` along which all pieces have one key, and are slices of one array.
-    """
-
-    key: Callable[[Index], Key]
-    axes: Mapping[int, int]
-    shape: tuple[int, ...]
-    at: Index
-    cuts: Mapping[int, slice] = field(default_factory=dict)
-    whole: frozenset[int] = frozenset()
-
-    def chosen(self, dimension: int, block: int, along: Dimension) -> Pieces:
-        """Return the pieces at a block of a dimension."""
-        if dimension not in self.axes:
-            return self
-        axes = {d: axis for d, axis in self.axes.items() if d != dimension}
-        piece = replace(self, axes=axes, at=at_block(self.at, dimension, block))
-        if dimension not in self.whole:
-            return piece
-        return piece.sliced(self.axes[dimension], along.starts[block], along.widths[block])
-
-    def sliced(self, axis: int, start: int, width: int) -> Pieces:
-        """Return the elements of a shard, along an axis of the node, of a value that is whole along it."""
-        if axis in self.axes.values():
-            raise SplitError("an argument is chunked along an axis, and others along the same one in another way")
-        last = len(self.shape) - 1
-        along, rest = slowest_axis(self.shape, (last,) if axis else range(last))
-        if start % rest or width % rest:
-            raise SplitError("an argument folds the split axis with others")
-        return replace(self, cuts={**self.cuts, along: slice(start // rest, (start + width) // rest)})
-
-
-def at_block(index: Index, dimension: int, block: int) -> Index:
-    return (*index[:dimension], block, *index[dimension + 1 :])
+from ..plan.shards import Shards
+from .pieces import Dimension, Index, Key, Pieces, at_block, cut_of
+from .tasks import Options, Program, merge, run, state_of
 
 
 class Lowering:
@@ -116,13 +38,16 @@ class Lowering:
     ----------
     tasks : dict
         By key.
+    dimensions : sequence of Dimension
+    origin : tuple of int
+        The first block of each dimension.
     """
 
     def __init__(self, name: str, token: str, options: Options, dimensions: Sequence[Dimension]):
         self.tasks: dict[Key, GraphNode] = {}
         self._name, self._token, self._options = name, token, options
-        self._dimensions = dimensions
-        self._origin: Index = (0,) * len(dimensions)
+        self.dimensions = dimensions
+        self.origin: Index = (0,) * len(dimensions)
         self._numbers: dict[str, int] = {}
         self._made: dict[Hashable, Any] = {}  # shards, graphs and programs
         self._graphs: list[Any] = []  # keeps what `_made` knows by id
@@ -147,22 +72,19 @@ class Lowering:
         if not dimensions:
             return self._run(graph, axes, given)
         this, rest = dimensions[0], dimensions[1:]
-        split = {k: p.axes[this] for k, p in enumerate(given) if isinstance(p, Pieces) and this in p.axes}
-        if not split:
+        dimension = self.dimensions[this]
+        shards = self.shards_of(graph, given, this)
+        if shards is None:
             return self.lower(graph, axes, given, rest)
-        dimension = self._dimensions[this]
-        shards: Shards = self._once(
-            ("shards", id(graph), *split.items()), lambda: Shards(graph, split, dimension.length)
-        )
         blocks = range(len(dimension.widths))
-        arguments = [self._operands_of(shards, given, this, block) for block in blocks]
+        arguments = [self.operands_of(shards, given, this, block) for block in blocks]
         kept: list[list[Any]] = [[] for _ in blocks]
         merged: list[Any] = []
         for number, ends in enumerate(shards.rounds):
             states = []
             for block, width in enumerate(dimension.widths):
-                local = self._once((id(shards), number, width), partial(shards.local, number, width))
-                operands = [*arguments[block], *self._known(shards, kept[block], merged, dimension.starts[block])]
+                local = self.once((id(shards), number, width), partial(shards.local, number, width))
+                operands = [*arguments[block], *self.known(shards, kept[block], merged, dimension.starts[block])]
                 found = self.lower(local, [(0, 1)] * len(local.outputs), operands, rest)
                 states.append(found[: len(ends.names)])
                 kept[block] += found[len(ends.names) :]
@@ -171,8 +93,8 @@ class Lowering:
         whole = [shards.modes.get(n, -1) < 0 for n in shards.graph.outputs]
         for block, width in enumerate(dimension.widths):
             wanted = tuple(k for k in range(len(whole)) if block == 0 or not whole[k])
-            finish = self._once((id(shards), width, wanted), partial(_finish, shards, width, wanted))
-            operands = [*arguments[block], *self._known(shards, kept[block], merged, dimension.starts[block])]
+            finish = self.once((id(shards), width, wanted), partial(_finish, shards, width, wanted))
+            operands = [*arguments[block], *self.known(shards, kept[block], merged, dimension.starts[block])]
             found = self.lower(finish, [axes[k] for k in wanted], operands, rest)
             parts.append(found if block == 0 else _in_places(found, wanted, len(whole)))
         return [
@@ -180,15 +102,24 @@ class Lowering:
             for k, node in enumerate(shards.graph.outputs)
         ]
 
-    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def shards_of(self, graph: Graph, given: Sequence[Any], dimension: int) -> Shards | None:
+        """Split a graph along a dimension; None if no operand is split along it."""
+        split = {k: p.axes[dimension] for k, p in enumerate(given) if isinstance(p, Pieces) and dimension in p.axes}
+        if not split:
+            return None
+        length = self.dimensions[dimension].length
+        shards: Shards = self.once(("shards", id(graph), *split.items()), lambda: Shards(graph, split, length))
+        return shards
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._made:
             self._made[key] = make()
             self._graphs.append(self._made[key])
         return self._made[key]
 
-    def _operands_of(self, shards: Shards, given: Sequence[Any], dimension: int, block: int) -> list[Any]:
+    def operands_of(self, shards: Shards, given: Sequence[Any], dimension: int, block: int) -> list[Any]:
         """Return the operands of a graph for a block."""
-        here = self._dimensions[dimension]
+        here = self.dimensions[dimension]
         found = [p.chosen(dimension, block, here) if isinstance(p, Pieces) else p for p in given]
         for number, axis in shards.sliced.items():
             piece = found[number]
@@ -196,7 +127,7 @@ class Lowering:
             found[number] = piece.sliced(axis, here.starts[block], here.widths[block])
         return found
 
-    def _known(self, shards: Shards, kept: Sequence[Any], merged: Sequence[Any], start: int) -> list[Any]:
+    def known(self, shards: Shards, kept: Sequence[Any], merged: Sequence[Any], start: int) -> list[Any]:
         """Return the operands behind the arguments: kept products, merged states and the position of the block."""
         number = sum(len(r.kept) for r in shards.rounds)
         states = len(shards.inputs_after) - number - shards.positions
@@ -215,8 +146,7 @@ class Lowering:
 
         `axes` are those of its node of which blocks read slices, for each dimension.
         """
-        key = f"{self._name}-{name}-{tokenize(array)}"
-        self.tasks[key] = DataNode(key, array)
+        key = self.add_data(f"{name}-{tokenize(array)}", array)
         return replace(self._whole(key, array.shape), axes=axes, whole=frozenset(axes))
 
     def _key(self, kind: str) -> Key:
@@ -232,39 +162,46 @@ class Lowering:
 
     def _run(self, graph: Graph, axes: Sequence[Any], given: Sequence[Any]) -> list[Pieces]:
         """Add the task that runs a graph on single chunks."""
-        key = ("program", id(graph), tuple(axes))
-        program, read = self._once(key, lambda: self._program(graph, axes))
-        cuts: list[Cut | None] = []
-        operands: list[Any] = []
-        for k in read:
-            piece = given[k]
-            assert piece is not None, "an operand of a later round is read"
-            operands.append(TaskRef(piece.key(piece.at)) if isinstance(piece, Pieces) else piece)
-            cut = piece.cuts if isinstance(piece, Pieces) else {}
-            cuts.append(Cut(tuple(cut.get(p) for p in range(len(piece.shape)))) if cut else None)
-        task = self.add("run", run, TaskRef(program), tuple(cuts), *operands)
+        program, read = self.once(("program", id(graph), tuple(axes)), lambda: self._add_program(graph, axes))
+        assert all(given[k] is not None for k in read), "an operand of a later round is read"
+        pieces = [given[k] for k in read]
+        operands = [TaskRef(p.key(p.at)) if isinstance(p, Pieces) else p for p in pieces]
+        task = self.add("run", run, TaskRef(program), tuple(map(cut_of, pieces)), *operands)
         return [self._whole(k, n.shape) for k, n in zip(self._items(task, len(axes)), graph.outputs, strict=True)]
 
-    def _program(self, graph: Graph, axes: Sequence[Any]) -> tuple[Key, list[int]]:
+    def _add_program(self, graph: Graph, axes: Sequence[Any]) -> tuple[Key, list[int]]:
         """Add a program, and return its key and the numbers of the operands that it reads."""
-        below = set(g.topological(graph.outputs))
-        read = [k for k, node in enumerate(graph.inputs) if node in below]
+        read = read_by(graph)
+        program = self.program(graph, axes, read)
+        return self.add_data(f"program-{program.token}", program), read
+
+    def add_data(self, what: str, value: Any) -> Key:
+        """Add a value under one key, which each worker fetches once."""
+        key = f"{self._name}-{what}"
+        self.tasks[key] = DataNode(key, value)
+        return key
+
+    def add_programs(self, programs: Sequence[Program]) -> Key:
+        """Add the programs of a layer under one key."""
+        token = programs[0].token if len(programs) == 1 else tokenize(*(p.token for p in programs))
+        return self.add_data(f"programs-{token}", tuple(programs))
+
+    def program(self, graph: Graph, axes: Sequence[Any], read: Sequence[int]) -> Program:
+        """Return the program of a graph, which takes the operands of these numbers."""
         renumbered = {graph.inputs[k]: replace(graph.inputs[k], argument=n) for n, k in enumerate(read)}
-        done: dict[g.Node, g.Node] = {}
+        done: dict[g.Node, g.Node] = dict(renumbered)
         for node in g.topological(graph.outputs):
-            done[node] = renumbered.get(node) or g.with_inputs(node, [done[i] for i in node.inputs])
+            if node not in done:
+                done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         own = Graph(list(renumbered.values()), [done[n] for n in graph.outputs])
         shaped = [axes_of_shard(a, n.shape) for a, n in zip(axes, graph.outputs, strict=True)]
-        program = Program(self._name, own, shaped, self._options)
-        key = f"{self._name}-program-{program.token}"
-        self.tasks[key] = DataNode(key, program)
-        return key, read
+        return Program(self._name, own, shaped, self._options)
 
     def _items(self, key: Key, count: int) -> list[Key]:
         return [key] if count == 1 else [self.add("item", operator.getitem, TaskRef(key), k) for k in range(count)]
 
     def _whole(self, key: Key, shape: tuple[int, ...]) -> Pieces:
-        return Pieces(lambda _: key, {}, shape, self._origin)
+        return Pieces(lambda _: key, {}, shape, self.origin)
 
     def _merge(self, reductions: Sequence[Any], states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
         """Merge the states of all blocks rule by rule, and return the merged parts.
@@ -286,8 +223,8 @@ class Lowering:
         every = max(2, int(config.get("split_every", None) or 4))
         split = sorted({d for part in states[0] for d in part.axes})
         keys: dict[Index, list[Key]] = {}
-        for blocks in itertools.product(*(range(len(self._dimensions[d].widths)) for d in split)):
-            at = self._origin
+        for blocks in itertools.product(*(range(len(self.dimensions[d].widths)) for d in split)):
+            at = self.origin
             for d, block in zip(split, blocks, strict=True):
                 at = at_block(at, d, block)
             level = [self.add("state", state_of, *(TaskRef(p.key(at)) for p in state)) for state in states]
@@ -303,6 +240,12 @@ class Lowering:
             return keys[tuple(at[d] if d in part.axes else 0 for d in range(len(at)))][number]
 
         return replace(part, key=key)
+
+
+def read_by(graph: Graph) -> list[int]:
+    """Return the numbers of the operands that a graph reads."""
+    below = set(g.topological(graph.outputs))
+    return [k for k, node in enumerate(graph.inputs) if node in below]
 
 
 def _finish(shards: Shards, width: int, outputs: Sequence[int]) -> Graph:

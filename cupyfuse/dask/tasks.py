@@ -80,6 +80,32 @@ class Cut:
         return array[tuple(slice(None) if s is None else s for s in self.slices)]
 
 
+@dataclass(frozen=True)
+class Block:
+    """How a block differs from others of the same layer.
+
+    Attributes
+    ----------
+    program : int
+        The number of its program.
+    cuts : tuple of Cut or None
+        The part of each operand that is read.
+    positions : tuple of int or None
+        The operands that are positions along an axis; None for those that are arrays.
+    """
+
+    program: int
+    cuts: tuple[Cut | None, ...]
+    positions: tuple[int | None, ...]
+
+
+def run_block(programs: Sequence[Program], block: Block, *arrays: Any) -> Any:
+    """Run the program of a block on chunks, as `run`."""
+    chunks = iter(arrays)
+    operands = [next(chunks) if position is None else position for position in block.positions]
+    return run(programs[block.program], block.cuts, *operands)
+
+
 def run(program: Program, cuts: Sequence[Cut | None], *operands: Any) -> Any:
     """Run a program on chunks.
 

@@ -288,9 +288,76 @@ def test_weights_are_in_the_graph_once(rng: np.random.Generator) -> None:
     graph = dict(HEADS["head_sum"](x, w, b).__dask_graph__())
     assert len(pickle.dumps([v for k, v in graph.items() if "program" in str(k)])) < 20_000
     assert sum(getattr(v, "value", None) is w for v in graph.values()) == 1
-    assert sum(isinstance(getattr(v, "value", None), Program) for v in graph.values()) == 1  # of 100 tasks
+    programs = [v.value for k, v in graph.items() if "program" in str(k)]
+    assert len(programs) == 1 and [type(p) for p in programs[0]] == [Program]  # of 100 tasks
     again = HEADS["head_sum"](x, w, b)
     assert again.name == HEADS["head_sum"](x, w, b).name != HEADS["head_sum"](x, w, b + 1).name
+
+
+def tasks_of(array: da.Array) -> dict[Any, Any]:
+    """The tasks that Dask makes of an array's graph, without values."""
+    (optimized,) = dask.optimize(array)
+    return {k: v for k, v in dict(optimized.__dask_graph__()).items() if not hasattr(v, "value")}
+
+
+def drawn(rows: tuple[int, ...], columns: int, made: list[Any], **more: Any) -> da.Array:
+    """Rows that tasks make, each of which adds its place to `made`."""
+
+    def make(block_info: Any = None) -> Any:
+        here = block_info[None]
+        made.append(here["chunk-location"])
+        return np.random.default_rng(here["chunk-location"]).random(here["chunk-shape"])
+
+    return da.map_blocks(make, chunks=(rows, (columns,)), meta=np.empty((0, 0)), **more)
+
+
+def test_a_chunk_is_one_task(rng: np.random.Generator) -> None:
+    """What makes a chunk, the call and what follows are fused."""
+    made: list[Any] = []
+    x, w, b = drawn((4, 4, 4, 3), 9, made), chunked(rng.normal(size=(5, 9)), -1), rng.normal(size=5)
+    for call in (lambda x: HEADS["head_sum"](x, w, b), lambda x: cf.logsumexp(x, axis=1), cf.fuse(lambda x: x - 1)):
+        made.clear()
+        result = call(x) + 1
+        assert len([k for k in tasks_of(result) if k[0] == result.name]) == len(result.chunks[0]) == 4
+        assert all(k[0] == result.name for k in tasks_of(result))
+        found = result.compute()
+        assert sorted(made) == [(k, 0) for k in range(4)]
+        np.testing.assert_allclose(found, call(x.compute()) + 1, rtol=1e-12)
+
+
+def test_chunks_that_many_blocks_read_are_made_once(rng: np.random.Generator) -> None:
+    made: list[Any] = []
+    x, w = drawn((4, 4, 2), 9, []), drawn((6,), 9, made)
+    by_rows = cf.fuse(lambda x, w: x @ w.T)
+    np.testing.assert_allclose(by_rows(x, w).compute(), x.compute() @ w.compute().T, rtol=1e-12)
+    assert len(made) == 2  # for the call, and for the result that it is compared with
+    made.clear()
+    both = by_rows(drawn((4, 4, 2), 9, made), drawn((3, 3, 1), 9, made))
+    assert both.numblocks == (3, 3)
+    expected = x.compute() @ drawn((3, 3, 1), 9, []).compute().T
+    np.testing.assert_allclose((both * 2).compute(), 2 * expected, rtol=1e-12)
+    assert len(made) == 6
+    made.clear()
+    np.testing.assert_allclose(both.blocks[1, 2].compute(), expected[4:8, 6:], rtol=1e-12)
+    assert made == [(1, 0), (2, 0)] or made == [(2, 0), (1, 0)]
+
+
+def test_fused_layers_of_all_forms(rng: np.random.Generator) -> None:
+    """Layers before and behind a call that add axes, drop axes, transpose, or need several results."""
+    x = chunked(rng.normal(size=12), 5)
+    rows = x.map_blocks(lambda b: np.stack([b, b * b], axis=1), chunks=(x.chunks[0], (2,)), new_axis=1)
+    for function in (lambda x: x.sum(axis=1), lambda x: cf.softmax(x, axis=1), lambda x: (x.max(axis=1), x + 1)):
+        check(cf.fuse(function), rows)
+    two = cf.fuse(lambda x: (x.max(axis=1), x * 3))
+    y = chunked(matrix(rng), (4, 9))
+    for array in (y, y.T.T, y + 1, y + da.ones((1, 9), chunks=9), rows):
+        largest, scaled = two(array)
+        plain = two(array.compute())
+        found = dask.compute(largest + 1, scaled.T - 1, largest.sum())
+        for got, want in zip(found, (plain[0] + 1, plain[1].T - 1, plain[0].sum()), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-12)
+        np.testing.assert_allclose((scaled * 2).compute(), plain[1] * 2, rtol=1e-12)
+    check(cf.fuse(lambda x, y: x + y), y, y)
 
 
 def test_merges_are_a_tree(rng: np.random.Generator) -> None:

@@ -1,0 +1,234 @@
+"""The layers that a call adds to the graph.
+
+Where nothing is merged, they are a `Blockwise`, which Dask fuses with the layers before and behind it: making a chunk,
+the call and what follows on that chunk are one task, and neither the chunk nor the result is a value that the scheduler
+counts and that workers send each other. Otherwise they are tasks one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from dask._task_spec import Alias, Task, TaskRef
+from dask.blockwise import Blockwise, BlockwiseDepDict, blockwise
+
+from ..ir.graph import Graph
+from ..plan.schedule.cut import WHOLE
+from ..trace import Axes
+from .chunks import chunks_of
+from .lower import Lowering, read_by
+from .pieces import Index, Pieces, cut_of
+from .tasks import Block, run_block
+
+
+class Result(NamedTuple):
+    """A result as a Dask array.
+
+    Attributes
+    ----------
+    name : str
+    chunks : tuple of tuple of int
+    layers : dict
+        By name; those of the arguments come beside them.
+    dependencies : dict
+        Names of layers, by layer.
+    """
+
+    name: str
+    chunks: tuple[tuple[int, ...], ...]
+    layers: dict[str, Any]
+    dependencies: dict[str, set[str]]
+
+
+def layers_of(
+    lowering: Lowering, graph: Graph, axes: Sequence[Axes], given: Sequence[Pieces], name: str, token: str
+) -> list[Result]:
+    """Lower a graph, and return its results.
+
+    Parameters
+    ----------
+    lowering : Lowering
+    graph : Graph
+    axes : sequence of Axes
+        Of the whole results.
+    given : sequence of Pieces
+        The arguments.
+    name, token : str
+        Of the function, and of the call: names of layers are made of these.
+    """
+    dimensions, origin = lowering.dimensions, lowering.origin
+    arguments = {piece.array.name for piece in given if piece.array is not None}
+    tasks, run = f"{name}-tasks-{token}", f"{name}-run-{token}"
+    names = [f"{name}-{token}"] if len(axes) == 1 else [f"{name}-{k}-{token}" for k in range(len(axes))]
+    layers: dict[str, Any] = {tasks: lowering.tasks}
+    blocks = local_blocks(lowering, graph, given)
+    if blocks is None:
+        found = lowering.lower(graph, axes, given, range(len(dimensions)))
+        placed = [chunks_of(piece.axes, a, dimensions) for piece, a in zip(found, axes, strict=True)]
+        dependencies, last = {tasks: arguments}, tasks
+    else:
+        placed = [chunks_of(modes, a, dimensions) for modes, a in zip(blocks[origin].modes, axes, strict=True)]
+        last, (chunks, places), ndim = names[0], placed[0], len(axes[0].shape)
+        if len(axes) > 1:  # they share a layer, which has an axis of one block behind those along dimensions
+            last, places, ndim = run, {d: d for d in range(len(dimensions))}, len(dimensions) + 1
+        indices = Indices(ndim, places, [len(d.widths) for d in dimensions])
+        layers[last], apart = run_layer(lowering, last, indices, axes, given, blocks)
+        dependencies = {tasks: apart, last: {tasks, *arguments}}  # Dask fuses no layer that two others need
+        if len(axes) == 1:
+            return [Result(last, chunks, layers, dependencies)]
+
+    def task(key: Any, number: int, at: Index) -> Any:
+        if blocks is None:
+            return Alias(key, found[number].key(at))
+        return Task(key, operator.getitem, TaskRef((run, *indices.block(at))), number)
+
+    results = []
+    for number, (own, (chunks, places)) in enumerate(zip(names, placed, strict=True)):
+        items = {}
+        for block in itertools.product(*(range(len(c)) for c in chunks)):
+            key, at = (own, *block), tuple(block[places[d]] if d in places else 0 for d in range(len(dimensions)))
+            items[key] = task(key, number, at)
+        results.append(Result(own, chunks, {**layers, own: items}, {**dependencies, own: {last}}))
+    return results
+
+
+class Local(NamedTuple):
+    """What one block computes.
+
+    Attributes
+    ----------
+    graph : Graph
+    operands : list of Pieces or int
+        An int is the position of the block along a dimension.
+    modes : list of dict
+        Of each result: the axis of its node along which it is split, for each dimension.
+    """
+
+    graph: Graph
+    operands: list[Any]
+    modes: list[dict[int, int]]
+
+
+def local_blocks(lowering: Lowering, graph: Graph, given: Sequence[Pieces]) -> dict[Index, Local] | None:
+    """Return what each block computes from one block of every argument, or None if that is not all.
+
+    Something is left if states merge, or if a result is not split along every dimension. Blocks that differ in their
+    chunks alone have one entry between them.
+    """
+    found: dict[Index, Local] = {}
+    alike: dict[Index, Local] = {}
+    for at in itertools.product(*(range(len(d.widths)) for d in lowering.dimensions)):
+        lengths = tuple(d.widths[block] for d, block in zip(lowering.dimensions, at, strict=True))
+        local = alike.get(lengths) or _local(lowering, graph, given, at)
+        if local is None:
+            return None
+        if all(isinstance(p, Pieces) and not p.cuts for p in local.operands):
+            alike[lengths] = local
+        found[at] = local
+    return found
+
+
+def _local(lowering: Lowering, graph: Graph, given: Sequence[Pieces], at: Index) -> Local | None:
+    operands: list[Any] = list(given)
+    modes: list[dict[int, int]] = [{} for _ in graph.outputs]
+    for d, (dimension, block) in enumerate(zip(lowering.dimensions, at, strict=True)):
+        shards = lowering.shards_of(graph, operands, d)
+        if shards is None or shards.rounds or WHOLE in shards.result_modes:
+            return None
+        for of_result, mode in zip(modes, shards.result_modes, strict=True):
+            of_result[d] = mode
+        operands = lowering.operands_of(shards, operands, d, block)
+        operands += lowering.known(shards, [], [], dimension.starts[block])
+        width = dimension.widths[block]
+        graph = lowering.once((id(shards), width), partial(shards.finish, width))
+    return Local(graph, operands, modes)
+
+
+class Indices:
+    """The indices of a layer's axes: one for each dimension, and one for each axis that has one block.
+
+    Parameters
+    ----------
+    ndim : int
+    places : mapping of int to int
+        The layer's axis along each dimension.
+    blocks : sequence of int
+        The number of blocks along each dimension.
+    """
+
+    def __init__(self, ndim: int, places: Mapping[int, int], blocks: Sequence[int]):
+        self._along = {axis: d for d, axis in places.items()}
+        self.names = tuple(self._name(axis) for axis in range(ndim))
+        self.numblocks = tuple(blocks[self._along[axis]] if axis in self._along else 1 for axis in range(ndim))
+
+    def _name(self, axis: int) -> str:
+        return f"dimension {self._along[axis]}" if axis in self._along else f"axis {axis}"
+
+    def block(self, at: Index) -> Index:
+        """Return the layer's block at a block of each dimension."""
+        return tuple(at[self._along[axis]] if axis in self._along else 0 for axis in range(len(self.names)))
+
+    def of_operand(self, array: Any, places: Mapping[int, int]) -> tuple[str, ...] | None:
+        """Return the indices of the axes of a Dask array, or None if there are none for its axes of one block.
+
+        Those take any index: where an array has one block, `Blockwise` reads that one. But layers that are fused may
+        say of an axis that they make that it has one block, which then holds for all that has its index.
+        """
+        along = {axis: f"dimension {d}" for d, axis in places.items()}
+        if len(along) == array.ndim:
+            return tuple(along[axis] for axis in range(array.ndim))
+        one = next((self._name(axis) for axis in range(len(self.names)) if axis not in self._along), None)
+        if one is None and self.names and not any(getattr(o, "new_axes", None) for o in array.dask.layers.values()):
+            one = self.names[0]
+        return None if one is None else tuple(along.get(axis, one) for axis in range(array.ndim))
+
+
+def run_layer(
+    lowering: Lowering,
+    name: str,
+    indices: Indices,
+    axes: Sequence[Any],
+    given: Sequence[Pieces],
+    blocks: Mapping[Index, Local],
+) -> tuple[Blockwise, set[str]]:
+    """Return a layer whose tasks run the blocks, and the names of the Dask arrays that must not be fused with it.
+
+    Of these, several blocks read the same chunk, which would be made anew for each.
+    """
+    graphs = {id(local.graph): local.graph for local in blocks.values()}
+    numbers = {which: number for number, which in enumerate(graphs)}
+    read = sorted(set().union(*map(read_by, graphs.values())))
+    programs = lowering.add_programs([lowering.program(graph, axes, read) for graph in graphs.values()])
+
+    def describe(local: Local) -> Block:
+        operands = [local.operands[k] for k in read]
+        positions = tuple(None if isinstance(p, Pieces) else p for p in operands)
+        return Block(numbers[id(local.graph)], tuple(map(cut_of, operands)), positions)
+
+    def of_blocks(value: Callable[[Index], Any], keys: bool = False) -> tuple[BlockwiseDepDict, tuple[str, ...]]:
+        mapping = {indices.block(at): value(at) for at in blocks}
+        return BlockwiseDepDict(mapping, indices.numblocks, produces_keys=keys), indices.names
+
+    described = {id(local): describe(local) for local in blocks.values()}
+    pairs: list[Any] = [TaskRef(programs), None, *of_blocks(lambda at: described[id(blocks[at])])]
+    numblocks: dict[str, tuple[int, ...]] = {}
+    apart: set[str] = set()
+    for piece in (given[k] for k in read if k < len(given)):  # behind these are positions
+        array, own = piece.array, None
+        if array is not None and not piece.whole and len(piece.axes) == len(lowering.dimensions):
+            own = indices.of_operand(array, piece.places)
+        if own is not None:
+            numblocks[array.name] = array.numblocks
+            pairs += [array.name, own]
+            continue
+        if array is not None:
+            apart.add(array.name)
+        if len({piece.key(at) for at in blocks}) == 1:
+            pairs += [TaskRef(piece.key(lowering.origin)), None]
+        else:
+            pairs += of_blocks(lambda at, piece=piece: TaskRef(piece.key(at)), keys=True)  # type: ignore[misc]
+    return blockwise(run_block, name, indices.names, *pairs, numblocks=numblocks), apart
