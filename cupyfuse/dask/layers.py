@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -116,9 +116,11 @@ class Local(NamedTuple):
 def local_blocks(lowering: Lowering, graph: Graph, given: Sequence[Pieces]) -> dict[Index, Local] | None:
     """Return what each block computes from one block of every argument, or None if that is not all.
 
-    Something is left if states merge, or if a result is not split along every dimension. Blocks that differ in their
-    chunks alone have one entry between them.
+    Something is left if states merge, or if a result is not split along every dimension, of which there is one at
+    least. Blocks that differ in their chunks alone have one entry between them.
     """
+    if not lowering.dimensions:
+        return None
     found: dict[Index, Local] = {}
     alike: dict[Index, Local] = {}
     for at in itertools.product(*(range(len(d.widths)) for d in lowering.dimensions)):
@@ -172,19 +174,14 @@ class Indices:
         """Return the layer's block at a block of each dimension."""
         return tuple(at[self._along[axis]] if axis in self._along else 0 for axis in range(len(self.names)))
 
-    def of_operand(self, array: Any, places: Mapping[int, int]) -> tuple[str, ...] | None:
-        """Return the indices of the axes of a Dask array, or None if there are none for its axes of one block.
+    def of_operand(self, array: Any, places: Mapping[int, int]) -> tuple[str, ...]:
+        """Return the indices of the axes of a Dask array, which lies at `places` along dimensions.
 
-        Those take any index: where an array has one block, `Blockwise` reads that one. But layers that are fused may
-        say of an axis that they make that it has one block, which then holds for all that has its index.
+        Axes of one block take any index, if possible that of an axis of one block: `Blockwise` reads the one block.
         """
+        one = next((name for axis, name in enumerate(self.names) if axis not in self._along), self.names[0])
         along = {axis: f"dimension {d}" for d, axis in places.items()}
-        if len(along) == array.ndim:
-            return tuple(along[axis] for axis in range(array.ndim))
-        one = next((self._name(axis) for axis in range(len(self.names)) if axis not in self._along), None)
-        if one is None and self.names and not any(getattr(o, "new_axes", None) for o in array.dask.layers.values()):
-            one = self.names[0]
-        return None if one is None else tuple(along.get(axis, one) for axis in range(array.ndim))
+        return tuple(along.get(axis, one) for axis in range(array.ndim))
 
 
 def run_layer(
@@ -197,7 +194,7 @@ def run_layer(
 ) -> tuple[Blockwise, set[str]]:
     """Return a layer whose tasks run the blocks, and the names of the Dask arrays that must not be fused with it.
 
-    Of these, several blocks read the same chunk, which would be made anew for each.
+    Of most of these, several blocks read the same chunk, which would be made anew for each.
     """
     graphs = {id(local.graph): local.graph for local in blocks.values()}
     numbers = {which: number for number, which in enumerate(graphs)}
@@ -209,26 +206,26 @@ def run_layer(
         positions = tuple(None if isinstance(p, Pieces) else p for p in operands)
         return Block(numbers[id(local.graph)], tuple(map(cut_of, operands)), positions)
 
-    def of_blocks(value: Callable[[Index], Any], keys: bool = False) -> tuple[BlockwiseDepDict, tuple[str, ...]]:
-        mapping = {indices.block(at): value(at) for at in blocks}
-        return BlockwiseDepDict(mapping, indices.numblocks, produces_keys=keys), indices.names
-
     described = {id(local): describe(local) for local in blocks.values()}
-    pairs: list[Any] = [TaskRef(programs), None, *of_blocks(lambda at: described[id(blocks[at])])]
+    each = BlockwiseDepDict(
+        {indices.block(at): described[id(local)] for at, local in blocks.items()}, indices.numblocks
+    )
+    pairs: list[Any] = [TaskRef(programs), None, each, indices.names]
     numblocks: dict[str, tuple[int, ...]] = {}
     apart: set[str] = set()
     for piece in (given[k] for k in read if k < len(given)):  # behind these are positions
-        array, own = piece.array, None
-        if array is not None and not piece.whole and len(piece.axes) == len(lowering.dimensions):
-            own = indices.of_operand(array, piece.places)
-        if own is not None:
-            numblocks[array.name] = array.numblocks
-            pairs += [array.name, own]
-            continue
-        if array is not None:
-            apart.add(array.name)
-        if len({piece.key(at) for at in blocks}) == 1:
+        array = piece.array
+        if array is None:
             pairs += [TaskRef(piece.key(lowering.origin)), None]
-        else:
-            pairs += of_blocks(lambda at, piece=piece: TaskRef(piece.key(at)), keys=True)  # type: ignore[misc]
+            continue
+        names = indices.of_operand(array, piece.places)
+        pairs += [array.name, names]
+        numblocks[array.name] = array.numblocks
+        if piece.whole or len(piece.axes) < len(lowering.dimensions) or _may_widen(array, names):
+            apart.add(array.name)
     return blockwise(run_block, name, indices.names, *pairs, numblocks=numblocks), apart
+
+
+def _may_widen(array: Any, names: Sequence[str]) -> bool:
+    """Whether fusing could go wrong: layers that make an axis say that all that has its index has one block."""
+    return len(set(names)) < len(names) and any(getattr(o, "new_axes", None) for o in array.dask.layers.values())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cupyfuse.heads import HEADS, example_inputs
 from dask.callbacks import Callback
+from dask.graph_manipulation import clone
 
 import cupyfuse as cf
 from cupyfuse.dask.tasks import Program
@@ -332,6 +333,10 @@ def test_chunks_that_many_blocks_read_are_made_once(rng: np.random.Generator) ->
     np.testing.assert_allclose(by_rows(x, w).compute(), x.compute() @ w.compute().T, rtol=1e-12)
     assert len(made) == 2  # for the call, and for the result that it is compared with
     made.clear()
+    total = cf.fuse(lambda x, y: x + y)(x, drawn((10,), 9, made))  # of which each block reads some rows
+    np.testing.assert_allclose(total.compute(), x.compute() + drawn((10,), 9, []).compute(), rtol=1e-12)
+    assert len(made) == 1
+    made.clear()
     both = by_rows(drawn((4, 4, 2), 9, made), drawn((3, 3, 1), 9, made))
     assert both.numblocks == (3, 3)
     expected = x.compute() @ drawn((3, 3, 1), 9, []).compute().T
@@ -340,6 +345,15 @@ def test_chunks_that_many_blocks_read_are_made_once(rng: np.random.Generator) ->
     made.clear()
     np.testing.assert_allclose(both.blocks[1, 2].compute(), expected[4:8, 6:], rtol=1e-12)
     assert made == [(1, 0), (2, 0)] or made == [(2, 0), (1, 0)]
+
+
+def test_graphs_can_be_cloned(rng: np.random.Generator) -> None:
+    w, b = rng.normal(size=(5, 9)), rng.normal(size=5)
+    x, lazy = chunked(matrix(rng), (4, 9)), chunked(w, -1)
+    for result in (cf.linear(x, lazy, b), cf.softmax(x, axis=1), cf.linear(x, w, chunked(b, 2))):
+        again = clone(result)
+        assert not set(tasks_of(again)) & set(tasks_of(result))
+        np.testing.assert_allclose(again.compute(), result.compute(), rtol=1e-12)
 
 
 def test_fused_layers_of_all_forms(rng: np.random.Generator) -> None:
