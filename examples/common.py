@@ -65,6 +65,26 @@ def _synchronize(xp: Any) -> None:
         xp.cuda.get_current_stream().synchronize()
 
 
+# Dask's workers import these two: functions of a script itself would be pickled for each task.
+def draw_rows(on_gpu: bool, seed: int, block_info: Any = None) -> Any:
+    """Draw a chunk of rows on the worker, the same ones whenever it is drawn again."""
+    here = block_info[None]
+    seeds = [seed, here["chunk-location"][0]]
+    if on_gpu:
+        import cupy
+
+        random = cupy.random.default_rng(seeds)
+    else:
+        random = np.random.default_rng(seeds)
+    return random.standard_normal(here["chunk-shape"], dtype=np.float32)
+
+
+def largest_of_rows(chunk: Any) -> np.ndarray[Any, Any]:
+    """Return the largest element of each row, as a column in the host's memory."""
+    largest = chunk.max(axis=1, keepdims=True)
+    return largest if isinstance(largest, np.ndarray) else largest.get()
+
+
 def compare_losses(unfused: Sequence[float], fused: Sequence[float], exact: Sequence[float]) -> None:
     """Print the losses of float32 trainings beside those in float64; exit if the fused one is further off.
 
