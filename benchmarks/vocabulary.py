@@ -33,6 +33,7 @@ SHAPES_ON_CPU = ((32, 16, 48), (32, 16, 51))
 DTYPES = ("bfloat16", "float32")
 BUDGET = 115.0  # seconds for all cases
 SECONDS, FEWEST, MOST = 1.5, 2, 7  # of the timed rounds of a case; how many of them
+CALLS = 3  # in a row, in a round
 WIDTH = 8192  # classes at a time in the float64 reference
 # Of results, beside float64; of gradients, beside those of one GPU: sums of many roundings, as large as the terms.
 WRONG = {"float32": 1e-5, "bfloat16": 2.0**-6}
@@ -143,7 +144,7 @@ def measure(worker: Any, data: Data, case: Case, function: str, backward: bool, 
     def time_in_turns() -> None:
         for result in right:
             warm_up(result)
-        rounds = worker.broadcast(clamp(SECONDS / sum(taken.values()), FEWEST, MOST))
+        rounds = worker.broadcast(clamp(SECONDS / (CALLS * sum(taken.values())), FEWEST, MOST))
         times: list[list[float]] = [[] for _ in right]
         for _ in range(rounds):
             for result, found in zip(right, times, strict=True):
@@ -196,12 +197,14 @@ def _check(
 
 
 def _seconds(worker: Any, call: Callable[[], Any]) -> float:
+    """Return the time of a call, of `CALLS` in a row."""
     worker.dist.barrier()
     worker.synchronize()
     begun = time.perf_counter()
-    call()
+    for _ in range(CALLS):
+        call()
     worker.synchronize()
-    return time.perf_counter() - begun
+    return (time.perf_counter() - begun) / CALLS
 
 
 def work(given: argparse.Namespace, worker: Any, results: Path) -> int:

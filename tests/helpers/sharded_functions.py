@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -193,6 +194,19 @@ def _several_dtypes(here: Here) -> None:
         expected = [torch.arange(7.0)[:, None] + rank, torch.arange(7)[:, None] * rank, torch.ones(7, 1) > 0]
         for got, want in zip(state, expected, strict=True):
             torch.testing.assert_close(got, want)
+
+
+@case("sums in place", 2, 3)
+def _sums_in_place(here: Here) -> None:
+    """An addend is all-reduced where it is, but not where others have a part of its memory."""
+    contraction = SimpleNamespace(reductions=[(None, SimpleNamespace(name="contraction", names=("sum",)))])
+    for place, shares in ((slice(0, 4), False), (slice(0, 4), True), (slice(1, 3), True)):
+        part = torch.ones(4, 4) * (1 + here.rank)
+        others = [part[place]] if shares else [torch.ones(4, 4), None]
+        (merged,) = Group(here.mesh, 0).merge(contraction, [part], None, others)
+        total = here.count * (here.count + 1) // 2
+        torch.testing.assert_close(merged, torch.full((4, 4), float(total)))
+        torch.testing.assert_close(part, torch.full((4, 4), float(1 + here.rank if shares else total)))
 
 
 @case("second derivatives", 2)

@@ -33,11 +33,18 @@ class Group:
         self._name = mesh.get_group(dim).group_name
         self._merges: dict[Hashable, Any] = {}
 
-    def merge(self, round: Round, states: Sequence[Any], make: MakeLeaf) -> list[Any]:
+    def merge(
+        self, round: Round, states: Sequence[Any], make: MakeLeaf, shared: Sequence[Any] | None = None
+    ) -> list[Any]:
         """Return the merged parts of a round's states: the same bits in all processes.
 
         Contractions, and large sums, are all-reduced. All others are sent in one all-gather, and merged in the order of
         the processes.
+
+        Parameters
+        ----------
+        shared : sequence, optional
+            Tensors whose memory has to stay as it is: states that have memory of their own are all-reduced in place.
         """
         if self.count == 1:
             return list(states)
@@ -49,7 +56,8 @@ class Group:
             places = range(place, place + len(rule.names))
             place += len(rule.names)
             if rule.name == "contraction" or (rule.name == "sum" and states[places[0]].nbytes > _LARGE):
-                merged[places[0]] = self._reduce(states[places[0]])
+                part = states[places[0]]
+                merged[places[0]] = self._reduce(part, shared is not None and _is_own(part, [*states, *shared]))
             else:
                 rules.append(rule.name)
                 small += places
@@ -59,9 +67,10 @@ class Group:
                 merged[k] = part
         return merged
 
-    def _reduce(self, part: Any) -> Any:
+    def _reduce(self, part: Any, in_place: bool) -> Any:
         collectives = torch.ops._c10d_functional
-        return collectives.wait_tensor(collectives.all_reduce(part.contiguous(), "sum", self._name))
+        reduce = collectives.all_reduce_ if in_place else collectives.all_reduce
+        return collectives.wait_tensor(reduce(part.contiguous(), "sum", self._name))
 
     def _gather(self, parts: Sequence[Any]) -> list[list[Any]]:
         """Gather the parts of a state from all processes, in one collective operation."""
@@ -103,3 +112,9 @@ class Group:
             graph = merge(rules, parts, len(states))
             leaf = self._merges[key] = make(f"merge of {len(states)}", graph)
         return leaf([part for state in states for part in state])
+
+
+def _is_own(tensor: Any, others: Sequence[Any]) -> bool:
+    """Whether a tensor is contiguous, and the only one among these, of which it is one, that uses its memory."""
+    used = [t.untyped_storage()._cdata for t in others if t is not None]
+    return bool(tensor.is_contiguous()) and used.count(tensor.untyped_storage()._cdata) == 1

@@ -154,7 +154,9 @@ class Split:
             values[-1] = self._first(operands[0].device)
         for run, r, places in self._rounds:
             found = run(values)
-            states = level.group.merge(r, found[: len(r.names)], self._local.make)
+            # Compilers know the collective operators that return new tensors.
+            shared = [*values, *found[len(r.names) :]] if self._local.keeps else None
+            states = level.group.merge(r, found[: len(r.names)], self._local.make, shared)
             for place, value in zip(places, [*states, *found[len(r.names) :]], strict=True):
                 values[place] = value
         results: list[Any] = self._finish(values)
