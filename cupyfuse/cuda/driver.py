@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -31,7 +32,7 @@ def driver() -> Any:
         library.cuGraphInstantiateWithFlags.argtypes = [pointer, pointer, ctypes.c_ulonglong]
         library.cuGraphLaunch.argtypes = [pointer, pointer]
         library.cuGraphExecDestroy.argtypes = library.cuGraphDestroy.argtypes = [pointer]
-        library.cuLaunchKernelEx.restype = ctypes.c_int  # `EarlyLaunch` prepares its arguments
+        library.cuLaunchKernelEx.restype = ctypes.c_int  # `early_launch` prepares its arguments
         library.cuTensorMapEncodeTiled.argtypes = [
             *(pointer, ctypes.c_int, number, pointer, pointer, pointer, pointer, pointer),
             *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
@@ -61,8 +62,10 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
-class EarlyLaunch:
-    """A launch whose blocks may begin before the launch before it on the stream has ended.
+def early_launch(
+    function: int, grid: Dim, block: Dim, shared: int, arguments: ctypes.c_void_p
+) -> Callable[[int], None]:
+    """Prepare a launch whose blocks may begin before the launch before it on the stream has ended.
 
     The kernel has to wait for that itself (`follow_earlier_launches` in `launch_order.cuh`).
 
@@ -75,20 +78,23 @@ class EarlyLaunch:
         Bytes of dynamic shared memory.
     arguments : ctypes.c_void_p
         A pointer to the kernel's only argument.
+
+    Returns
+    -------
+    callable
+        Launches on a stream; raises EngineError if the driver refuses.
     """
+    attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
+    config = _LaunchConfig(*grid, *block, shared, None, ctypes.pointer(attribute), 1)
+    launch = driver().cuLaunchKernelEx
+    config_at, handle, arguments_at = ctypes.byref(config), ctypes.c_void_p(function), ctypes.byref(arguments)
 
-    def __init__(self, function: int, grid: Dim, block: Dim, shared: int, arguments: ctypes.c_void_p):
-        self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
-        self._config = _LaunchConfig(*grid, *block, shared, None, ctypes.pointer(self._attribute), 1)
-        self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(arguments), None
-        self._launch = driver().cuLaunchKernelEx
-
-    def __call__(self, stream: int) -> None:
-        """Launch on a stream; raise EngineError if the driver refuses."""
-        self._config.stream = stream
-        status = self._launch(*self._arguments)
-        if status:
+    def enqueue(stream: int) -> None:
+        config.stream = stream
+        if status := launch(config_at, handle, arguments_at, None):
             raise EngineError(f"cuLaunchKernelEx failed with status {status}")
+
+    return enqueue
 
 
 def takes_early_launches() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .configure import Config
 from .kernel import Kernel, translation_unit
-from .launch import launcher
+from .launch import KernelCall, Struct, StructLaunch, integers, pointer, sequence
 from .runtime import Runtime
 
 THREADS = 256
@@ -47,17 +47,17 @@ class Fingerprint:
     """
 
     def __init__(self, runtime: Runtime, shapes: Sequence[Shape]):
-        self._members: list[int] = []  # of each matrix, as in `struct Sampled` of fingerprint.cu; 0 for its address
-        pieces = 0
-        for shape in shapes:
+        struct, pieces = Struct(), 0
+        for slot, shape in enumerate(shapes):
             rows, cols, row_stride, col_stride, itemsize = _with_rows_along_memory(shape)
             runs = _sampled_runs(rows, cols, itemsize)
-            self._members += [0, row_stride * itemsize, col_stride * itemsize, rows, cols, itemsize, runs]
+            # `struct Sampled` of fingerprint.cu
+            struct += pointer(slot) + integers(row_stride * itemsize, col_stride * itemsize, rows, cols, itemsize, runs)
             pieces += _PIECES_A_RUN * rows * runs
         blocks = max(1, min(-(-pieces // THREADS), runtime.processors * BLOCKS))
-        kernel = fingerprint_kernel(len(shapes))
-        form = "Qqqqqqq" * len(shapes) + "QQQ"
-        self._launch = launcher(runtime.function(kernel), (blocks, 1, 1), (THREADS, 1, 1), form)
+        token, state, kept = (pointer(len(shapes) + k) for k in range(3))
+        call = KernelCall(runtime.function(fingerprint_kernel(len(shapes))), (blocks, 1, 1), (THREADS, 1, 1))
+        self._launch = sequence([StructLaunch([call], struct + token + state + kept)])
 
     def __call__(self, matrices: Sequence[int], token: int, state: int, kept: int, stream: Any = None) -> None:
         """Launch the check; it sets the flag of the stream's state.
@@ -65,10 +65,7 @@ class Fingerprint:
         `token` counts the changes that the host knows of. All other arguments but the stream are addresses: of the
         matrices, of the stream's state and of the state `kept` for all streams.
         """
-        members = self._members.copy()
-        members[::7] = matrices
-        members += (token, state, kept)
-        self._launch(members, stream)
+        self._launch([*matrices, token, state, kept], stream)
 
 
 def _with_rows_along_memory(shape: Shape) -> Shape:

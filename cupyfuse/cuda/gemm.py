@@ -238,7 +238,7 @@ class ForeignBlas:
         _check(name, getattr(self._cublas, name)(handle, *arguments))
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
-        self._clear(address, 0, nbytes, stream.ptr)
+        self._clear(address, 0, nbytes, stream)
 
 
 def _check(function: str, status: int) -> None:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from .configure import Config
 from .program import Parameter
@@ -99,13 +93,6 @@ def translation_unit(
             "",
         ]
     )
-
-
-def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
-    """Return two functions: one packs a struct's members into bytes, one makes these a launch argument of CuPy."""
-    members = struct.Struct("=" + form)
-    dtype = np.dtype((np.void, members.size))
-    return members.pack, functools.partial(np.frombuffer, dtype=dtype)
 
 
 @lru_cache(maxsize=64)

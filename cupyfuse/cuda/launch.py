@@ -1,4 +1,8 @@
-"""Launches of kernels that take one struct, at little cost on the host."""
+"""Launches of kernels that take one struct, at little cost on the host.
+
+The launches of a plan become one generated function. It fills addresses and numbers into structs that were packed
+beforehand, and hands these to the driver.
+"""
 
 from __future__ import annotations
 
@@ -6,86 +10,245 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import CodeType, SimpleNamespace
+from typing import Any, NamedTuple
 
-from .driver import Dim, EarlyLaunch, takes_early_launches
-from .kernel import struct_packer
+import numpy as np
 
-Launch = Callable[[Sequence[Any], Any], None]
+from ..ir.numbers import Number
+from .driver import Dim, early_launch, takes_early_launches
+from .launch_graph import LaunchGraph
+from .tensor_map import WORDS
+
+# Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments,
+# and slots of their own hold the arrays that library steps take and give.
+Addresses = list[Any]
+# (addresses, stream): a stream is an address, None CuPy's current one; a `LaunchGraph` records the launch.
+Launch = Callable[[Addresses, Any], None]
+Enqueue = Callable[[Any], None]  # launches one kernel on a stream
+TensorMapOf = Callable[[Addresses], tuple[Any, Any]]
+# What to call after the launches, None to use the buffers again; of each struct its words, its numbers, its launches.
+_Buffers = tuple[Any, ...]
 
 
-def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -> Launch:
-    """Prepare the launch of a kernel with structs of one format.
+class KernelCall(NamedTuple):
+    """A kernel, as `Runtime.function` returns it, with the grid and the dynamic shared memory of its launch."""
 
-    Parameters
+    function: Any
+    grid: Dim
+    block: Dim
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Struct:
+    """The members of a kernel's struct, eight bytes each; structs are concatenated by `+`.
+
+    Attributes
     ----------
-    function : callable
-        The kernel, as `Runtime.function` returns it.
-    grid, block : tuple of int
     form : str
-        Format of the struct's members, in the notation of Python's `struct`.
-    shared : int
-        Bytes of dynamic shared memory.
-
-    Returns
-    -------
-    callable
-        `launch(members, stream)`; the stream None is CuPy's current one, a `LaunchGraph` records the launch.
+        Their format in the notation of Python's `struct`.
+    members : tuple of int or float
+        With 0 for what a launch fills in.
+    pointers : tuple of (index of the member, slot of the address, bytes from there)
+    numbers : tuple of (index of the member, slot of the float arguments, number)
+    maps : tuple of (index of the first member, function)
+        Tensor maps: each function takes the addresses, and returns an array of the words and what to hold until the
+        launch.
     """
-    pack, as_value = struct_packer(form)
 
-    def launch_by_function(members: Sequence[Any], stream: Any) -> None:
-        function(grid, block, (as_value(pack(*members)),), shared, stream)
+    form: str = ""
+    members: tuple[Any, ...] = ()
+    pointers: tuple[tuple[int, int, int], ...] = ()
+    numbers: tuple[tuple[int, int, Number], ...] = ()
+    maps: tuple[tuple[int, TensorMapOf], ...] = ()
 
-    if not getattr(function, "ptr", 0):
-        return launch_by_function  # not a kernel of CuPy's
-
-    # CuPy's function inspects its arguments in every launch; the driver takes the address of a struct. Each thread has
-    # structs of its own, with their launches; one that is in use is not in `buffers.free`.
-    packed_struct = struct.Struct("=" + form)
-    pack_into = packed_struct.pack_into
-    buffers = threading.local()
-    launch_type = EarlyLaunch if takes_early_launches() else _PlainLaunch
-
-    def new_buffer() -> tuple[Any, int, Callable[[int], None]]:
-        """Allocate a struct's memory; return it, the address of a pointer to it, and its launch on a stream."""
-        packed = ctypes.create_string_buffer(packed_struct.size)
-        pointer = ctypes.c_void_p(ctypes.addressof(packed))
-        return packed, ctypes.addressof(pointer), launch_type(function.ptr, grid, block, shared, pointer)
-
-    def launch(members: Sequence[Any], stream: Any) -> None:
-        try:
-            packed, address, enqueue = buffer = buffers.free.pop()
-        except (AttributeError, IndexError):
-            if stream is None or stream.ptr is not None:
-                # In a new thread CuPy's function makes the device's context current.
-                launch_by_function(members, stream)
-                buffers.free = [new_buffer()]
-                return
-            packed, address, enqueue = buffer = new_buffer()
-            buffers.free = []
-        if stream is None:
-            launch_by_function(members, stream)
-        else:
-            pack_into(packed, 0, *members)
-            if stream.ptr is None:
-                stream.add(function.ptr, grid, block, shared, address)
-            else:
-                enqueue(stream.ptr)
-        buffers.free.append(buffer)
-
-    return launch
+    def __add__(self, other: Struct) -> Struct:
+        first = len(self.members)
+        return Struct(
+            self.form + other.form,
+            self.members + other.members,
+            self.pointers + tuple((first + index, slot, start) for index, slot, start in other.pointers),
+            self.numbers + tuple((first + index, slot, source) for index, slot, source in other.numbers),
+            self.maps + tuple((first + index, function) for index, function in other.maps),
+        )
 
 
-class _PlainLaunch:
-    """A launch that begins once the one before it on the stream has ended; with the parameters of `EarlyLaunch`."""
+def integers(*values: int) -> Struct:
+    """Return integers as members of a struct."""
+    return Struct("q" * len(values), values)
 
-    def __init__(self, function: int, grid: Dim, block: Dim, shared: int, arguments: ctypes.c_void_p):
-        from cupy.cuda import driver
 
-        self._launch = functools.partial(driver.launchKernel, function, *grid, *block, shared)
-        self._arguments, self._address = arguments, ctypes.addressof(arguments)
+def pointer(slot: int, start: int = 0) -> Struct:
+    """Return a pointer as member of a struct: `start` bytes behind the address in a slot."""
+    return Struct("Q", (0,), ((0, slot, start),))
 
-    def __call__(self, stream: int) -> None:
-        self._launch(stream, self._address, 0)
+
+def number(value: float, source: Number | None = None, slot: int = -1) -> Struct:
+    """Return a number as member of a struct; one with a `source` is computed from the float arguments in a slot."""
+    return Struct("d", (value,), numbers=((0, slot, source),) if source is not None else ())
+
+
+def tensor_map(function: TensorMapOf) -> Struct:
+    """Return a tensor map as members of a struct."""
+    return Struct("Q" * WORDS, (0,) * WORDS, maps=((0, function),))
+
+
+@dataclass(frozen=True)
+class StructLaunch:
+    """Kernels that are launched one after the other with the same struct.
+
+    Attributes
+    ----------
+    kernels : sequence of KernelCall
+    struct : Struct
+    aligned : sequence of (slot of the address, bytes from there)
+        Pointers in the struct that have to be multiples of `alignment`, a power of two.
+    otherwise : Launch, optional
+        Launched in the place of these kernels where they are not.
+    """
+
+    kernels: Sequence[KernelCall]
+    struct: Struct
+    aligned: Sequence[tuple[int, int]] = ()
+    alignment: int = 1
+    otherwise: Launch | None = None
+
+
+def sequence(launches: Sequence[StructLaunch | Launch]) -> Launch:
+    """Compile launches, one after the other, to one function.
+
+    Each thread has structs of its own; those in use, or left by a launch that failed, are not among its free ones.
+    """
+    structs = [launch for launch in launches if isinstance(launch, StructLaunch)]
+    if not structs and len(launches) == 1:
+        return launches[0]  # type: ignore[return-value]
+    local = threading.local()
+
+    def prepare(stream: Any) -> _Buffers:
+        """Return structs that are not in use, and the way to launch them on a stream."""
+        if isinstance(stream, LaunchGraph):
+            return _buffers(structs, _recording, _drop)
+        if stream is None or not all(getattr(call.function, "ptr", 0) for s in structs for call in s.kernels):
+            return _buffers(structs, _calling, _drop)
+        quick = _buffers(structs, _early if takes_early_launches() else _plainly)
+        if hasattr(local, "free"):
+            return quick
+
+        def begin_thread() -> None:
+            local.free = [quick]
+
+        # In a new thread CuPy's function makes the device's context current.
+        return _buffers(structs, _calling, begin_thread)
+
+    text, names = _write(launches)
+    namespace = {**names, "local": local, "prepare": prepare}
+    exec(_compile(text), namespace)
+    return namespace["launch"]
+
+
+def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[str, dict[str, Any]]:
+    """Write the function, and list what it refers to by name."""
+    names: dict[str, Any] = {}
+    unpacked: list[str] = []
+    body: list[str] = []
+    for k, launch in enumerate(launches):
+        if not isinstance(launch, StructLaunch):
+            names[f"other{k}"] = launch
+            body.append(f"other{k}(at, stream)")
+            continue
+        runs = [f"run{k}_{j}" for j in range(len(launch.kernels))]
+        unpacked += [f"words{k}", f"doubles{k}", *runs]
+        members = launch.struct
+        pointers = {(slot, start): f"p{j}" for j, (_, slot, start) in enumerate(members.pointers)}
+        body += [f"{name} = at[{slot}]{f' + {start}' if start else ''}" for (slot, start), name in pointers.items()]
+        filled = []
+        for j, (index, function) in enumerate(members.maps):
+            names[f"map{k}_{j}"] = function
+            filled.append(f"words{k}[{index}:{index + WORDS}], held{k}_{j} = map{k}_{j}(at)")
+        filled += [f"words{k}[{index}] = {pointers[slot, start]}" for index, slot, start in members.pointers]
+        for j, (index, slot, source) in enumerate(members.numbers):
+            names[f"number{k}_{j}"] = source.evaluate
+            filled.append(f"doubles{k}[{index}] = number{k}_{j}(at[{slot}])")
+        filled += [f"{run}(stream)" for run in runs]
+        checked = " | ".join(dict.fromkeys(pointers[each] for each in launch.aligned))
+        if checked and launch.alignment > 1:
+            names[f"other{k}"] = launch.otherwise
+            body += [f"if ({checked}) & {launch.alignment - 1}:", f"    other{k}(at, stream)", "else:"]
+            filled = [f"    {line}" for line in filled]
+        body += filled
+    if unpacked:
+        taken = ["try:", "    buffers = local.free.pop() if type(stream) is int else None"]
+        taken += ["except (AttributeError, IndexError):", "    buffers = None", "buffers = buffers or prepare(stream)"]
+        body = [*taken, f"finish, {', '.join(unpacked)} = buffers", *body]
+        body += ["if finish is None:", "    local.free.append(buffers)", "else:", "    finish()"]
+    return "\n".join(["def launch(at, stream):", *(f"    {line}" for line in body or ["pass"]), ""]), names
+
+
+@functools.lru_cache(maxsize=1024)
+def _compile(text: str) -> CodeType:
+    """Compile the text of a function; those of many plans are alike."""
+    return compile(text, "<the launches of a plan>", "exec")
+
+
+# Structs and the ways to launch them --------------------------------------------------------------------------------
+
+# Takes the kernel, the struct's memory and a pointer to it.
+_Way = Callable[[KernelCall, bytearray, ctypes.c_void_p], Enqueue]
+
+
+def _buffers(structs: Iterable[StructLaunch], way: _Way, finish: Callable[[], None] | None = None) -> _Buffers:
+    """Pack structs in memory of their own, and prepare the launches of their kernels."""
+    found: list[Any] = [finish]
+    for each in structs:
+        packed = bytearray(struct.pack("=" + each.struct.form, *each.struct.members))
+        pointer = ctypes.c_void_p(ctypes.addressof((ctypes.c_char * len(packed)).from_buffer(packed)))
+        view = memoryview(packed)
+        found += [view.cast("Q"), view.cast("d"), *(way(call, packed, pointer) for call in each.kernels)]
+    return tuple(found)
+
+
+def _drop() -> None:
+    """Leave buffers to the garbage collector."""
+
+
+def _calling(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> Enqueue:
+    """Call the runtime's function, which may inspect its arguments."""
+    function, grid, block, shared = call
+    value = np.frombuffer(packed, np.dtype((np.void, len(packed))))
+
+    def enqueue(stream: Any) -> None:
+        function(grid, block, (value,), shared, stream if stream is None else SimpleNamespace(ptr=stream))
+
+    return enqueue
+
+
+def _plainly(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> Enqueue:
+    """Call the driver, to which an address of the struct is enough; the launch begins when the one before it ends."""
+    from cupy.cuda import driver
+
+    function, grid, block, shared = call
+    launch = functools.partial(driver.launchKernel, function.ptr, *grid, *block, shared)
+
+    def enqueue(stream: int, arguments: int = ctypes.addressof(pointer), held: Any = pointer) -> None:
+        launch(stream, arguments, 0)
+
+    return enqueue
+
+
+def _early(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> Enqueue:
+    """Call the driver; the launch's blocks may begin before the launch before it has ended."""
+    function, grid, block, shared = call
+    return early_launch(function.ptr, grid, block, shared, pointer)
+
+
+def _recording(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> Enqueue:
+    """Add the launch to a graph, which copies the struct."""
+    function, grid, block, shared = call
+
+    def enqueue(graph: LaunchGraph) -> None:
+        graph.add(function.ptr, grid, block, shared, ctypes.addressof(pointer))
+
+    return enqueue

@@ -33,8 +33,6 @@ class LaunchGraph:
         The driver refuses a call.
     """
 
-    ptr = None  # tells `launch.launcher` that this is no stream
-
     def __init__(self) -> None:
         self._driver = driver()
         self._executable = ctypes.c_void_p()
@@ -56,9 +54,9 @@ class LaunchGraph:
         self._memory = memory
         self._check("cuGraphInstantiateWithFlags", ctypes.byref(self._executable), self._graph, 0)
 
-    def __call__(self, stream: Any) -> None:
+    def __call__(self, stream: int) -> None:
         """Launch on a stream."""
-        self._check("cuGraphLaunch", self._executable, stream.ptr)
+        self._check("cuGraphLaunch", self._executable, stream)
 
     def _check(self, name: str, *arguments: Any) -> None:
         """Call a function of the driver; raise an error if it fails."""

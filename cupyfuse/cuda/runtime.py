@@ -52,8 +52,8 @@ class Runtime(Protocol):
     def made_current(self) -> AbstractContextManager[Any]:
         """Return a context manager that makes the device current."""
 
-    def stream(self) -> Any:
-        """Return the current stream, in the form in which launches take it."""
+    def stream(self) -> int | None:
+        """Return the address of the current stream; None for launches that run at once."""
 
     def dtype(self, name: str) -> Any:
         """Return the library's dtype of that name, which `allocator` and `view` take."""
@@ -183,7 +183,7 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
 
         check_process()
         super().__init__(device, cupy.cuda.runtime.getDevice)
-        self._cupy = cupy
+        self._cupy, self._current_stream = cupy, cupy.cuda.get_current_stream
         try:
             name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
             self.device = devices.find(name) if devices.is_known(name) else None
@@ -201,11 +201,12 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
         return self._cupy.cuda.Device(self._device)
 
     def is_capturing(self) -> bool:
-        stream = self._cupy.cuda.get_current_stream()
+        stream = self._current_stream()
         return stream.ptr != 0 and bool(stream.is_capturing())
 
-    def stream(self) -> Any:
-        return self._cupy.cuda.get_current_stream()
+    def stream(self) -> int:
+        address: int = self._current_stream().ptr
+        return address
 
     def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
         def empty() -> Any:

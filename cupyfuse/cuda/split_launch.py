@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..plan.schedule.products import TILE_ROWS, tile_width
 from .gemm import Operand
-from .launch import launcher
+from .launch import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, pointer, sequence
 from .program import Program
 from .runtime import Runtime
 from .split import (
@@ -25,7 +25,7 @@ from .split import (
     split_rows_kernel,
 )
 
-# Formats follow the structs in `split.py`: "Q" for an address, "q" for an integer.
+# Members follow the structs in `split.py`.
 
 
 class Split:
@@ -60,20 +60,16 @@ class Split:
             self.kernel = split_columns_kernel(conditional, parts, column_cluster(rows, cols, parts, processors))
         self._inverse = inverse_at(rows, cols, parts)
         self._shape, self._stride = (rows, cols), strides[0 if self._by_rows else 1]
-        self._form = "QqQQqq" + "Q" * conditional
+        self._conditional = conditional
 
-    def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernel; call it with the addresses of the matrix, the split and, if conditional, the flag."""
-        kernel, rows, stride = self.kernel, self._shape[0], self._stride
+    def launch(self, runtime: Runtime, matrix: int, tiles: int, flag: int = -1) -> StructLaunch:
+        """Load the kernel; the slots are those of the addresses of matrix, split and, if conditional, flag."""
+        kernel, rows = self.kernel, self._shape[0]
         blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32) * kernel.cluster
-        block = (kernel.config.threads, 1, 1)
-        run = launcher(runtime.function(kernel), (blocks, 1, 1), block, self._form, kernel.shared)
-        inverse = self._inverse
-
-        def launch(matrix: int, tiles: int, stream: Any = None, *flag: int) -> None:
-            run((matrix, stride, tiles, tiles + inverse, *self._shape, *flag), stream)
-
-        return launch
+        call = KernelCall(runtime.function(kernel), (blocks, 1, 1), (kernel.config.threads, 1, 1), kernel.shared)
+        struct = pointer(matrix) + integers(self._stride) + pointer(tiles) + pointer(tiles, self._inverse)
+        struct += integers(*self._shape)
+        return StructLaunch([call], struct + pointer(flag) if self._conditional else struct)
 
 
 class SplitProduct:
@@ -116,32 +112,28 @@ class SplitProduct:
         self.workspace = self._tiles * WARPS_A_TILE * 4 * (1 + 32 * -(-self._width // 64))
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
-    def load(self, runtime: Runtime, form: str = "Qq") -> Callable[..., None]:
+    def launch(
+        self, runtime: Runtime, tiles: Sequence[int], operands: Sequence[int], workspace: int, arguments: Struct
+    ) -> StructLaunch:
         """Load the kernels.
 
-        Call the result with the addresses of both splits, of A and B, and of the workspace, and the members of the row
-        program's struct, whose format is `form`: of one that stores C its address and its row stride.
+        The slots are those of the addresses of both splits, of A and B, and of the workspace. `arguments` are those of
+        the row program: of one that stores C a pointer to it and its row stride.
         """
-        (m, n, k), width = self._shape, self._width
-        (left_row, left_col), (right_row, right_col) = self._left, self._right
-        gemm, repair = self.kernels
-        form = f"QQQqqQqQqqQqqQq{form}qq"
+        (m, n, k), (gemm, repair) = self._shape, self.kernels
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
-        run_gemm = launcher(runtime.function(gemm), grid, block, form, gemm.shared)
+        multiply = KernelCall(runtime.function(gemm), grid, block, gemm.shared)
         grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
-        run_repair = launcher(runtime.function(repair), grid, block, form, repair.shared)
-        offset_a, offset_b = inverse_at(m, k), inverse_at(n, k)
+        recompute = KernelCall(runtime.function(repair), grid, block, repair.shared)
+        (a, b), (x, y) = tiles, operands
+        struct = pointer(a) + pointer(b) + _operand(x, self._left, a, m, k) + _operand(y, self._right, b, n, k)
+        struct += integers(k) + pointer(workspace) + integers(self._width) + arguments + integers(m, n)
+        return StructLaunch([multiply, recompute], struct)
 
-        def launch(
-            tiles: Sequence[int], operands: Sequence[int], workspace: int, arguments: Sequence[Any], stream: Any = None
-        ) -> None:
-            (a, b), (x, y) = tiles, operands
-            first, second = (x, left_row, left_col, a + offset_a, m), (y, right_row, right_col, b + offset_b, n)
-            members = (a, b, *first, *second, k, workspace, width, *arguments, m, n)
-            run_gemm(members, stream)
-            run_repair(members, stream)
 
-        return launch
+def _operand(matrix: int, strides: tuple[int, int], tiles: int, rows: int, cols: int, parts: int = 2) -> Struct:
+    """Return the members for an operand and the scales of its split, whose addresses are in slots."""
+    return pointer(matrix) + integers(*strides) + pointer(tiles, inverse_at(rows, cols, parts)) + integers(rows)
 
 
 class RoundedProduct:
@@ -159,28 +151,26 @@ class RoundedProduct:
         self.kernels = (finish_kernel(),)
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
-    def load(self, runtime: Runtime) -> Callable[..., None]:
+    def launch(
+        self, runtime: Runtime, parts: Sequence[int], operands: Sequence[int], target: int, factors: Sequence[int]
+    ) -> Launch:
         """Load the kernels: the fp16 product of two splits, and what then writes the factors that undo its scales.
 
-        Call the result with the addresses of both splits, of A and B, of C, and of the three factors to write."""
-        (m, n, k), left, right = self._shape, self._left, self._right
+        The slots are those of the addresses of both splits, of A and B, of C, and of the three factors.
+        """
+        (m, n, k), (a, b), (x, y) = self._shape, parts, operands
         depth = padded(k)
         a_parts, b_parts = Operand(m, depth, depth, 1), Operand(depth, n, 1, depth)
         product = runtime.product(a_parts, b_parts, "float16", "float32", "ieee")
         (kernel,) = self.kernels
         grid, block = (self._processors, 1, 1), (FINISH_THREADS, 1, 1)
-        finish = launcher(runtime.function(kernel), grid, block, "QqqQqQqqQqQqQQQ", kernel.shared)
-        offset_a, offset_b = inverse_at(m, k, 1), inverse_at(n, k, 1)
+        finish = KernelCall(runtime.function(kernel), grid, block, kernel.shared)
+        struct = _operand(x, self._left, a, m, k, parts=1) + _operand(y, self._right, b, n, k, parts=1)
+        struct += pointer(target) + integers(k)
+        for factor in factors:
+            struct += pointer(factor)
 
-        def launch(
-            parts: Sequence[int],
-            operands: Sequence[int],
-            target: int,
-            factor_targets: Sequence[int],
-            stream: Any = None,
-        ) -> None:
-            (a, b), (x, y) = parts, operands
-            product(a, b, target, stream)
-            finish((x, *left, a + offset_a, m, y, *right, b + offset_b, n, target, k, *factor_targets), stream)
+        def multiply(at: Addresses, stream: Any) -> None:
+            product(at[a], at[b], at[target], stream)
 
-        return launch
+        return sequence([multiply, StructLaunch([finish], struct)])

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..cuda.launch import Addresses, sequence
 from ..cuda.runtime import Runtime
 from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, assign_offsets, base_of, dead_after, last_stage, row_stride, stages_of, view_chain
-from .kernel_launch import Addresses, LaunchSpec, Place
+from .kernel_launch import LaunchSpec, Place
 from .launch_specs import LaunchSpecs, ShapeAndStrides
 from .library_launch import Held, allocation, reads_held_alone, release, rewritten_operand
 
@@ -106,7 +107,7 @@ class CudaExecutable:
             specs = self._launch_specs()
             runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
             slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
-            self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)]
+            self._enqueue = sequence([spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)])
         self._unset = [None] * (self._slots - self._first_unset)  # what `_launch` and library steps fill in
 
     def _slot(self) -> int:
@@ -304,8 +305,7 @@ class CudaExecutable:
             start = memory.ptr
             for slot, offset in self._temporaries:
                 addresses[slot] = start + offset
-        for launch in self._launches:
-            launch(addresses, stream)
+        self._enqueue(addresses, stream)
         return memory
 
     def _deliver(self, result: _Result, written: Any, out: Any) -> Any:

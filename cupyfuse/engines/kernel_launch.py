@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import dtypes
 from ..cuda.configure import Access, Config, accesses, default_config
 from ..cuda.kernel import Kernel
-from ..cuda.launch import launcher
+from ..cuda.launch import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer, sequence
 from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
 from ..ir.graph import Node
-from ..ir.numbers import Number
 from ..plan.schedule import Step, state_size
 
 _MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
 # From so many blocks on threads of elementwise work have several packs: enough blocks are left for all multiprocessors.
 _MANY_BLOCKS, _PACKS_A_THREAD = 1 << 14, 8
-
-# Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments,
-# and slots of their own hold the arrays that library steps take and give.
-Addresses = list[Any]
-Launch = Callable[[Addresses, Any], None]  # (addresses, stream)
 
 
 @dataclass(frozen=True)
@@ -58,14 +52,14 @@ class LaunchSpec:
     Attributes
     ----------
     bind : callable
-        `bind(runtime, slot)` loads the kernels and returns the launch; the slot holds the workspace's address, -1 if
-        there is none.
+        `bind(runtime, slot)` loads the kernels and returns the launch, for `sequence`; the slot holds the workspace's
+        address, -1 if there is none.
     kernels : tuple of Kernel
     workspace : int
         Bytes of device memory that the launch needs for itself; 0 for none.
     """
 
-    bind: Callable[[Runtime, int], Launch]
+    bind: Callable[[Runtime, int], StructLaunch | Launch]
     kernels: tuple[Kernel, ...] = ()
     workspace: int = 0
 
@@ -78,15 +72,12 @@ class KernelArguments:
     program : Program
     place : callable
         Returns the `Place` of a value.
+    numbers : int
+        Slot of the float arguments; -1 if there are none.
 
     Attributes
     ----------
-    members : list
-        The struct's members, with 0 for addresses.
-    format : str
-        The struct's format in the notation of Python's `struct`, eight bytes a member.
-    pointers : list of (index of the member, slot of the address, bytes from there)
-    numbers : list of (index of the member, number)
+    struct : Struct
     vector_pointers : list of (slot of the address, bytes from there, itemsize)
         The pointers that are accessed in vectors.
     full_pointers : list of (slot of the address, bytes from there, itemsize)
@@ -95,45 +86,31 @@ class KernelArguments:
         Of the arrays that have an element for each of the program's, if it has several rows.
     """
 
-    def __init__(self, program: Program, place: Callable[[Node], Place]):
+    def __init__(self, program: Program, place: Callable[[Node], Place], numbers: int):
         self.rows = program.domain[0]
-        self.members: list[Any] = []
-        self.format = ""
-        self.pointers: list[tuple[int, int, int]] = []
-        self.numbers: list[tuple[int, Number]] = []
+        self.struct = Struct()
         self.vector_pointers: list[tuple[int, int, int]] = []
         self.full_pointers: list[tuple[int, int, int]] = []
         self.row_strides: list[int] = []
         for parameter in program.parameters:
             if parameter.is_number:
-                self._add_number(parameter.node)
+                self.struct += number(float(parameter.node.value), parameter.node.number, numbers)
             else:
                 self._add_array(parameter, place(parameter.node))
-
-    def _add_number(self, node: Node) -> None:
-        """Append the member for a constant, or for a float argument, which each call fills in."""
-        if node.number is not None:
-            self.numbers.append((len(self.members), node.number))
-        self.members.append(float(node.value))
-        self.format += "d"
 
     def _add_array(self, parameter: Parameter, place: Place) -> None:
         """Append the members for an array: a pointer, and the strides that the kernel takes."""
         start = place.offset * dtypes.ITEMSIZE[parameter.dtype]
-        self.pointers.append((len(self.members), place.slot, start))
-        self.members.append(0)
-        self.format += "Q"
+        self.struct += pointer(place.slot, start)
         if parameter.has_rows:
-            self.members.append(place.row_stride)
-            self.format += "q"
+            self.struct += integers(place.row_stride)
         if parameter.has_cols:
-            self.members.append(place.col_stride)
-            self.format += "q"
-        pointer = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])
+            self.struct += integers(place.col_stride)
+        found = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])
         if parameter.extent in (FULL, COLUMN):
-            self.vector_pointers.append(pointer)
+            self.vector_pointers.append(found)
         if parameter.extent == FULL:
-            self.full_pointers.append(pointer)
+            self.full_pointers.append(found)
             self.row_strides += [place.row_stride] if self.rows > 1 else []
 
     @property
@@ -159,32 +136,26 @@ class KernelArguments:
     def launch_by_alignment(
         self,
         widest: Access,
-        load: Callable[[Access], Launch],
+        load: Callable[[Access], StructLaunch],
         choose: Callable[[Addresses], Access] | None = None,
-    ) -> Launch:
+    ) -> StructLaunch:
         """Return a launch that takes the variant of a kernel for the alignment of a call's pointers.
 
         `load` loads the variant for an access: the widest, for pointers that are all aligned, at once, others on their
         first use. `choose` returns the access for addresses that are not all aligned; by default a narrower one.
         """
+        variants: dict[Access, Launch] = {}
         aligned = load(widest)
-        variants = {widest: aligned}
-        pointers = self.vector_pointers
-        low_bits = max((widest.vec * size for *_, size in pointers), default=1) - 1  # zero in aligned addresses
 
-        def launch(addresses: Addresses, stream: Any) -> None:
-            bits = 0
-            for slot, start, _ in pointers:
-                bits |= addresses[slot] + start
-            if not bits & low_bits:
-                aligned(addresses, stream)
-                return
+        def launch_other(addresses: Addresses, stream: Any) -> None:
             access = choose(addresses) if choose else Access(self.aligned_vec(addresses, widest.vec))
             if access not in variants:
-                variants[access] = load(access)
+                variants[access] = sequence([aligned if access == widest else load(access)])
             variants[access](addresses, stream)
 
-        return launch
+        alignment = max((widest.vec * size for *_, size in self.vector_pointers), default=1)
+        checked = [(slot, start) for slot, start, _ in self.vector_pointers]
+        return replace(aligned, aligned=checked, alignment=alignment, otherwise=launch_other)
 
 
 class KernelLaunch:
@@ -217,8 +188,7 @@ class KernelLaunch:
         self.program = Program(step, storage)
         self.rows, self.cols = step.domain
         self.flag = flag
-        self.numbers_slot = numbers
-        self.arguments = KernelArguments(self.program, place)
+        self.arguments = KernelArguments(self.program, place, numbers)
         self.clusters = clusters
         if self._is_one_row():
             self.rows, self.cols = 1, self.rows * self.cols
@@ -248,10 +218,10 @@ class KernelLaunch:
         count = self.cols if self.program.by_columns else self.rows
         return self.config.shares * count * state_size(self.program.step)
 
-    def bind(self, runtime: Runtime, partial: int) -> Launch:
+    def bind(self, runtime: Runtime, partial: int) -> StructLaunch:
         """Load the kernels; `partial` is the slot of the workspace."""
 
-        def load(access: Access) -> Launch:
+        def load(access: Access) -> StructLaunch:
             if access == self.accesses[0]:
                 return self._load(runtime, partial, self.config, self.kernels)
             config = default_config(self.program, access, self.clusters)
@@ -269,37 +239,20 @@ class KernelLaunch:
 
         return next(filter(fits, self.accesses), self.accesses[-1])
 
-    def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> Launch:
+    def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> StructLaunch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
-        arguments = self.arguments
-        # The struct: arguments, rows, columns; where totals are merged their address, shares; any flag's address.
-        template, form = [*arguments.members, self.rows, self.cols], arguments.format + "qq"
-        pointers, numbers = arguments.pointers.copy(), arguments.numbers
+        struct = self.arguments.struct + integers(self.rows, self.cols)
         if config.merges:
-            pointers.append((len(template), partial, 0))
-            template += [0, config.shares]
-            form += "Qq"
-        grids = _grids(config, self.rows, self.cols)
+            struct += pointer(partial) + integers(config.shares)
         if self.flag >= 0:
-            pointers.append((len(template), self.flag, 0))
-            template.append(0)
-            form += "Q"
-        numbers_slot = self.numbers_slot
-        runs = []  # the second kernel is the merge
-        for kernel, (x, y), threads in zip(kernels, grids, (config.threads, config.merge_threads), strict=False):
-            function = runtime.function(kernel)
-            runs.append(launcher(function, (max(1, x), y, 1), (threads, 1, 1), form, kernel.shared))
-
-        def launch(addresses: Addresses, stream: Any) -> None:
-            members = template.copy()
-            for index, slot, start in pointers:
-                members[index] = addresses[slot] + start
-            for index, number in numbers:
-                members[index] = number.evaluate(addresses[numbers_slot])
-            for run in runs:
-                run(members, stream)
-
-        return launch
+            struct += pointer(self.flag)
+        grids = _grids(config, self.rows, self.cols)
+        threads = config.threads, config.merge_threads  # the second kernel is the merge
+        calls = [
+            KernelCall(runtime.function(kernel), (max(1, x), y, 1), (count, 1, 1), kernel.shared)
+            for kernel, (x, y), count in zip(kernels, grids, threads, strict=False)
+        ]
+        return StructLaunch(calls, struct)
 
 
 def _grids(config: Config, rows: int, cols: int) -> list[tuple[int, int]]:

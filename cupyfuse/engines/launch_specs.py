@@ -10,12 +10,13 @@ from typing import Any
 
 from .. import dtypes
 from ..cuda.gemm import Operand, batched_operands
+from ..cuda.launch import Addresses, Launch, StructLaunch
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import RoundedProduct, Split
 from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step, base_of, contiguous_strides
-from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
+from .kernel_launch import KernelLaunch, LaunchSpec, Place
 from .library_launch import Held, LibraryLaunch
 from .product_launch import ProductLaunch, SplitProductLaunch
 
@@ -118,11 +119,8 @@ class LaunchSpecs:
         strides = source.row_stride, source.col_stride
         split = Split(*matrix.shape, strides, node.parts, flag >= 0, self._runtime.processors)
 
-        def bind(runtime: Runtime, _: int) -> Launch:
-            launch = split.load(runtime)
-            if flag >= 0:
-                return lambda at, stream: launch(at[x], at[y], stream, at[flag])
-            return lambda at, stream: launch(at[x], at[y], stream)
+        def bind(runtime: Runtime, _: int) -> StructLaunch:
+            return split.launch(runtime, x, y, flag)
 
         return LaunchSpec(bind, (split.kernel,))
 
@@ -136,8 +134,7 @@ class LaunchSpecs:
         product = RoundedProduct((*node.shape, node.inputs[2].shape[1]), left, right, self._runtime.processors)
 
         def bind(runtime: Runtime, _: int) -> Launch:
-            launch = product.load(runtime)
-            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], [at[s] for s in slots], stream)
+            return product.launch(runtime, (a, b), (x, y), z, slots)
 
         return LaunchSpec(bind, product.kernels)
 

@@ -11,10 +11,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .. import dtypes
+from ..cuda.launch import Addresses, Launch
 from ..cuda.runtime import Runtime
 from ..ir.graph import Node
 from ..plan.schedule import Step, base_of, contiguous_strides, view_chain
-from .kernel_launch import Addresses, Launch, LaunchSpec, Place
+from .kernel_launch import LaunchSpec, Place
 
 
 class Held(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,13 @@ from ..cuda import split
 from ..cuda.configure import Access, fitting_vec
 from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
 from ..cuda.kernel import Kernel
-from ..cuda.launch import launcher
+from ..cuda.launch import Addresses, KernelCall, StructLaunch, integers, pointer, tensor_map
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import SplitProduct
-from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
+from ..cuda.tensor_map import ALIGNMENT, MatrixBoxes
 from ..ir.graph import Node
 from ..plan.schedule import Step, base_of, state_bytes, strip_transposes
-from .kernel_launch import Addresses, KernelArguments, Launch, LaunchSpec, Place
+from .kernel_launch import KernelArguments, LaunchSpec, Place
 
 _ITEMSIZE = 2
 _MOST_MAPS = 64  # of an operand, by address: callers use few addresses again and again
@@ -36,9 +37,9 @@ class _MappedOperand:
         nbytes = stride * _ITEMSIZE if count > 1 else -(-length * _ITEMSIZE // ALIGNMENT) * ALIGNMENT
         self._matrix = MatrixBoxes(count, length, nbytes, box, dtype)
         self._encode, self._runtime, self._dtype = runtime.tensor_map, runtime, runtime.dtype(dtype)
-        self._maps: dict[int, tuple[int, ...]] = {}
+        self._maps: dict[int, array[int]] = {}
 
-    def map(self, addresses: Addresses) -> tuple[tuple[int, ...], Any]:
+    def map(self, addresses: Addresses) -> tuple[array[int], Any]:
         """Return the words of the tensor map, and the memory of the copy, if one was made, to hold until the launch."""
         address, copy = addresses[self._slot] + self._start, None
         if address % ALIGNMENT:
@@ -48,7 +49,7 @@ class _MappedOperand:
         if words is None:
             if len(self._maps) >= _MOST_MAPS:
                 self._maps.clear()
-            words = self._maps[address] = self._encode(self._matrix, address)
+            words = self._maps[address] = array("Q", self._encode(self._matrix, address))
         return words, copy
 
     def _copy_aligned(self, address: int) -> Any:
@@ -79,10 +80,10 @@ class ProductLaunch:
     def __init__(
         self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], numbers: int, processors: int
     ):
-        self._step, self._place, self._numbers, self._processors = step, place, numbers, processors
+        self._step, self._place, self._processors = step, place, processors
         self._dtype = storage[base_of(step.product.inputs[0])]
         self._program = program_of(step, storage)
-        self._arguments = KernelArguments(self._program, place)
+        self._arguments = KernelArguments(self._program, place, numbers)
         self._widest = min(2, fitting_vec(self._program, self._arguments.row_stride_bits))
         self._shape = self._shape_for(self._widest)
         self._shares = -(-step.domain[1] // self._shape.tiles.columns)
@@ -96,10 +97,10 @@ class ProductLaunch:
         """Return the kernels, the workspace and the binding of the launch."""
         return LaunchSpec(self._bind, self._kernels, state_bytes(self._step, self._processors))
 
-    def _bind(self, runtime: Runtime, states: int) -> Launch:
+    def _bind(self, runtime: Runtime, states: int) -> StructLaunch:
         """Load the kernels; `states` is the slot of the workspace, where tiles leave the states of reductions."""
 
-        def load(access: Access) -> Launch:
+        def load(access: Access) -> StructLaunch:
             if access.vec == self._widest:
                 return self._load(runtime, states, self._shape, self._kernels)
             shape = self._shape_for(access.vec)
@@ -107,46 +108,25 @@ class ProductLaunch:
 
         return self._arguments.launch_by_alignment(Access(self._widest), load)
 
-    def _load(self, runtime: Runtime, states: int, shape: GemmShape, kernels: tuple[Kernel, ...]) -> Launch:
+    def _load(self, runtime: Runtime, states: int, shape: GemmShape, kernels: tuple[Kernel, ...]) -> StructLaunch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
         step, arguments = self._step, self._arguments
         first, second = (
             _MappedOperand(operand, self._place(operand), self._dtype, box, runtime)
             for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
         )
-        # The struct: two tensor maps, depth, the epilogue's arguments, rows, columns, address of the states, shares.
-        # The template begins at the depth, so that the epilogue's arguments follow at index 1.
-        depth = step.product.inputs[0].shape[1]
-        template = [depth, *arguments.members, *step.domain, 0, self._shares]
-        pad = [0] * (-(2 * WORDS + len(template)) % _STRUCT_MEMBERS)
-        template += pad
-        pointers = [(1 + index, slot, start) for index, slot, start in arguments.pointers]
-        if states >= 0:
-            pointers.append((1 + len(arguments.members) + 2, states, 0))
-        numbers = [(1 + index, number) for index, number in arguments.numbers]
-        form = f"{2 * WORDS}Qq{arguments.format}qqQq{'q' * len(pad)}"
-        numbers_slot = self._numbers
+        struct = tensor_map(first.map) + tensor_map(second.map) + integers(step.product.inputs[0].shape[1])
+        struct += arguments.struct + integers(*step.domain)
+        struct += (pointer(states) if states >= 0 else integers(0)) + integers(self._shares)
+        struct += integers(*[0] * (-len(struct.members) % _STRUCT_MEMBERS))
         blocks = shape.tiles.count_blocks(step.domain, self._processors)
         merging = min(-(-step.domain[0] // _MERGING_WARPS), (1 << 31) - 1)
         grids = [((blocks, 1, 1), (THREADS, 1, 1)), ((merging, 1, 1), (MERGE_THREADS, 1, 1))]
-        runs = [
-            launcher(runtime.function(kernel), *grid, form, kernel.shared)
+        calls = [
+            KernelCall(runtime.function(kernel), *grid, kernel.shared)
             for kernel, grid in zip(kernels, grids, strict=False)
         ]
-
-        def launch(addresses: Addresses, stream: Any) -> None:
-            (a, copy_of_a), (b, copy_of_b) = first.map(addresses), second.map(addresses)
-            members = template.copy()
-            for index, slot, start in pointers:
-                members[index] = addresses[slot] + start
-            for index, number in numbers:
-                members[index] = number.evaluate(addresses[numbers_slot])
-            members[:0] = (*a, *b)
-            for run in runs:
-                run(members, stream)
-            del copy_of_a, copy_of_b  # the next owner's work on this stream comes after ours
-
-        return launch
+        return StructLaunch(calls, struct)
 
 
 class SplitProductLaunch:
@@ -159,11 +139,11 @@ class SplitProductLaunch:
         self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], numbers: int, processors: int
     ):
         node = step.product
-        self._numbers, self._processors = numbers, processors
+        self._processors = processors
         self._places = [place(i) for i in node.inputs]
         self._shape = *node.shape, node.inputs[2].shape[1]
         self._program = split.program_of(step, storage)
-        self._arguments = KernelArguments(self._program, place)
+        self._arguments = KernelArguments(self._program, place, numbers)
         self._widest = min(2, fitting_vec(self._program, self._arguments.row_stride_bits))
         self._product = self._product_for(self._widest)
 
@@ -176,27 +156,15 @@ class SplitProductLaunch:
         """Return the kernels, the workspace and the binding of the launch."""
         return LaunchSpec(self._bind, self._product.kernels, self._product.workspace)
 
-    def _bind(self, runtime: Runtime, workspace: int) -> Launch:
+    def _bind(self, runtime: Runtime, workspace: int) -> StructLaunch:
         """Load the kernels; `workspace` is the slot of the workspace."""
 
-        def load(access: Access) -> Launch:
+        def load(access: Access) -> StructLaunch:
             is_widest = access.vec == self._widest
             return self._load(runtime, workspace, self._product if is_widest else self._product_for(access.vec))
 
         return self._arguments.launch_by_alignment(Access(self._widest), load)
 
-    def _load(self, runtime: Runtime, workspace: int, product: SplitProduct) -> Launch:
-        arguments, numbers_slot = self._arguments, self._numbers
-        template, pointers, numbers = arguments.members, arguments.pointers, arguments.numbers
+    def _load(self, runtime: Runtime, workspace: int, product: SplitProduct) -> StructLaunch:
         a, b, x, y = (p.slot for p in self._places)
-        run = product.load(runtime, arguments.format)
-
-        def launch(at: Addresses, stream: Any) -> None:
-            members = template.copy()
-            for index, slot, start in pointers:
-                members[index] = at[slot] + start
-            for index, number in numbers:
-                members[index] = number.evaluate(at[numbers_slot])
-            run((at[a], at[b]), (at[x], at[y]), at[workspace], members, stream)
-
-        return launch
+        return product.launch(runtime, (a, b), (x, y), workspace, self._arguments.struct)

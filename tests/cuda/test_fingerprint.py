@@ -258,22 +258,24 @@ def test_conditional_plans(device: Engine) -> None:
 
 @pytest.mark.parametrize("by", ["rows", "columns"])
 def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -> None:
+    from cupyfuse.cuda.launch import sequence
     from cupyfuse.cuda.split_launch import Split
     from cupyfuse.ir.products import split_shape
 
     runtime = runtime_of(device)
     x = device.array(normal(rng, (37, 130)), "contiguous" if by == "rows" else "fortran")
-    split = Split(37, 130, (x.strides[0] // 4, x.strides[1] // 4), conditional=True).load(runtime)
-    plainly = Split(37, 130, (x.strides[0] // 4, x.strides[1] // 4)).load(runtime)
+    strides = x.strides[0] // 4, x.strides[1] // 4
+    split = sequence([Split(37, 130, strides, conditional=True).launch(runtime, 0, 1, 2)])
+    plainly = sequence([Split(37, 130, strides).launch(runtime, 0, 1)])
     memory, other = (device.xp.empty(split_shape(x.shape), np.float16) for _ in range(2))
     memory[...], other[...] = -7, -7
     flag = device.array(np.zeros(1, np.uint32))
     at = runtime.address
-    split(at(x), at(memory), None, at(flag))
+    split([at(x), at(memory), at(flag)], runtime.stream())
     assert (device.host(memory) == -7).all()
     flag[0] = 1
-    split(at(x), at(memory), None, at(flag))
-    plainly(at(x), at(other))
+    split([at(x), at(memory), at(flag)], runtime.stream())
+    plainly([at(x), at(other)], runtime.stream())
     np.testing.assert_array_equal(device.host(memory).view(np.uint16), device.host(other).view(np.uint16))
 
 

@@ -15,12 +15,27 @@ import pytest
 
 from cupyfuse.cuda import driver
 from cupyfuse.cuda.gemm import ForeignBlas
-from cupyfuse.cuda.launch import launcher
+from cupyfuse.cuda.launch import KernelCall, Launch, StructLaunch, integers, number, pointer, sequence, tensor_map
+from cupyfuse.cuda.launch_graph import LaunchGraph
+from cupyfuse.cuda.tensor_map import WORDS
 from cupyfuse.errors import EngineError
+from cupyfuse.ir.numbers import Number
 
 GRID, BLOCK, FORM = (5, 1, 1), (64, 1, 1), "Qqd"
-STREAM = SimpleNamespace(ptr=77)
+STREAM = 77
 HANDLE = 1234
+NUMBERS = 1  # the slot of the float arguments
+HALF = Number("x / 2", lambda numbers: numbers[0] / 2, lambda: 0.0)
+STRUCT = pointer(0, 16) + integers(-3) + number(0.0, HALF, NUMBERS)
+
+
+def launch_of(function: Any, shared: int = 0, **alignment: Any) -> Launch:
+    """A launch of one kernel, given an address and a float."""
+    return sequence([StructLaunch([KernelCall(function, GRID, BLOCK, shared)], STRUCT, **alignment)])
+
+
+def members(address: int, value: float) -> tuple[Any, ...]:
+    return address + 16, -3, value / 2
 
 
 class Device:
@@ -99,84 +114,195 @@ def test_launches_begin_early_where_gpu_and_driver_can(
     install: Callable[..., Device], capability: str, version: int, early: int
 ) -> None:
     device = install(capability, version)
-    launch = launcher(device.function(), GRID, BLOCK, FORM, 16)
+    launch = launch_of(device.function(), 16)
     for k in range(3):
-        launch((k, -k, 0.5), STREAM)
-    expected = [(GRID, BLOCK, (k, -k, 0.5), 16, 77) for k in (1, 2)]
+        launch([k, [0.5]], STREAM)
+    expected = [(GRID, BLOCK, members(k, 0.5), 16, 77) for k in (1, 2)]
     assert (device.early, device.quick) == ((expected, []) if early else ([], expected))
     assert len(device.plain) == 1
 
 
 def test_an_early_launch_that_the_driver_refuses_is_an_error(install: Callable[..., Device]) -> None:
     device = install("90")
-    launch = launcher(device.function(), GRID, BLOCK, FORM)
-    launch((0, 0, 0.0), STREAM)
+    launch = launch_of(device.function())
+    launch([0, [0.0]], STREAM)
     device.status = 700
     with pytest.raises(EngineError, match="cuLaunchKernelEx failed with status 700"):
-        launch((1, 1, 1.0), STREAM)
+        launch([1, [1.0]], STREAM)
 
 
-def test_an_early_launch_within_a_launch_spoils_no_arguments(install: Callable[..., Device]) -> None:
-    device = install("90")
-    launch = launcher(device.function(), GRID, BLOCK, FORM)
-    launch((0, 0, 0.0), STREAM)
-    device.during = lambda: launch((2, 2, 2.0), STREAM)
-    launch((1, 1, 1.0), STREAM)
-    assert [members for _, _, members, _, _ in device.early] == [(1, 1, 1.0)]
-    assert [members for _, _, members, _, _ in device.plain] == [(0, 0, 0.0), (2, 2, 2.0)]
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_a_launch_within_a_launch_spoils_no_arguments(install: Callable[..., Device], capability: str) -> None:
+    device = install(capability)
+    launch = launch_of(device.function())
+    launch([0, [0.0]], STREAM)
+    device.during = lambda: launch([2, [2.0]], STREAM)
+    launch([1, [1.0]], STREAM)
+    launch([3, [3.0]], STREAM)
+    done = device.early + device.quick  # the inner one first
+    assert [arguments for _, _, arguments, _, _ in done] == [members(k, float(k)) for k in (2, 1, 3)]
+    assert [arguments for _, _, arguments, _, _ in device.plain] == [members(0, 0.0)]
 
 
 def test_the_first_launch_of_a_thread_is_cupys_own(device: Device) -> None:
-    launch = launcher(device.function(), GRID, BLOCK, FORM, 16)
+    launch = launch_of(device.function(), 16)
     for k in range(3):
-        launch((k, -k, 0.5), STREAM)
-    assert device.plain == [(GRID, BLOCK, (0, 0, 0.5), 16, STREAM)]
-    assert device.quick == [(GRID, BLOCK, (k, -k, 0.5), 16, 77) for k in (1, 2)]
-    thread = threading.Thread(target=lambda: [launch((k, k, 1.5), STREAM) for k in (8, 9)])
+        launch([k, [0.5]], STREAM)
+    assert device.plain == [(GRID, BLOCK, members(0, 0.5), 16, SimpleNamespace(ptr=77))]
+    assert device.quick == [(GRID, BLOCK, members(k, 0.5), 16, 77) for k in (1, 2)]
+    thread = threading.Thread(target=lambda: [launch([k, [1.5]], STREAM) for k in (8, 9)])
     thread.start()
     thread.join()
-    assert device.plain[1:] == [(GRID, BLOCK, (8, 8, 1.5), 16, STREAM)]
-    assert device.quick[2:] == [(GRID, BLOCK, (9, 9, 1.5), 16, 77)]
+    assert device.plain[1:] == [(GRID, BLOCK, members(8, 1.5), 16, SimpleNamespace(ptr=77))]
+    assert device.quick[2:] == [(GRID, BLOCK, members(9, 1.5), 16, 77)]
 
 
-def test_a_launch_within_a_launch_spoils_no_arguments(device: Device) -> None:
-    launch = launcher(device.function(), GRID, BLOCK, FORM)
-    launch((0, 0, 0.0), STREAM)
-    device.during = lambda: launch((2, 2, 2.0), STREAM)
-    launch((1, 1, 1.0), STREAM)
-    assert [members for _, _, members, _, _ in device.quick] == [(1, 1, 1.0)]
-    assert [members for _, _, members, _, _ in device.plain] == [(0, 0, 0.0), (2, 2, 2.0)]
+def test_a_first_launch_that_fails_is_made_by_cupy_again(device: Device) -> None:
+    function = device.function()
+    failures = [RuntimeError("no context")]
+
+    class Failing:
+        ptr = HANDLE
+
+        def __call__(self, *arguments: Any) -> None:
+            if failures:
+                raise failures.pop()
+            function(*arguments)
+
+    launch = launch_of(Failing())
+    with pytest.raises(RuntimeError, match="no context"):
+        launch([1, [1.0]], STREAM)
+    launch([2, [2.0]], STREAM)
+    launch([3, [3.0]], STREAM)
+    assert [arguments for _, _, arguments, _, _ in device.plain] == [members(2, 2.0)]
+    assert [arguments for _, _, arguments, _, _ in device.quick] == [members(3, 3.0)]
+
+
+def test_each_launch_goes_to_its_own_stream(device: Device) -> None:
+    launch = launch_of(device.function())
+    for stream in (0, 77, 0, 1 << 47, 77):
+        launch([0, [0.0]], stream)
+    assert [stream for *_, stream in device.quick] == [77, 0, 1 << 47, 77]
+
+
+def test_early_launches_go_to_their_own_streams(install: Callable[..., Device]) -> None:
+    device = install("90")
+    launch = launch_of(device.function())
+    for stream in (0, 77, 0, 1 << 47, 77):
+        launch([0, [0.0]], stream)
+    assert [stream or 0 for *_, stream in device.early] == [77, 0, 1 << 47, 77]
 
 
 def test_without_a_stream_cupys_current_one_is_used(device: Device) -> None:
-    launch = launcher(device.function(), GRID, BLOCK, FORM)
+    launch = launch_of(device.function())
     for _ in range(3):
-        launch((1, 2, 3.0), None)
-    assert device.plain == [(GRID, BLOCK, (1, 2, 3.0), 0, None)] * 3 and not device.quick
+        launch([1, [3.0]], None)
+    assert device.plain == [(GRID, BLOCK, members(1, 3.0), 0, None)] * 3 and not device.quick
 
 
-def test_a_launch_that_fails_leaves_the_next_one_whole(device: Device) -> None:
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_a_launch_that_fails_leaves_the_next_one_whole(install: Callable[..., Device], capability: str) -> None:
     def fail() -> None:
         raise RuntimeError("no luck")
 
-    launch = launcher(device.function(), GRID, BLOCK, FORM)
-    launch((0, 0, 0.0), STREAM)
+    device = install(capability)
+    launch = launch_of(device.function())
+    launch([0, [0.0]], STREAM)
     device.during = fail
     with pytest.raises(RuntimeError, match="no luck"):
-        launch((1, 1, 1.0), STREAM)
-    for k in (2.0, 3.0):
-        launch((2, 2, k), STREAM)
-    assert [members for _, _, members, _, _ in (*device.plain, *device.quick)] == [
-        (0, 0, 0.0),
-        (2, 2, 2.0),
-        (2, 2, 3.0),
-    ]
+        launch([1, [1.0]], STREAM)
+    with pytest.raises(TypeError):  # once the address is filled in
+        launch([5, ["x"]], STREAM)
+    for k in (2, 3):
+        launch([k, [float(k)]], STREAM)
+    done = [*device.plain, *device.quick, *device.early]
+    assert [arguments for _, _, arguments, _, _ in done] == [members(k, float(k)) for k in (0, 2, 3)]
 
 
 def test_kernels_of_other_runtimes_are_called(device: Device) -> None:
-    launch = launcher(device.function(ptr=0), GRID, BLOCK, FORM, 8)
-    launch((1, 2, 3.0), None)
-    assert device.plain == [(GRID, BLOCK, (1, 2, 3.0), 8, None)]
+    launch = launch_of(device.function(ptr=0), 8)
+    for k in (1, 2):
+        launch([k, [3.0]], 7)
+    assert device.plain == [(GRID, BLOCK, members(k, 3.0), 8, SimpleNamespace(ptr=7)) for k in (1, 2)]
+    assert not device.quick and not device.early
+
+
+def test_addresses_that_are_not_aligned_take_the_other_launch(device: Device) -> None:
+    others: list[Any] = []
+
+    def launch_other(addresses: Any, stream: Any) -> None:
+        others.append((*addresses, stream))
+
+    launch = launch_of(device.function(), aligned=[(0, 16)], alignment=32, otherwise=launch_other)
+    for k in (16, 32, 48, 17, 80):
+        launch([k, [1.0]], STREAM)
+    assert others == [(32, [1.0], STREAM), (17, [1.0], STREAM)]
+    done = [arguments[0] for _, _, arguments, _, _ in (*device.plain, *device.quick)]
+    assert done == [32, 64, 96]
+
+
+def test_a_plan_launches_in_its_order(device: Device) -> None:
+    """Kernels that share a struct, products between them, tensor maps whose memory lives until the launch."""
+    words = memoryview(struct.pack(f"{WORDS}Q", *range(WORDS))).cast("Q")
+    order: list[Any] = []
+    function = device.function()
+
+    class Noting:
+        ptr = 0
+
+        def __call__(self, grid: Any, block: Any, arguments: Any, shared: int, stream: Any) -> None:
+            order.append((grid, struct.unpack(f"={WORDS}Qqq", arguments[0].tobytes())))
+
+    mapped = StructLaunch(
+        [KernelCall(Noting(), (k, 1, 1), BLOCK) for k in (1, 2)],
+        tensor_map(lambda at: (words, None)) + integers(5, -6),
+    )
+
+    def product(addresses: Any, stream: Any) -> None:
+        order.append((addresses[0], stream))
+
+    sequence([mapped, product, StructLaunch([KernelCall(function, GRID, BLOCK)], STRUCT)])([7, [2.0]], 3)
+    expected = (*range(WORDS), 5, -6)
+    assert order == [((1, 1, 1), expected), ((2, 1, 1), expected), (7, 3)]
+    assert [arguments for _, _, arguments, _, _ in device.plain] == [members(7, 2.0)]
+
+
+def test_a_graph_records_launches(device: Device) -> None:
+    added: list[Any] = []
+
+    class Graph(LaunchGraph):
+        def __init__(self) -> None:
+            """Without a driver."""
+
+        def add(self, handle: int, grid: Any, block: Any, shared: int, arguments: int) -> None:
+            added.append((handle, grid, block, shared, device._members(arguments)))
+
+    launch = launch_of(device.function(), 4)
+    for k in (1, 2):
+        launch([k, [0.5]], Graph())
+    assert added == [(HANDLE, GRID, BLOCK, 4, members(k, 0.5)) for k in (1, 2)]
+    assert not device.plain and not device.quick
+
+
+def test_threads_at_once_have_structs_of_their_own(device: Device) -> None:
+    launch, count = launch_of(device.function()), 300
+
+    def work(base: int) -> None:
+        for k in range(count):
+            launch([base + k, [float(base + k)]], STREAM)
+
+    threads = [threading.Thread(target=work, args=(10_000 * t,)) for t in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    done = [arguments for _, _, arguments, _, _ in (*device.plain, *device.quick)]
+    assert sorted(done) == [members(10_000 * t + k, float(10_000 * t + k)) for t in range(4) for k in range(count)]
 
 
 def test_a_missing_cublas_is_named(device: Device) -> None:

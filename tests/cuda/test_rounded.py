@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support import CUDA, HOST, Engine
 
+from cupyfuse.cuda.launch import sequence
 from cupyfuse.cuda.split import inverse_at, padded
 from cupyfuse.cuda.split_launch import RoundedProduct, Split
 from cupyfuse.ir.products import split_shape
@@ -39,8 +40,8 @@ def split(device: Engine, matrix: Any) -> Any:
     runtime = runtime_of(device)
     memory = device.xp.empty(split_shape(matrix.shape, 1), np.float16)
     memory[...] = np.nan
-    launch = Split(*matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4), parts=1).load(runtime)
-    launch(runtime.address(matrix), runtime.address(memory))
+    launch = Split(*matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4), parts=1).launch(runtime, 0, 1)
+    sequence([launch])([runtime.address(matrix), runtime.address(memory)], runtime.stream())
     return memory
 
 
@@ -67,7 +68,8 @@ def product(device: Engine, a: Any, b: Any, by: str = "rows") -> Any:
     factors = [device.xp.empty(n, F32) for n in (result.shape[0], result.shape[0], result.shape[1])]
     for factor in factors:
         factor[...] = np.nan
-    multiply.load(runtime)([at(p) for p in parts], (at(left), at(right)), at(result), [at(f) for f in factors])
+    addresses = [at(array) for array in (*parts, left, right, result, *factors)]
+    multiply.launch(runtime, (0, 1), (2, 3), 4, (5, 6, 7))(addresses, runtime.stream())
     row, rest, column = map(device.host, factors)
     with np.errstate(all="ignore"):
         found: Any = ((device.host(result) * row[:, None]) * column) * rest[:, None]

@@ -12,6 +12,7 @@ from support import CUDA, HOST, Engine
 
 from cupyfuse.cuda import split as split_kernels
 from cupyfuse.cuda import split_launch
+from cupyfuse.cuda.launch import integers, pointer, sequence
 from cupyfuse.cuda.split_launch import Split, SplitProduct
 from cupyfuse.ir.products import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
@@ -49,8 +50,8 @@ def split(device: Engine, matrix: Any, processors: int = 1) -> Any:
     memory = device.xp.empty(split_shape(matrix.shape), np.float16)
     memory[...] = np.nan
     strides = matrix.strides[0] // 4, matrix.strides[1] // 4
-    launch = Split(*matrix.shape, strides, processors=processors).load(runtime)
-    launch(runtime.address(matrix), runtime.address(memory))
+    launch = Split(*matrix.shape, strides, processors=processors).launch(runtime, 0, 1)
+    sequence([launch])([runtime.address(matrix), runtime.address(memory)], runtime.stream())
     return memory
 
 
@@ -220,8 +221,9 @@ def product(
     multiply = SplitProduct((*result.shape, left.shape[1]), *strides, processors or runtime.processors, vec=vec)
     at = runtime.address
     workspace = runtime.workspace(multiply.workspace)
-    arguments = at(result), result.shape[1]
-    multiply.load(runtime)([at(t) for t in tiles], (at(left), at(right)), workspace.ptr, arguments)
+    launch = multiply.launch(runtime, (0, 1), (2, 3), 4, pointer(5) + integers(result.shape[1]))
+    addresses = [*(at(t) for t in tiles), at(left), at(right), workspace.ptr, at(result)]
+    sequence([launch])(addresses, runtime.stream())
     return device.host(result)
 
 

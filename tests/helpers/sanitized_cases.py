@@ -79,6 +79,7 @@ def run(cupy: Any, case: Case) -> int:
 
 def run_products(cupy: Any) -> int:
     """Products from halves, with rows and elements to repair; returns how many kernels were launched."""
+    from cupyfuse.cuda.launch import integers, pointer, sequence
     from cupyfuse.cuda.runtime import on_device
     from cupyfuse.cuda.split_launch import Split, SplitProduct
     from cupyfuse.ir.products import split_shape
@@ -94,11 +95,13 @@ def run_products(cupy: Any) -> int:
         halves = [uploaded(cupy, np.full(split_shape(x.shape), np.nan, np.float16), "contiguous") for x in (a, b)]
         result = uploaded(cupy, np.full((m, n), np.nan, np.float32), "contiguous")
         for x, split in zip(operands, halves, strict=True):
-            Split(*x.shape, (x.shape[1], 1)).load(runtime)(x.data.ptr, split.data.ptr)
+            launch = Split(*x.shape, (x.shape[1], 1)).launch(runtime, 0, 1)
+            sequence([launch])([x.data.ptr, split.data.ptr], runtime.stream())
         product = SplitProduct((m, n, k), (k, 1), (k, 1), runtime.processors, vec=2 if n % 2 == 0 else 1)
         workspace = runtime.workspace(product.workspace)
-        multiply = product.load(runtime)
-        multiply([h.data.ptr for h in halves], [x.data.ptr for x in operands], workspace.ptr, (result.data.ptr, n))
+        launch = product.launch(runtime, (0, 1), (2, 3), 4, pointer(5) + integers(n))
+        addresses = [*(array.data.ptr for array in (*halves, *operands)), workspace.ptr, result.data.ptr]
+        sequence([launch])(addresses, runtime.stream())
         with np.errstate(all="ignore"):
             expected = a.astype(np.float64) @ b.astype(np.float64).T
         scale = np.abs(np.nan_to_num(a, posinf=0)) @ np.abs(b).T

@@ -35,7 +35,7 @@ class Launching(OnHost):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stream = lambda: SimpleNamespace(ptr=self.current)
+        self.stream = lambda: self.current
         self.recordings = 0
 
     def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], Any]:

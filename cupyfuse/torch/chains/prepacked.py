@@ -177,10 +177,10 @@ class CheckedCache(Uncached):
             self._budget.charge(buffers)
         stream = self._runtime.stream()
         if capturing:
-            state = buffers.graph_state(stream.ptr)
+            state = buffers.graph_state(stream)
             buffers.hold(self._taken_by_plan(tensors))
         else:
-            state = buffers.stream_state(stream.ptr)
+            state = buffers.stream_state(stream)
         if not state:
             return self.compute(matrices)
         addresses = [matrices[k].data_ptr() for k in self.needed]
@@ -189,7 +189,7 @@ class CheckedCache(Uncached):
             check(stream)
         else:
             # The state and the buffers are always the same ones for a stream.
-            buffers.recordings[stream.ptr](self._runtime, check, (self._token, *addresses), stream)
+            buffers.recordings[stream](self._runtime, check, (self._token, *addresses), stream)
         return buffers.arrays
 
     def _check(self, addresses: list[int], token: int, state: int, buffers: _CheckedBuffers, stream: Any) -> Any:

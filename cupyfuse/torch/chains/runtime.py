@@ -120,16 +120,13 @@ class TorchRuntime(TensorMemory, GpuRuntime):
         GpuRuntime.__init__(self, index, torch._C._cuda_getDevice)
         self.device = _device(index)
         self.processors = int(torch.cuda.get_device_properties(index).multi_processor_count)
-        self._raw_stream = torch._C._cuda_getCurrentRawStream
+        self.stream = functools.partial(torch._C._cuda_getCurrentRawStream, index)
         # What PyTorch's own compiled code calls costs a third of `torch.empty`.
         self._empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or self._empty_strided
 
     def made_current(self) -> AbstractContextManager[Any]:
         check_process()
         return torch.cuda.device(self._device)
-
-    def stream(self) -> Any:
-        return SimpleNamespace(ptr=self._raw_stream(self._device))
 
     def allocator(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
         strides = [1]
