@@ -34,7 +34,7 @@ class Prepacked:
         key = (*graph_key(plan.graph), *map(id, needed))
         if key not in self._plans:
             execute = engine(plan, needed)
-            results = execute(needed, [None] * len(plan.outputs))
+            results = execute(needed)
             self._plans[key] = (execute, needed, results)
         return self._plans[key][2]
 

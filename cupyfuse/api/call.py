@@ -30,7 +30,7 @@ class Runnable:
     results : Results
         The structure of the results.
     execute : callable
-        Runs the plan on arrays, `out` arrays or None, and float arguments.
+        Runs the plan on arrays, the arrays of `out` or None, and float arguments.
     kept : list of array
         Constants and prepacked values, which follow the arguments.
     as_written : AsWritten or None
@@ -43,16 +43,11 @@ class Runnable:
 
     plan: Plan
     results: Results
-    execute: Callable[[Sequence[Any], Sequence[Any], Sequence[float]], list[Any]]
+    execute: Callable[[Sequence[Any], Sequence[Any] | None, Sequence[float]], list[Any]]
     kept: list[Any]
     as_written: AsWritten | None = None
     calls: int = 0
     recognizer: Any = None
-
-    @functools.cached_property
-    def no_outs(self) -> list[None]:
-        """None for each output: the engine allocates all of them."""
-        return [None] * len(self.plan.outputs)
 
 
 def tracer_in(value: Any, parents: tuple[int, ...] = ()) -> Tracer | None:
@@ -157,7 +152,7 @@ def run(
     if out is not None:
         _run_into(runnable, leaves, numbers, out)
         return out
-    results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, numbers)
+    results = runnable.execute([*leaves, *runnable.kept], None, numbers)
     if export is not None:
         results = [export(r) for r in results]
     elif type(leaves[0]) is np.ndarray:

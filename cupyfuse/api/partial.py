@@ -300,7 +300,7 @@ class _Split:
             return load_graph(self.function.settings, name, graph, axes, operands)
 
         execute = self.loaded.get((number, width, tuple(map(arrays.layout, operands))), load)
-        return execute(operands, [None] * len(execute.plan.outputs), numbers)
+        return execute(operands, None, numbers)
 
 
 def _as_index(value: Any, name: str) -> int:

@@ -69,7 +69,7 @@ def merge_states(rules: Sequence[str], states: Sequence[Sequence[Any]]) -> list[
         axes = [(0, 1)] * len(parts)
         return load_graph(lambda device: Settings(device=device), f"merge of {len(states)}", graph, axes, given)
 
-    return list(_merges.get(key, load)(given, [None] * len(parts), ()))
+    return list(_merges.get(key, load)(given))
 
 
 def node_axis(shape: Sequence[int], axis: int, name: str) -> int:

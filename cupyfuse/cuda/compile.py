@@ -32,7 +32,7 @@ _lock = threading.Lock()  # of this module's state
 _kernel_locks: dict[tuple[str, str, int], Any] = {}  # held while a kernel is compiled
 _without_cache = False  # set once the cache on disk has failed
 _used = False  # whether this process has used CUDA
-_forked = False  # whether it was forked from one that had
+forked = False  # whether it was forked from one that had
 
 
 def load(kernel: Kernel, device: int) -> Any:
@@ -227,7 +227,7 @@ def check_process() -> None:
     """
     global _used
     _used = True
-    if _forked:
+    if forked:
         raise EngineError(
             "CUDA cannot be used in a process that was forked from one that has used it; start processes with "
             "multiprocessing.get_context('spawn'), or before the first use of the GPU"
@@ -236,10 +236,10 @@ def check_process() -> None:
 
 def _after_fork() -> None:
     """Reset the locks in a forked process, and remember whether its parent had used CUDA."""
-    global _lock, _forked
+    global _lock, forked
     _lock = threading.Lock()  # a thread of the parent may hold the old one
     _kernel_locks.clear()
-    _forked = _used
+    forked = _used
 
 
 if hasattr(os, "register_at_fork"):

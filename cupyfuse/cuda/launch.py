@@ -145,8 +145,9 @@ def sequence(launches: Sequence[StructLaunch | Launch]) -> Launch:
 
     text, names = _write(launches)
     namespace = {**names, "local": local, "prepare": prepare}
-    exec(_compile(text), namespace)
-    return namespace["launch"]
+    exec(compile_text(text), namespace)
+    launch: Launch = namespace.pop("launch")  # a cycle would keep the kernels alive
+    return launch
 
 
 def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[str, dict[str, Any]]:
@@ -188,9 +189,9 @@ def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[str, dict[str, An
 
 
 @functools.lru_cache(maxsize=1024)
-def _compile(text: str) -> CodeType:
-    """Compile the text of a function; those of many plans are alike."""
-    return compile(text, "<the launches of a plan>", "exec")
+def compile_text(text: str) -> CodeType:
+    """Compile the text of a function that is generated for a plan; those of many plans are alike."""
+    return compile(text, "<a call of a plan>", "exec")
 
 
 # Structs and the ways to launch them --------------------------------------------------------------------------------

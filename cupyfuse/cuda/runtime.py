@@ -19,7 +19,7 @@ from ..devices import Device
 from ..errors import EngineError
 from ..ir.library import LibraryCall
 from ..plan.schedule import contiguous_strides
-from . import library_functions, tensor_map
+from . import compile, library_functions, tensor_map
 from .compile import check_process, load, load_together
 from .gemm import BatchStrides, Blas, CupyBlas, Gemm, Operand
 from .kernel import Kernel
@@ -136,8 +136,9 @@ class GpuRuntime(ABC):
         self._device, self._current_device = device, current_device
 
     def is_current(self) -> bool:
-        check_process()
-        return bool(self._current_device() == self._device)
+        if compile.forked:
+            check_process()
+        return self._current_device() == self._device
 
     @abstractmethod
     def is_capturing(self) -> bool:
@@ -209,8 +210,11 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
         return address
 
     def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
+        ndarray, current_stream, hold = self._cupy.ndarray, self._current_stream, self._hold_if_capturing
+
         def empty() -> Any:
-            return self._hold_if_capturing(self._cupy.ndarray(shape, dtype))
+            array = ndarray(shape, dtype)
+            return hold(array) if current_stream().ptr else array  # nothing captures the default stream
 
         return empty
 

@@ -137,7 +137,7 @@ def run(program: Program, cuts: Sequence[Cut | None], *operands: Any) -> Any:
     def load() -> Any:
         return load_graph(program.options.settings, program.name, program.graph, program.axes, found)
 
-    results = _executables.get(key, load)(found, [None] * len(program.graph.outputs), ())
+    results = _executables.get(key, load)(found)
     return results[0] if len(results) == 1 else list(results)
 
 

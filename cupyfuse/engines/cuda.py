@@ -21,6 +21,7 @@ from ..plan.schedule import Step, assign_offsets, base_of, dead_after, last_stag
 from .kernel_launch import LaunchSpec, Place
 from .launch_specs import LaunchSpecs, ShapeAndStrides
 from .library_launch import Held, allocation, reads_held_alone, release, rewritten_operand
+from .quick_call import QuickCall, quick_call
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
 
@@ -109,6 +110,16 @@ class CudaExecutable:
             slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
             self._enqueue = sequence([spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)])
         self._unset = [None] * (self._slots - self._first_unset)  # what `_launch` and library steps fill in
+        self._quick_call = None if library_steps or conditional else self._write_quick_call()
+
+    def _write_quick_call(self) -> QuickCall | None:
+        """Return the call without `outs`, if all that it does is to allocate and to launch."""
+        if self._copies or self._overwritten or not all(result.direct for result in self._results):
+            return None
+        assert [slot for slot, _ in self._temporaries] == list(range(self._first_unset, self._slots))
+        empties, offsets = [result.empty for result in self._results], [offset for _, offset in self._temporaries]
+        counts = len(self.plan.graph.inputs), empties, self._numbers >= 0, self._workspace
+        return quick_call(self.runtime, *counts, offsets, self._enqueue)
 
     def _slot(self) -> int:
         """Return a new slot of the list of addresses."""
@@ -245,19 +256,23 @@ class CudaExecutable:
         with self.runtime.made_current():
             return self.runtime.allocator(shape, self.runtime.dtype(dtype))()
 
-    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
+    def __call__(
+        self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, numbers: Sequence[float] = ()
+    ) -> list[Any]:
         """Launch the plan on arguments and prepacked values.
 
-        `outs` holds, for each result, an array to write it to, or None to allocate one. `numbers` are the float
-        arguments.
+        `outs` holds, for each result, an array to write it to, or None to allocate one; None allocates all. `numbers`
+        are the float arguments.
         """
-        if self.runtime.is_current():
-            return self._run(arrays, outs, numbers)
-        with self.runtime.made_current():
-            return self._run(arrays, outs, numbers)
+        if not self.runtime.is_current():
+            with self.runtime.made_current():
+                return self(arrays, outs, numbers)
+        if outs is None and self._quick_call is not None:
+            return self._quick_call(arrays, numbers)
+        return self._run(arrays, outs or [None] * len(self._results), numbers)
 
     def _run(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
-        """Launch the plan, the device being current; see `__call__`."""
+        """Launch the plan, the device being current, and deliver each result where the caller wants it."""
         runtime, address = self.runtime, self.runtime.address
         addresses: Addresses = list(map(address, arrays))
         written = []

@@ -47,12 +47,12 @@ class NumpyExecutable:
         return np.empty(shape, dtypes.to_numpy(dtype))
 
     def __call__(
-        self, arrays: Sequence[Array], outs: Sequence[Array | None], numbers: Sequence[float] = ()
+        self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None, numbers: Sequence[float] = ()
     ) -> list[Array]:
         """Run the plan on arguments and prepacked values.
 
-        `outs` holds, for each result, an array to write it to, or None to allocate one. `numbers` are the float
-        arguments. Arguments that the function changes are written last.
+        `outs` holds, for each result, an array to write it to, or None to allocate one; None allocates all. `numbers`
+        are the float arguments. Arguments that the function changes are written last.
         """
         plan = self.plan
         memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}
@@ -68,6 +68,7 @@ class NumpyExecutable:
                 for node in dead:
                     del memory[node]
         results = []
+        outs = [None] * len(self._results) if outs is None else outs
         for (output, in_order), out in zip(self._results, outs, strict=True):
             value = _view_of(output.node, memory)
             value = value.reshape(output.shape) if in_order else output.with_user_axes(value)

@@ -30,6 +30,7 @@ class RowBlocks:
         blocks = plan.blocks
         assert blocks is not None
         self.plan, self._blocks = plan, blocks
+        self._no_outs = [None] * len(plan.outputs)
         self._starts = range(0, blocks.total, blocks.rows)
         self._before = None if blocks.before is None else engine(blocks.before, _arguments_of(blocks.before, arrays))
         before = self._run_before(arrays, ())
@@ -37,7 +38,7 @@ class RowBlocks:
         self._common = None if blocks.common is None else engine(blocks.common, _arguments_of(blocks.common, given))
         given = self._with_common(given, ())
         self._zeros = None if blocks.zeros is None else engine(blocks.zeros, [])
-        sums = self._zero_sums([None] * len(plan.outputs))
+        sums = self._zero_sums(self._no_outs)
         self._block = engine(blocks.plan, [*self._cut_inputs(given, slice(0, blocks.rows)), *sums])
         self._last = self._block
         if blocks.last is not None:
@@ -52,8 +53,7 @@ class RowBlocks:
         """Compute what precedes the blocks."""
         if self._before is None:
             return []
-        plan = self._before.plan
-        found: list[Any] = self._before(_arguments_of(plan, arrays), [None] * len(plan.outputs), numbers)
+        found: list[Any] = self._before(_arguments_of(self._before.plan, arrays), None, numbers)
         return found
 
     def _block_sources(self, arrays: Sequence[Any], before: Sequence[Any]) -> list[Any]:
@@ -64,8 +64,7 @@ class RowBlocks:
         """Compute the values that all blocks share, and append them to the arrays that blocks read."""
         if self._common is None:
             return given
-        plan = self._common.plan
-        return [*given, *self._common(_arguments_of(plan, given), [None] * len(plan.outputs), numbers)]
+        return [*given, *self._common(_arguments_of(self._common.plan, given), None, numbers)]
 
     def _cut_inputs(self, given: Sequence[Any], rows: slice) -> list[Any]:
         """Return the inputs of a block: its rows of the sources, and the common values."""
@@ -79,8 +78,11 @@ class RowBlocks:
         sums: list[Any] = self._zeros([], [None if k is None else outs[k] for k in self._blocks.summed])
         return sums
 
-    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
+    def __call__(
+        self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, numbers: Sequence[float] = ()
+    ) -> list[Any]:
         """Run all blocks; the arguments are those of `NumpyExecutable.__call__`."""
+        outs = self._no_outs if outs is None else outs
         results = list(outs)
         collected = self._allocate_collected(outs, results)
         before = self._run_before(arrays, numbers)

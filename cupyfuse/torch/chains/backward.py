@@ -151,7 +151,7 @@ class Backward:
         """Compute the gradients that exist, with the inputs they are of, from the cotangents of outputs."""
         arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         loaded = self._find_loaded(given, wanted, arrays)
-        grads = loaded.execute(arrays, [None] * len(loaded.inputs))
+        grads = loaded.execute(arrays)
         return [(k, grad.reshape(self.traced.inputs[k].shape)) for k, grad in zip(loaded.inputs, grads, strict=True)]
 
     def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:

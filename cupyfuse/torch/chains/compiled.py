@@ -93,14 +93,13 @@ class CompiledChain:
 
     def load(self, arrays: Tensors) -> None:
         """Load the plan for arguments like these."""
-        self._outs = [None] * len(self.plan.outputs)
         self._execute = load(self.plan, arrays)
 
     def __call__(self, arrays: Tensors) -> list[Any]:
         """Run on matrices, then prepacked weights; return the plan's results in their own shapes."""
         if not self.is_loaded:
             self.load(arrays)
-        results: list[Any] = self._execute(arrays, self._outs)
+        results: list[Any] = self._execute(arrays)
         for k, shape in self._reshaped:
             results[k] = results[k].reshape(shape)
         return results

@@ -90,7 +90,6 @@ class Uncached:
         self.needed = [n.argument for n in plan.graph.inputs]
         self._device = matrices[0].get_device()
         self._buffers: Any = None
-        self._none = [None] * len(plan.outputs)
         self._execute: Any = self._load(plan, self._taken_by_plan(matrices))
 
     def _load(self, plan: Plan, arguments: Tensors) -> Any:
@@ -109,7 +108,7 @@ class Uncached:
     def compute(self, matrices: Tensors) -> list[Any]:
         """Prepack into new memory, which is not cached."""
         with torch.no_grad():
-            return list(self._execute(self._taken_by_plan(matrices), self._none))
+            return list(self._execute(self._taken_by_plan(matrices)))
 
     def invalidate(self, replaced: bool) -> None:
         """Invalidate the weights after a change that the host has seen; `replaced` if the inputs are other tensors."""

@@ -30,7 +30,7 @@ from ...ir.library import LibraryCall
 from ...plan.plan import Plan
 from .tensors import TensorMemory, bump_version, from_numpy, to_numpy
 
-Execute = Callable[[Sequence[torch.Tensor], Sequence["torch.Tensor | None"]], list[torch.Tensor]]
+Execute = Callable[..., list[torch.Tensor]]
 
 
 def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
@@ -42,9 +42,10 @@ def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
     Returns
     -------
     callable
-        `execute(tensors, outs)` returns the results. `outs` holds, for each, a tensor to write it to or None for a new
-        one. That tensor has the result's shape and dtype and shares no memory with the arguments, which are read while
-        it is written. Tensors in `outs`, and arguments that the plan changes, get a new version.
+        `execute(tensors, outs=None)` returns the results. `outs` holds, for each, a tensor to write it to or None for
+        a new one; None stands for new ones alone. That tensor has the result's shape and dtype and shares no memory
+        with the arguments, which are read while it is written. Tensors in `outs`, and arguments that the plan changes,
+        get a new version.
 
     Raises
     ------
@@ -87,8 +88,12 @@ class _CpuPlan:
     def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor]):
         self._execute = row_blocks.load(NumpyExecutable, plan, [to_numpy(t) for t in tensors])
         self._changed = [arg for arg, _ in plan.graph.effects]
+        self._no_outs = [None] * len(plan.outputs)
 
-    def __call__(self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    def __call__(
+        self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None] | None = None
+    ) -> list[torch.Tensor]:
+        outs = self._no_outs if outs is None else outs
         targets = [None if out is None else to_numpy(out) for out in outs]
         results = self._execute([to_numpy(t) for t in tensors], targets)
         for written in (*(tensors[arg] for arg in self._changed), *(out for out in outs if out is not None)):

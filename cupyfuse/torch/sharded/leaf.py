@@ -67,7 +67,7 @@ class Leaf:
             if len(self._loaded) >= _MOST_LAYOUTS:
                 self._loaded.clear()
             loaded = self._loaded[key] = plan, load(plan, operands)
-        plan, execute = loaded
+        _, execute = loaded
         with torch.no_grad():
-            results: list[Any] = execute(operands, [None] * len(plan.outputs))
+            results: list[Any] = execute(operands)
         return results
