@@ -99,14 +99,12 @@ class Bound:
 
     def __call__(self, /, *args: Any, out: Any = NOT_GIVEN, **kwargs: Any) -> Any:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
-        out = self._fused.given_out(out, kwargs)
+        out = None if out is NOT_GIVEN else self._fused.given_out(out, kwargs)
         free_values, defaulted = self._free_values(args, kwargs)
         settings = self._fused.call_settings
         known = self._inline_cache.find(free_values, defaulted, settings)
         if known is not None:
-            recognized, leaves, numbers, export = known
-            given = self._all_values(free_values) if recognized.as_written is not None else ()
-            return run(recognized, leaves, numbers, export, out, given)
+            return run(*known, out, () if known[0].as_written is None else self._all_values(free_values))
         values = self._all_values(free_values)
         constants = defaulted | self._fixed.keys()
         signature = self._fused.environment.new_signature()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ class Runnable:
         How many were walked by `Signature`, after the one that compiled.
     recognizer : Recognizer, False or None
         Recognises further calls; False if they have to be walked, None if that is not known yet.
+    is_plain : bool
+        Whether a call that exports nothing returns the only result as the engine gives it.
     """
 
     plan: Plan
@@ -48,6 +50,11 @@ class Runnable:
     as_written: AsWritten | None = None
     calls: int = 0
     recognizer: Any = None
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        changes = self.as_written is not None or bool(self.plan.graph.effects)
+        self.is_plain = self.results.is_single and not self.results.scalars and not changes
 
 
 def tracer_in(value: Any, parents: tuple[int, ...] = ()) -> Tracer | None:
@@ -145,6 +152,8 @@ def run(
     values : sequence
         The value of each parameter, for a function that runs as written.
     """
+    if out is None and export is None and runnable.is_plain:
+        return runnable.execute([*leaves, *runnable.kept] if runnable.kept else leaves, None, numbers)[0]
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves)
     if runnable.as_written is not None and out is None:

@@ -16,6 +16,7 @@ import numpy as np
 from .. import trace
 from ..trace import Tracer
 from . import arrays, lazy
+from .call import run as run_recognized
 from .fuse import Fused
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,6 +40,9 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         """Inline the function into the trace of a traced operand; else run it fused, on arrays."""
+        known = fused.recognize(args, kwargs) if eager is None else None
+        if known is not None:  # all are as they are once converted
+            return run_recognized(*known, None)
         operands = (*args, *kwargs.values())
         for operand in operands:
             if isinstance(operand, Tracer):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .code import is_own
-from .members import MISSING, contents_of, user_bases
+from .current import current_check
 from .signature import Signature
 
 _MOST_CLASSES = 64  # combinations of argument classes whose snapshots are kept
@@ -36,105 +36,30 @@ class Snapshot(NamedTuple):
     key : _HashedKey
     leaves, names : list
         The arrays among them, and what they are called.
-    variables : list of (dict, name, object)
-        Globals and attributes, with what they held.
-    cells : list of (cell, object)
-        Closure cells, with what they held.
-    empty : list of cell
-        Closure cells that held nothing.
-    functions : list of (function, code, defaults, keyword defaults, names of attributes)
-    wrappers : list of (object, names of attributes)
-        Fused and cached functions.
-    orders : list of (class, tuple of class)
-        Classes, with their method resolution orders.
-    members : list of (dict, names, ids, values)
-        Attributes of classes; the values are held so that their ids stay theirs.
-    containers : list of (container, ids, contents)
-        Containers in library functions; the contents are held likewise.
     attributes : set of str
         The names of all attributes that the code reads.
     classes : dict
         The classes and modules met, with their names.
-    token : object
-        The cache token of `abc` if an abstract class was met, which changes when a virtual subclass is registered.
     captured : bool
         As `Signature.captured`.
+    is_current : callable
+        Tells whether every variable, function, class and container still holds the same objects.
     """
 
     key: _HashedKey
     leaves: list[Any]
     names: list[str]
-    variables: list[tuple[dict[str, Any], str, Any]]
-    cells: list[tuple[Any, Any]]
-    empty: list[Any]
-    functions: list[tuple[types.FunctionType, types.CodeType, Any, Any, list[str]]]
-    wrappers: list[tuple[Any, list[str]]]
-    orders: list[tuple[type, tuple[type, ...]]]
-    members: list[tuple[Any, list[str], list[int], list[Any]]]
-    containers: list[tuple[Any, list[int], list[Any]]]
     attributes: set[str]
     classes: dict[Any, str]
-    token: object
     captured: bool
+    is_current: Callable[[], bool]
 
     @classmethod
     def of(cls, own: Signature, package: str) -> Snapshot:
         """Take the snapshot of a stable signature."""
-        variables = [probe for probe in own.probes if isinstance(probe[0], dict)]
-        cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
-        filled = [(cell, value) for cell, value in cells if value is not MISSING]
-        empty = [cell for cell, value in cells if value is MISSING]
-        functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__, list(f.__dict__)) for f in own.functions]
-        wrappers = [(f, list(vars(f))) for f in own.wrappers]
-        classes = [c for c in own.classes if isinstance(c, type)]
-        orders = [(c, c.__mro__) for c in classes]
-        namespaces = [vars(base) for c in classes for base in user_bases(c, package)]
-        members = [(n, list(n), list(map(id, n.values())), list(n.values())) for n in namespaces]
-        containers = [(c, list(map(id, held)), held) for c in own.containers for held in [_contents(c)]]
-        token = abc.get_cache_token() if any(isinstance(c, abc.ABCMeta) for c in classes) else None
+        check = current_check(own, package)
         key = _HashedKey(tuple(own.key))
-        return cls(
-            *(key, own.leaves, own.names, variables, filled, empty, functions, wrappers, orders, members, containers),
-            *(own.attributes, own.classes, token, own.captured),
-        )
-
-    def is_current(self) -> bool:
-        """Whether every variable, function, class and container still holds the same objects."""
-        for namespace, name, value in self.variables:
-            if namespace.get(name, MISSING) is not value:
-                return False
-        try:
-            for cell, value in self.cells:
-                if cell.cell_contents is not value:
-                    return False
-        except ValueError:  # the cell was emptied
-            return False
-        if self.empty and any(contents_of(cell) is not MISSING for cell in self.empty):
-            return False
-        for function, code, defaults, by_name, attributes in self.functions:
-            if (
-                function.__code__ is not code
-                or function.__defaults__ is not defaults
-                or function.__kwdefaults__ is not by_name
-                or (list(function.__dict__) != attributes if attributes else function.__dict__)
-            ):
-                return False
-        if self.wrappers and any(list(vars(f)) != attributes for f, attributes in self.wrappers):
-            return False
-        for cls, order in self.orders:
-            if cls.__mro__ is not order:
-                return False
-        if self.token is not None and self.token != abc.get_cache_token():
-            return False
-        for namespace, names, ids, _ in self.members:
-            if list(map(id, namespace.values())) != ids or list(namespace) != names:
-                return False
-        return not self.containers or all(list(map(id, _contents(c))) == ids for c, ids, _ in self.containers)
-
-
-def _contents(container: Any) -> list[Any]:
-    """List the items of a container; of a dict its keys and values."""
-    return [*container, *container.values()] if hasattr(container, "values") else list(container)
+        return cls(key, own.leaves, own.names, own.attributes, own.classes, own.captured, check)
 
 
 class Environment:

@@ -12,6 +12,7 @@ from ..settings import DEFAULT_WORKSPACE
 from . import lazy
 from .bind import Bound
 from .call import contains_tracer, run
+from .inline_cache import RecognizedCall
 from .planned_function import NOT_GIVEN, PlannedFunction
 from .registry import register_own
 from .signature import TracedArgument
@@ -49,7 +50,7 @@ class Fused(PlannedFunction):
         TypeError, ValueError
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
-        out = self.given_out(out, kwargs)
+        out = None if out is NOT_GIVEN else self.given_out(out, kwargs)
         values, defaulted = self.parameters.bind(args, kwargs)
         settings = self.call_settings
         known = self._inline_cache.find(values, defaulted, settings)
@@ -77,6 +78,11 @@ class Fused(PlannedFunction):
         else:
             self._inline_cache.add(runnable, signature, values, defaulted, settings)
         return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)
+
+    def recognize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecognizedCall | None:
+        """Return a call without `out` if it is like earlier ones of arrays, numbers and strings, else None."""
+        found = self.parameters.find(args, kwargs)
+        return None if found is None else self._inline_cache.find(*found, self.call_settings)
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.

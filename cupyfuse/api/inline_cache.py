@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,8 @@ _MOST_VALUES = 500  # compared by one generated function
 _MOST_PAIRED = 4  # arrays that are compared with each other in pairs
 
 
-class Recognizer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Recognizer:
     """Recognises the calls of one plan. It holds bound arrays, but none that a call brings.
 
     Attributes
@@ -91,21 +93,24 @@ class InlineCache:
 
     def find(self, values: Sequence[Any], defaulted: Collection[str], settings: Hashable) -> RecognizedCall | None:
         """Return the call with these values of the parameters that are not bound, or None. Parameters as for `add`."""
-        if not self._runnables:
+        runnables = self._runnables
+        if not runnables:
             return None
         around = self._environment.current_snapshot()
-        key = None if around is None else around.key
-        for runnable in self._runnables:
+        key = None
+        if around is not None:
+            key = around.key
+            if around.leaves:
+                values = (*values, *around.leaves)
+        for runnable in runnables:
             known: Recognizer = runnable.recognizer
-            if known.settings != settings or known.defaulted != defaulted:
+            if known.settings != settings or (known.defaulted is not defaulted and known.defaulted != defaulted):
                 continue
             if known.around_key is not key and known.around_key != key:
                 continue
-            found = known.match((*values, *around.leaves) if around is not None and around.leaves else values)
-            classes = known.classes
-            if found is not None and (not classes or self._key_of(classes, around) == known.of_classes):
-                leaves, numbers = found
-                return runnable, leaves, numbers, known.export
+            found = known.match(values)
+            if found is not None and (not known.classes or self._key_of(known.classes, around) == known.of_classes):
+                return runnable, found[0], found[1], known.export
         return None
 
     def _key_of(self, classes: dict[Any, str], around: Snapshot | None) -> Hashable:

@@ -143,7 +143,7 @@ class Parameters:
         if self.positional and not kwargs and len(args) == len(self.names):
             return args, _NO_NAMES
         self._read_if_replaced()
-        if not self._refused.isdisjoint(kwargs):
+        if self._refused and not self._refused.isdisjoint(kwargs):
             return None
         try:
             values, mask = self._binder(*args, **kwargs)

@@ -36,6 +36,8 @@ class Results:
         Everything else in it, to compare two traces.
     is_none : bool
         Whether the function returned nothing.
+    is_single : bool
+        Whether it returned one traced array, and nothing around it.
     """
 
     def __init__(self, value: Any, function: Any):
@@ -43,7 +45,7 @@ class Results:
         self.leaves: list[Tracer] = []
         self.key: list[Any] = []
         self.is_none = value is None
-        self._is_single = type(value) is Tracer and not value._is_python
+        self.is_single = type(value) is Tracer and not value._is_python
         self._rebuild = self._flatten(value)
         del self._function
         self.scalars = tuple(i for i, leaf in enumerate(self.leaves) if leaf._is_scalar)
@@ -88,7 +90,7 @@ class Results:
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """Return the same structure with these arrays in the place of the traced ones."""
-        return leaves[0] if self._is_single else self._rebuild(leaves)
+        return leaves[0] if self.is_single else self._rebuild(leaves)
 
 
 def _python_number(value: Any) -> Any:
