@@ -1,0 +1,163 @@
+"""The generated call of a plan: what it allocates, how long that lives, on which device and stream it launches."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import HOST
+
+import cupyfuse as cf
+from cupyfuse.cuda.runtime import CupyRuntime
+from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.engines.quick_call import quick_call
+
+
+class Memory:
+    def __init__(self, ptr: int):
+        self.ptr = ptr
+
+
+class Recorder:
+    """A runtime that hands out addresses, and what was launched on which stream."""
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+        self.stream = lambda: 7
+        self.address = lambda array: array
+        self.memory: Any = None
+        self.alive: list[bool] = []
+        self.fails = False
+
+    def workspace(self, nbytes: int) -> Memory:
+        memory = Memory(10_000 + nbytes)
+        self.memory = weakref.ref(memory)
+        return memory
+
+    def launch(self, addresses: list[Any], stream: int) -> None:
+        if self.fails:
+            raise RuntimeError("no luck")
+        self.launched.append((addresses, stream))
+        self.alive.append(self.memory is not None and self.memory() is not None)
+
+
+def test_addresses_follow_each_other() -> None:
+    runtime: Any = Recorder()
+    call = quick_call(runtime, 2, [lambda: 30, lambda: 40], True, 512, [0, 256], runtime.launch)
+    assert call([10, 20], [0.5]) == [30, 40]
+    assert runtime.launched == [([10, 20, 30, 40, [0.5], 10_512, 10_768], 7)]
+    assert runtime.alive == [True] and runtime.memory() is None
+    plain = quick_call(runtime, 0, [lambda: 30], False, 0, [], runtime.launch)
+    assert plain([], ()) == [30]
+    assert runtime.launched[1] == ([30], 7)
+
+
+def test_a_call_that_fails_holds_nothing() -> None:
+    runtime: Any = Recorder()
+    call = quick_call(runtime, 1, [lambda: 30], False, 512, [0], runtime.launch)
+    runtime.fails = True
+    with pytest.raises(RuntimeError, match="no luck"):
+        call([10], ())
+    assert runtime.memory() is None
+    runtime.fails = False
+    assert call([10], ()) == [30]
+    assert runtime.launched == [([10, 30, 10_512], 7)]
+
+
+def softmax_of_scaled(x: Any, a: Any) -> Any:
+    return cf.softmax(x * a, axis=1)
+
+
+@contextlib.contextmanager
+def executable(rng: np.random.Generator) -> Iterator[tuple[CudaExecutable, list[Any], Any]]:
+    """A plan on the host's kernels, its arguments, and its result."""
+    x, a = rng.standard_normal((5, 40)).astype(np.float32), rng.standard_normal(40).astype(np.float32)
+    function = cf.fuse(softmax_of_scaled)
+    with HOST.active():
+        arrays = [HOST.array(x), HOST.array(a)]
+        plan = function.plan(*arrays)
+        yield CudaExecutable(plan, arrays, HOST.runtime), arrays, function.__wrapped__(x.astype(np.float64), a)
+
+
+def test_a_call_with_outs_gives_the_same(rng: np.random.Generator) -> None:
+    with executable(rng) as (execute, arrays, want):
+        target = HOST.xp.empty((5, 40), np.float32)
+        for outs in (None, [None], [target]):
+            (got,) = execute(arrays, outs)
+            assert (got is target) == (outs is not None and outs[0] is target)
+            np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
+
+
+def test_another_device_is_made_current_and_left(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, order = HOST.runtime, []
+    current = True
+
+    @contextlib.contextmanager
+    def made_current() -> Iterator[None]:
+        nonlocal current
+        order.append("made current")
+        current = True
+        try:
+            yield
+        finally:
+            current = False
+            order.append("left")
+
+    with executable(rng) as (execute, arrays, want):
+        monkeypatch.setattr(runtime, "is_current", lambda: current, raising=False)
+        monkeypatch.setattr(runtime, "made_current", made_current, raising=False)
+        execute(arrays)
+        assert not order
+        current = False
+        for outs in (None, [None]):
+            np.testing.assert_allclose(np.asarray(execute(arrays, outs)[0]), want, rtol=1e-5)
+        assert order == ["made current", "left"] * 2
+
+
+def test_misaligned_views_are_read_where_they_are(rng: np.random.Generator) -> None:
+    """By one executable, in turn: the variant is chosen by the addresses of each call."""
+    x, a = rng.standard_normal(5 * 40 + 8).astype(np.float32), rng.standard_normal(40).astype(np.float32)
+    with HOST.active():
+        flat, weights = HOST.array(x), HOST.array(a)
+        aligned = flat[:200].reshape(5, 40)
+        plan = cf.fuse(softmax_of_scaled).plan(aligned, weights)
+        execute = CudaExecutable(plan, [aligned, weights], HOST.runtime)
+        for start in (0, 1, 2, 4, 3, 0, 8):
+            view = flat[start : start + 200].reshape(5, 40)
+            want = softmax_of_scaled(x[start : start + 200].reshape(5, 40).astype(np.float64), a)
+            np.testing.assert_allclose(np.asarray(execute([view, weights])[0]), want, rtol=1e-5)
+
+
+def test_memory_is_held_while_a_graph_is_captured() -> None:
+    stream = SimpleNamespace(ptr=0, is_capturing=lambda: True)
+    runtime: Any = object.__new__(CupyRuntime)
+    runtime._current_stream, runtime._captured = (lambda: stream), []
+    runtime._cupy = SimpleNamespace(ndarray=lambda shape, dtype: Memory(1), cuda=SimpleNamespace(alloc=Memory))
+    empty = runtime.allocator((2, 3), np.float32)
+    assert isinstance(empty(), Memory) and runtime.workspace(8).ptr == 8
+    assert not runtime._captured, "nothing captures the default stream"
+    stream.ptr = 5
+    held = [empty(), runtime.workspace(16)]
+    assert runtime._captured == held and runtime.stream() == 5
+    stream.is_capturing = lambda: False
+    empty()
+    assert runtime._captured == held
+
+
+def test_launches_are_freed_with_their_plan(rng: np.random.Generator) -> None:
+    """Without the garbage collector: generated functions are in no cycle with what they refer to."""
+    gc.disable()
+    try:
+        with executable(rng) as (execute, arrays, _):
+            execute(arrays)
+            references = [weakref.ref(execute._quick_call), weakref.ref(execute._enqueue)]
+            execute._quick_call = execute._enqueue = None  # type: ignore[assignment]
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
