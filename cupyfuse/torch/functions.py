@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from .chains.chain import Call, Chain
+from .chains.eligibility import PLAIN_TYPES
 from .chains.runner import Runner
 from .rules import RULES
 from .rules.symbols import Ref
@@ -91,21 +91,35 @@ def apply_steps(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
     return result
 
 
-def _run_along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], keepdim: bool) -> Tensor:
-    """Call `run(input, dim)`, with the dimension moved to the end if it is neither the first nor the last."""
+def _run_along(name: str, input: Any, dim: Any, options: tuple[Any, ...], keepdim: bool) -> Tensor:
+    """Run a rule along a dimension of a tensor, with the options that follow `dim`.
+
+    Dimensions that are neither the first nor the last are moved to the end.
+    """
+    if not torch.compiler.is_dynamo_compiling() and type(dim) is int and type(input) in PLAIN_TYPES:
+        runner = _runners_along.get((name, dim, options, input.dim()))
+        if runner is not None and not torch._C._is_any_autocast_enabled():
+            known: Tensor = runner((input,))[0]
+            return known
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"input: expected a torch.Tensor, got {type(input).__name__}")
     if isinstance(dim, tuple):
-        return run(input, dim)
+        return _run((Step(name, (dim, *options)),), input=input)
     rank = max(input.dim(), 1)
     dim = _as_index(dim)
     if not -rank <= dim < rank:
         raise IndexError(f"dim: expected one of the {input.dim()} dimensions of input, got {dim}")
-    dim %= rank
-    if dim in (0, rank - 1):
-        return run(input, dim)
-    result = run(input.movedim(dim, -1), -1)
-    return result.movedim(-1, dim).contiguous() if keepdim else result
+    if dim % rank not in (0, rank - 1):
+        result = _run((Step(name, (-1, *options)),), input=input.movedim(dim, -1))
+        return result.movedim(-1, dim).contiguous() if keepdim else result
+    steps = (Step(name, (dim % rank, *options)),)
+    if not torch.compiler.is_dynamo_compiling():
+        _runners_along[name, dim, options, input.dim()] = _runner(steps, ("input",))
+    return _run(steps, input=input)
+
+
+# Of the calls along the first or the last dimension, by name, dimension, options and rank.
+_runners_along: dict[tuple[str, int, tuple[Any, ...], int], Runner] = {}
 
 
 def _as_index(dim: Any) -> int:
@@ -150,7 +164,7 @@ def logsumexp(input: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) 
     if isinstance(dim, (tuple, list)):
         dim = tuple(map(_as_index, dim))
     keepdim = _as_flag(keepdim)
-    return _run_along(input, dim, lambda x, d: _run((Step("logsumexp", (d, keepdim)),), input=x), keepdim)
+    return _run_along("logsumexp", input, dim, (keepdim,), keepdim)
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -189,10 +203,9 @@ def _normalize(name: str, input: Any, dim: Any, dtype: Any) -> Tensor:
     if dtype is not None and not (isinstance(dtype, torch.dtype) or dtype in (float, int, bool)):
         raise TypeError(f"dtype: expected a torch.dtype, got {type(dtype).__name__}")
 
-    def run(x: Tensor, d: int) -> Tensor:
-        return _run((Step(name, (d,)),), input=x if dtype is None else x.to(dtype))
-
-    return _run_along(input, _as_index(dim), run, True)
+    if dtype is not None and isinstance(input, torch.Tensor):
+        input = input.to(dtype)
+    return _run_along(name, input, dim if type(dim) is int else _as_index(dim), (), True)
 
 
 # Linear layers ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,12 @@ class Axes:
     @property
     def labels(self) -> AxisLabels:
         return tuple(0 if p in self.rows else 1 if p in self.cols else None for p in range(len(self.shape)))
+
+    @cached_property
+    def transposed_shape(self) -> tuple[int, ...] | None:
+        """The lengths of an axis along the columns and of one along the rows behind it, if these are all; else None."""
+        kept = [(a, n) for a, n in zip(self.labels, self.shape, strict=True) if a is not None]
+        return tuple(n for _, n in kept) if [a for a, _ in kept] == [1, 0] else None
 
     @property
     def long(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

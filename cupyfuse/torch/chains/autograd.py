@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .chain import Chain
 from .tensors import Tensors, as_base
 from .uncaptured import uncaptured
 
@@ -14,36 +16,38 @@ class _ChainFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, executor: Any, *tensors: Any) -> Any:
         outputs, saved = executor.run(tensors)
-        backward = executor.backward
-        ctx.executor, ctx.gradients = executor, executor.gradients
+        backward, inputs, leaves = executor.backward, executor.backward.inputs, []
         ctx.set_materialize_grads(False)
         if executor.returns_views:
             outputs = [as_base(t) for t in outputs]
-        if not all(backward.differentiable):
-            constant = [t for t, depends in zip(outputs, backward.differentiable, strict=True) if not depends]
-            ctx.mark_non_differentiable(*constant)
-        ctx.inputs, ctx.leaves = backward.inputs, []
+        if backward.constants:
+            ctx.mark_non_differentiable(*[outputs[k] for k in backward.constants])
         if backward.second_order_inputs:
             # Leaves that only second derivatives read are not saved: as in PyTorch's own graph, changing one is an
             # error only once second derivatives are computed.
             second_order = [(k, tensors[k]) for k in backward.second_order_inputs]
-            ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
-            ctx.inputs = [*backward.inputs, *(k for k, t in second_order if not t.is_leaf)]
-        ctx.save_for_backward(*[executor.chain.saved_input(k, tensors[k]) for k in ctx.inputs], *saved)
+            leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
+            inputs = [*inputs, *(k for k, t in second_order if not t.is_leaf)]
+        ctx.call = executor, executor.gradients, inputs, leaves
+        if executor.chain.copied:
+            ctx.save_for_backward(*[executor.chain.saved_input(k, tensors[k]) for k in inputs], *saved)
+        else:
+            ctx.save_for_backward(*[tensors[k] for k in inputs], *saved)
         return tuple(outputs)
 
     @staticmethod
     @uncaptured
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        backward, wanted = ctx.executor.backward, ctx.needs_input_grad[1:]
+        executor, gradients, numbers, leaves = ctx.call
+        backward, wanted = executor.backward, ctx.needs_input_grad[1:]
         kept = ctx.saved_tensors
-        inputs, saved = kept[: len(ctx.inputs)], kept[len(ctx.inputs) :]
+        inputs, saved = kept[: len(numbers)], kept[len(numbers) :]
         if torch.is_grad_enabled() or not backward.takes(cotangents):
-            tensors = {**dict(zip(ctx.inputs, inputs, strict=True)), **_unmodified_leaves(ctx)}
+            tensors = {**dict(zip(numbers, inputs, strict=True)), **_unmodified(leaves, executor.chain)}
             grads = backward.eager_gradients(tensors, cotangents, wanted)
         else:
             grads = backward([*inputs[: len(backward.inputs)], *saved], cotangents, wanted)
-        for k, counter in ctx.gradients:
+        for k, counter in gradients:
             if grads[k] is not None:
                 counter.value += 1
         for k, (grad, want) in enumerate(zip(grads, wanted, strict=True)):
@@ -55,15 +59,15 @@ class _ChainFunction(torch.autograd.Function):
         return None, *grads
 
 
-def _unmodified_leaves(ctx: Any) -> dict[int, Any]:
+def _unmodified(leaves: Sequence[tuple[int, Any, int]], chain: Chain) -> dict[int, Any]:
     """Return the leaves that second derivatives read, by input; raise the error that PyTorch has for changed ones."""
-    for k, t, version in ctx.leaves:
+    for k, t, version in leaves:
         if version >= 0 and t._version != version:
             raise RuntimeError(
-                f"{ctx.executor.chain.names[k]}, which derivatives of the gradient depend on, has been modified by an "
+                f"{chain.names[k]}, which derivatives of the gradient depend on, has been modified by an "
                 f"inplace operation: it is at version {t._version}; expected version {version}"
             )
-    return {k: t for k, t, _ in ctx.leaves}
+    return {k: t for k, t, _ in leaves}
 
 
 # `Function.apply` without its check for function transforms: `eligibility.is_intercepted` has made it.

@@ -24,11 +24,11 @@ Flags = tuple[bool, ...]
 
 
 class _LoadedPlan(NamedTuple):
-    """A loaded backward plan; its results are the gradients of `inputs`."""
+    """A loaded backward plan; its results are the gradients of `inputs`, in these shapes unless it is None."""
 
     plan: Plan
     execute: Any
-    inputs: list[int]
+    inputs: list[tuple[int, tuple[int, ...] | None]]
 
 
 class _Dependence(NamedTuple):
@@ -50,6 +50,7 @@ class Backward:
     Attributes
     ----------
     differentiable : for each output, whether it depends on an input whose gradient is wanted
+    constants : the outputs that do not
     inputs : the inputs that the backward pass reads
     second_order_inputs : further inputs, which saved values depend on; only derivatives of the gradients read them
     saving : what the forward pass saves; all else is recomputed
@@ -69,6 +70,7 @@ class Backward:
         self._cotangents = cotangents_of(traced)
         dependent = self._dependent_nodes(needs)
         self.differentiable = [dtypes.is_float(n.dtype) and n in dependent for n in self._outputs]
+        self.constants = [k for k, depends in enumerate(self.differentiable) if not depends]
         self.saving = saving or choose_saved(traced, needs, self.differentiable, settings, shards)
         roots = [n for n in self._gradients(tuple(self.differentiable), tuple(needs)) if n is not None]
         read = set(g.topological(roots, lambda n: () if n in self.saving.nodes else n.inputs))
@@ -119,7 +121,7 @@ class Backward:
         cotangents : one for each output, or None for zero
         wanted : for each input, whether its gradient is wanted
         """
-        given = self._flags(c is not None for c in cotangents)
+        given = self._flags([c is not None for c in cotangents])
         choice = given, tuple(wanted)
         dependence = self._find_dependence(*choice)
         pairs = [(v, c) for v, c, present in zip(self.traced.outputs, cotangents, given, strict=True) if present]
@@ -133,7 +135,7 @@ class Backward:
 
     def _flags(self, given: Iterable[bool]) -> Flags:
         """Return for each output whether its cotangent is given and counts."""
-        return tuple(g and d for g, d in zip(given, self.differentiable, strict=True))
+        return tuple([g and d for g, d in zip(given, self.differentiable, strict=True)])
 
     def inputs_with_gradients(self, given: Iterable[bool], wanted: Sequence[bool]) -> frozenset[int]:
         """Return the inputs that have a gradient, which may be zero, where these outputs have cotangents."""
@@ -152,11 +154,14 @@ class Backward:
         arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         loaded = self._find_loaded(given, wanted, arrays)
         grads = loaded.execute(arrays)
-        return [(k, grad.reshape(self.traced.inputs[k].shape)) for k, grad in zip(loaded.inputs, grads, strict=True)]
+        return [
+            (k, grad if shape is None else grad.reshape(shape))
+            for (k, shape), grad in zip(loaded.inputs, grads, strict=True)
+        ]
 
     def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Return the plan for a choice of gradients and arrays of these layouts, loaded at the first of such calls."""
-        key = (given, wanted, tuple((a.stride(), a.shape) for a in arrays), arrays[0].device)
+        key = (given, wanted, tuple([(a.stride(), a.shape) for a in arrays]), arrays[0].device)
         loaded = self._loaded.get(key)
         if loaded is None:
             loaded = self._loaded[key] = self._load(given, wanted, arrays)
@@ -166,7 +171,11 @@ class Backward:
         """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
         roots, traced = self.graph(given, wanted)
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
-        return _LoadedPlan(plan, load(plan, arrays), list(roots))
+        reshaped: list[tuple[int, tuple[int, ...] | None]] = []
+        for k, output in zip(roots, plan.outputs, strict=True):
+            shape = self.traced.inputs[k].shape
+            reshaped.append((k, None if shape == output.shape else shape))
+        return _LoadedPlan(plan, load(plan, arrays), reshaped)
 
     def graph(self, given: Flags, wanted: Flags) -> tuple[dict[int, Node], Traced]:
         """Return the gradients by input, and the graph of them from inputs, saved values and the given cotangents."""
@@ -217,10 +226,6 @@ def _differentiable_inputs(node: Node) -> Sequence[Node]:
 
 def cotangent_matrix(value: Value, cotangent: Any) -> Any:
     """Reshape the cotangent of a value to the rows x columns of its node, transposed where the node is."""
-    tracer = value.tracer
-    matrix = cotangent.reshape(tracer.shape)
-    labels = tracer._axes.labels
-    if [a for a in labels if a is not None] == [1, 0]:
-        kept = [k for k, a in enumerate(labels) if a is not None]
-        matrix = matrix.reshape([matrix.shape[k] for k in kept]).t()
-    return matrix.reshape(tracer._node.shape)
+    transposed, shape = value.tracer._axes.transposed_shape, value.tracer._node.shape
+    matrix = cotangent if transposed is None else cotangent.reshape(transposed).t()
+    return matrix if matrix.shape == shape else matrix.reshape(shape)

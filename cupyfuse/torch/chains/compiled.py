@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from ...ir import graph as g
 from ...plan.build import build
 from ...plan.plan import Plan
 from ...settings import Settings
@@ -26,6 +27,10 @@ class CompiledChain:
     saving : the values saved for the backward pass, if they are not chosen by `needs`
     prepacked : the inputs from which weights are prepacked, by a plan of their own
     in_place : whether updates are written to the inputs; else they are results, after the outputs
+
+    Attributes
+    ----------
+    execute : runs the plan on matrices, then prepacked weights; None until it is loaded
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class CompiledChain:
         self._prepacked, self._in_place = prepacked, in_place
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
         self._layouts = dict(enumerate(map(layout_of, self.matrices(tensors))))
-        self._execute: Any = None
+        self.execute: Any = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -89,17 +94,26 @@ class CompiledChain:
 
     @property
     def is_loaded(self) -> bool:
-        return self._execute is not None
+        return self.execute is not None
+
+    def is_plain(self, outputs: int) -> bool:
+        """Whether `execute` takes the inputs as they are, and returns so many results of the chain and no more."""
+        return not self._folded and not self._reshaped and len(self.plan.outputs) == outputs
+
+    @cached_property
+    def has_products(self) -> bool:
+        """Whether the plan depends on the precision of products."""
+        return any(map(g.is_product, self.traced.as_traced().graph.order))
 
     def load(self, arrays: Tensors) -> None:
         """Load the plan for arguments like these."""
-        self._execute = load(self.plan, arrays)
+        self.execute = load(self.plan, arrays)
 
     def __call__(self, arrays: Tensors) -> list[Any]:
         """Run on matrices, then prepacked weights; return the plan's results in their own shapes."""
-        if not self.is_loaded:
+        if self.execute is None:
             self.load(arrays)
-        results: list[Any] = self._execute(arrays)
+        results: list[Any] = self.execute(arrays)
         for k, shape in self._reshaped:
             results[k] = results[k].reshape(shape)
         return results

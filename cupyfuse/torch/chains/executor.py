@@ -61,6 +61,8 @@ class Executor:
         self.returns_views = compiled.returns_views
         self._differentiable = self.backward is not None and any(self.backward.differentiable)
         self._outputs = len(chain.outputs)
+        # Runs the plan where that is all that a call does.
+        self._execute = compiled.execute if self._weights is None and compiled.is_plain(self._outputs) else None
         needed = sorted(self._weights.needed) if self._weights is not None else []
         trained = [] if options.frozen else [k for k in needed if tensors[k].requires_grad]
         self._inputs = FixedInputs(sorted(chain.fixed), needed, trained)
@@ -71,6 +73,11 @@ class Executor:
     def gradients(self) -> Any:
         """The inputs whose gradients are counted, with their counters."""
         return self._inputs.gradients
+
+    @property
+    def has_products(self) -> bool:
+        """Whether the plan depends on the precision of products."""
+        return self._compiled.has_products
 
     def bind(self, tensors: Tensors) -> None:
         """Record the fixed inputs of a call; weights prepacked from others, or before a change, become invalid."""
@@ -102,10 +109,14 @@ class Executor:
 
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
         """Return the outputs, part of autograd's graph where gradients are wanted."""
-        return autograd.apply(self, tensors) if self._differentiable else self.run(tensors)[0]
+        if self._differentiable:
+            return autograd.apply(self, tensors)
+        return self._execute(tensors) if self._execute is not None else self.run(tensors)[0]
 
     def run(self, tensors: Tensors) -> tuple[list[Any], list[Any]]:
         """Return the outputs, and what is saved for the backward pass."""
+        if self._execute is not None:
+            return self._execute(tensors), []
         matrices = self._compiled.matrices(tensors)
         if self._weights is None:
             results = self._compiled(matrices)

@@ -13,6 +13,7 @@ from ...plan.plan import Plan
 from .chain import Chain
 from .eligibility import is_intercepted, is_sharded, signature_of, unsupported
 from .executor import Executor
+from .matching import Matches, matcher
 from .options import Options
 from .prepacked import Budget
 from .tensors import Tensors
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..sharded.executor import ShardedExecutor
 
 _MAX_EXECUTORS = 256
+_MOST_RECOGNIZED = 4  # executors whose inputs one runner recognises
 
 
 class Activity:
@@ -58,6 +60,8 @@ class Runner:
         self._varying = [k for k in range(len(chain.names)) if k not in chain.fixed]
         # By the signature of the varying inputs alone, which is all that a call with unchanged weights has to hash.
         self._latest: dict[Hashable, Executor] = {}
+        # Those whose inputs are recognised without a key, the last one first.
+        self._recognized: list[tuple[Matches, Executor]] = []
         # By the signature of all inputs; text says why they are left to PyTorch.
         self._executors: dict[Hashable, Executor | str] = {}
         self._sharded: dict[Hashable, ShardedExecutor | str] = {}
@@ -65,6 +69,10 @@ class Runner:
         self._by_sizes: dict[tuple[int, ...], Runner] = {}
 
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
+        if not is_intercepted():
+            for matches, found in self._recognized:
+                if matches(tensors) and found.is_current(tensors):
+                    return found(tensors)
         executor = self._executor_for(tensors)
         if not isinstance(executor, str):
             return executor(tensors)
@@ -124,8 +132,15 @@ class Runner:
         key = (grad, self.options.current_precision(), torch.get_default_dtype(), signature)
         executor = self._latest.get(key)
         if executor is not None and executor.is_current(tensors):
+            self._recognize(executor, tensors)
             return executor
         return self._find_or_compile(key, tensors, grad)
+
+    def _recognize(self, executor: Executor, tensors: Tensors) -> None:
+        """Recognise further inputs like those of a call that an executor has had before."""
+        others = [each for each in self._recognized if each[1] is not executor]
+        matches = matcher(tensors, self._varying, self.options.current_precision if executor.has_products else None)
+        self._recognized = [(matches, executor), *others][:_MOST_RECOGNIZED]
 
     def _find_or_compile(self, key: Hashable, tensors: Tensors, grad: bool) -> Executor | ShardedExecutor | str:
         """Find the executor for all inputs, compile it if there is none, and bind the fixed inputs to it."""
@@ -140,6 +155,7 @@ class Runner:
                 if len(self._executors) >= _MAX_EXECUTORS:
                     self._executors.clear()
                     self._latest.clear()
+                    self._recognized = []
                 self._executors[full_key] = executor
             if isinstance(executor, Executor):
                 executor.bind(tensors)

@@ -1,0 +1,58 @@
+"""Recognise inputs like those of an earlier call by one generated expression.
+
+It compares what `eligibility.signature_of` and the key of `Runner` consist of: without a tuple to make and to hash, a
+call takes 1 us less.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+
+from .tensors import Tensors
+
+Matches = Callable[[Tensors], bool]
+
+
+def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callable[[], str] | None) -> Matches:
+    """Return a function that tells whether inputs are like these, in a call with the same settings of PyTorch's.
+
+    Parameters
+    ----------
+    tensors : plain strided tensors
+    numbers : which of them are compared
+    current_precision : returns the precision of products; None for chains without any
+    """
+    constants: dict[str, Any] = {"grad": torch.is_grad_enabled, "default": torch.get_default_dtype}
+
+    def name(value: Any) -> str:
+        """Return a name for a value that the function refers to."""
+        label = f"c{len(constants)}"
+        constants[label] = value
+        return label
+
+    lines, same = [], []
+    for k in numbers:
+        t = tensors[k]
+        lines.append(f"t{k} = tensors[{k}]")
+        same += [f"type(t{k}) is {name(type(t))}", f"t{k}.layout is {name(t.layout)}"]  # others may have no strides
+        same += [f"t{k}.shape == {name(t.shape)}", f"t{k}.stride() == {name(t.stride())}"]
+        same += [f"t{k}.dtype is {name(t.dtype)}", f"t{k}.requires_grad is {t.requires_grad}"]
+        same += [f"t{k}.device == {name(t.device)}", f"t{k}.is_neg() is {t.is_neg()}"]
+    same += [f"grad() is {torch.is_grad_enabled()}", f"default() is {name(torch.get_default_dtype())}"]
+    if current_precision is not None:
+        same.append(f"{name(current_precision)}() == {current_precision()!r}")
+    lines.append(f"return {' and '.join(same)}")
+    exec(_compile("\n".join(["def matches(tensors):", *(f"    {line}" for line in lines), ""])), constants)
+    matches: Matches = constants.pop("matches")
+    return matches
+
+
+@functools.lru_cache(maxsize=256)
+def _compile(text: str) -> CodeType:
+    """Compile the text of a function; those of many chains are alike."""
+    return compile(text, "<inputs that are recognised>", "exec")
