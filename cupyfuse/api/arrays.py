@@ -79,6 +79,11 @@ def is_cupy(value: Any) -> bool:
     return isinstance(value, CUPY_ARRAY)
 
 
+def place_of(array: Any) -> Any:
+    """Return the number of the GPU that an array is on; None for the CPU."""
+    return array.data.device_id if is_cupy(array) else None
+
+
 def is_array(value: Any) -> bool:
     """Whether a value is an array of any library, or a spec."""
     return isinstance(value, (np.ndarray, Spec)) or is_cupy(value) or _has_dlpack(value)
@@ -219,10 +224,15 @@ def address_range(a: Any) -> tuple[int, int]:
 
 def may_share_memory(a: Any, b: Any) -> bool:
     """Whether the address ranges of two arrays of one library overlap."""
+    return may_share_memory_with_any(a, [b])
+
+
+def may_share_memory_with_any(a: Any, others: Sequence[Any]) -> bool:
+    """Whether the address range of an array overlaps with that of any other, all of one library."""
     if isinstance(a, np.ndarray):
-        return np.may_share_memory(a, b)  # a tenth of what the ranges below take
-    (start, stop), (other_start, other_stop) = address_range(a), address_range(b)
-    return start < other_stop and other_start < stop
+        return any(np.may_share_memory(a, b) for b in others)  # a tenth of what the ranges below take
+    start, stop = address_range(a)
+    return any(start < other_stop and other_start < stop for other_start, other_stop in map(address_range, others))
 
 
 def share_memory(a: Any, b: Any) -> bool:

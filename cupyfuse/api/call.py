@@ -83,7 +83,7 @@ def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any
     TypeError
         There is no array, or arrays are on the CPU and on a GPU, or on several GPUs.
     """
-    places = [f"GPU {a.data.device_id}" if arrays.is_cupy(a) else "the CPU" for a in leaves]
+    places = ["the CPU" if (place := arrays.place_of(a)) is None else f"GPU {place}" for a in leaves]
     if len(set(places)) > 1:
         where = ", ".join(f"{name} on {place}" for name, place in zip(names, places, strict=True))
         raise TypeError(f"arguments are on different devices: {where}; move them to one, for example with cupy.asarray")
@@ -188,11 +188,10 @@ def _run_into(runnable: Runnable, leaves: list[Any], numbers: Sequence[float], o
     """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
     targets = _import_targets(runnable.plan, leaves[0], out)
     operands = [*leaves, *runnable.kept]
-    taken = [*operands]
     direct = []
-    for target in targets:
-        direct.append(None if any(arrays.may_share_memory(target, other) for other in taken) else target)
-        taken.append(target)
+    for position, target in enumerate(targets):
+        is_shared = arrays.may_share_memory_with_any(target, [*operands, *targets[:position]])
+        direct.append(None if is_shared else target)
     results = runnable.execute(operands, direct, numbers)
     for target, passed, result in zip(targets, direct, results, strict=True):
         if passed is None:
@@ -213,23 +212,26 @@ def _import_targets(plan: Plan, argument: Any, out: Any) -> list[Any]:
     targets = []
     for position, (array, output) in enumerate(zip(given, outputs, strict=True)):
         name = "out" if len(given) == 1 else f"out[{position}]"
-        if not arrays.is_array(array) or isinstance(array, arrays.Spec):
-            raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
-        target = arrays.import_array(array, name).array
-        if arrays.is_cupy(target) != arrays.is_cupy(argument):
+        target = array
+        if type(array) is not type(argument):
+            if not arrays.is_array(array) or isinstance(array, arrays.Spec):
+                raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
+            target = arrays.import_array(array, name).array
+        if arrays.place_of(target) != arrays.place_of(argument):
             raise TypeError(f"{name}: expected an array in the same memory as the arguments; allocate it beside them")
         try:
             dtype = dtypes.name_of(target.dtype)
         except TypeError as error:
             raise TypeError(f"{name}: {error}") from None
-        if tuple(target.shape) != output.shape or dtype != output.dtype:
+        if target.shape != output.shape or dtype != output.dtype:
             raise ValueError(
                 f"{name}: expected shape {output.shape} and dtype {output.dtype}, got shape {tuple(target.shape)} and "
                 f"dtype {dtype}"
             )
-        if isinstance(target, np.ndarray) and not target.flags.writeable:
+        flags = target.flags
+        if isinstance(target, np.ndarray) and not flags.writeable:
             raise ValueError(f"{name}: the array is read-only")
-        if not target.flags.c_contiguous and target.size and _repeats_elements(target):
+        if not flags.c_contiguous and target.size and _repeats_elements(target):
             raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
         targets.append(target)
     return targets

@@ -110,15 +110,17 @@ class CudaExecutable:
             slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
             self._enqueue = sequence([spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)])
         self._unset = [None] * (self._slots - self._first_unset)  # what `_launch` and library steps fill in
-        self._quick_call = None if library_steps or conditional else self._write_quick_call()
+        is_plain = not (library_steps or conditional or self._copies or self._overwritten)
+        is_plain = is_plain and all(result.direct for result in self._results)
+        empties = [result.empty for result in self._results]
+        self._quick_call = self._write_quick_call(empties) if is_plain else None
+        self._quick_call_into = self._write_quick_call([None] * len(empties)) if is_plain else None
 
-    def _write_quick_call(self) -> QuickCall | None:
-        """Return the call without `outs`, if all that it does is to allocate and to launch."""
-        if self._copies or self._overwritten or not all(result.direct for result in self._results):
-            return None
+    def _write_quick_call(self, results: Sequence[Callable[[], Any] | None]) -> QuickCall:
+        """Return the call that allocates results by these functions, or takes arrays for them."""
         assert [slot for slot, _ in self._temporaries] == list(range(self._first_unset, self._slots))
-        empties, offsets = [result.empty for result in self._results], [offset for _, offset in self._temporaries]
-        counts = len(self.plan.graph.inputs), empties, self._numbers >= 0, self._workspace
+        offsets = [offset for _, offset in self._temporaries]
+        counts = len(self.plan.graph.inputs), results, self._numbers >= 0, self._workspace
         return quick_call(self.runtime, *counts, offsets, self._enqueue)
 
     def _slot(self) -> int:
@@ -269,7 +271,18 @@ class CudaExecutable:
                 return self(arrays, outs, numbers)
         if outs is None and self._quick_call is not None:
             return self._quick_call(arrays, numbers)
-        return self._run(arrays, outs or [None] * len(self._results), numbers)
+        if outs is None:
+            return self._run(arrays, [None] * len(self._results), numbers)
+        if self._quick_call_into is None or not all(map(self._is_target, outs)):
+            return self._run(arrays, outs, numbers)
+        results = self._quick_call_into(arrays, numbers, outs)
+        for result in results:
+            self.runtime.bump_version(result)
+        return results
+
+    def _is_target(self, out: Any) -> bool:
+        """Whether steps can write to what is given for a result."""
+        return out is not None and self.runtime.is_contiguous(out)
 
     def _run(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
         """Launch the plan, the device being current, and deliver each result where the caller wants it."""
@@ -279,7 +292,7 @@ class CudaExecutable:
         finished = True  # every result is a new array, which a step writes as the caller gets it
         for result, out in zip(self._results, outs, strict=True):
             finished &= out is None and result.direct
-            if out is not None and result.direct and runtime.is_contiguous(out):
+            if result.direct and self._is_target(out):
                 array = out
             else:
                 array = result.empty() if result.held < 0 else None

@@ -1,6 +1,6 @@
-"""Calls of plans that allocate results and a workspace, and launch: one generated function for each plan.
+"""Calls of plans that allocate what they need, and launch: one generated function for each plan.
 
-Other calls, which write to arrays of the caller or hand arrays to library steps, go through `CudaExecutable`.
+Other calls, which copy results, change arguments or hand arrays to library steps, go through `CudaExecutable`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 from ..cuda.launch import Launch, compile_text
 from ..cuda.runtime import Runtime
 
-# Takes the arrays and the float arguments, the device being current.
-QuickCall = Callable[[Sequence[Any], Sequence[float]], list[Any]]
+# Takes the arrays, the float arguments and the arrays for results, if those are given; the device is current.
+QuickCall = Callable[..., list[Any]]
 
 
 def quick_call(
     runtime: Runtime,
     arguments: int,
-    results: Sequence[Callable[[], Any]],
+    results: Sequence[Callable[[], Any] | None],
     takes_numbers: bool,
     workspace: int,
     offsets: Sequence[int],
@@ -31,8 +31,8 @@ def quick_call(
     runtime : Runtime
     arguments : int
         How many arrays it takes.
-    results : sequence of callable
-        Allocate the results.
+    results : sequence of callable or None
+        Allocate the results; None for those that calls give.
     takes_numbers : bool
         Whether the float arguments are among the addresses.
     workspace : int
@@ -44,17 +44,19 @@ def quick_call(
     names: dict[str, Any] = {f"empty{k}": empty for k, empty in enumerate(results)}
     names |= {"address": runtime.address, "workspace": runtime.workspace, "stream": runtime.stream, "launch": launch}
     given = [f"a{k}" for k in range(arguments)]
-    made = [f"r{k}" for k in range(len(results))]
-    addresses = [f"address({name})" for name in (*given, *made)]
+    written = [f"r{k}" for k in range(len(results))]
+    addresses = [f"address({name})" for name in (*given, *written)]
     if takes_numbers:
         addresses.append("numbers")
     lines = [f"({', '.join(given)},) = arrays"] if given else []
-    lines += [f"{name} = empty{k}()" for k, name in enumerate(made)]
+    if targets := [name for name, empty in zip(written, results, strict=True) if empty is None]:
+        lines.append(f"({', '.join(targets)},) = targets")
+    lines += [f"r{k} = empty{k}()" for k, empty in enumerate(results) if empty is not None]
     if workspace:
         lines += [f"memory = workspace({workspace})", "start = memory.ptr"]
         addresses += [f"start + {offset}" for offset in offsets]
-    lines += [f"launch([{', '.join(addresses)}], stream())", f"return [{', '.join(made)}]"]
-    text = "\n".join(["def call(arrays, numbers):", *(f"    {line}" for line in lines), ""])
+    lines += [f"launch([{', '.join(addresses)}], stream())", f"return [{', '.join(written)}]"]
+    text = "\n".join(["def call(arrays, numbers, targets=()):", *(f"    {line}" for line in lines), ""])
     exec(compile_text(text), names)
     found: QuickCall = names.pop("call")  # a cycle would keep the kernels alive
     return found

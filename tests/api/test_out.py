@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from support import LAYOUTS, Engine, assert_equal
+from host_cuda.runtime import DEVICE, HostArray
+from support import HOST, LAYOUTS, Engine, assert_equal
 
 import cupyfuse as cf
 
@@ -98,3 +100,35 @@ def test_out_is_checked(out: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         cf.fuse(lambda x: x * 2)(X, out=out)
     assert_equal(X, before)
+
+
+def test_out_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HOST.active():
+        x, out = HOST.array(X), HOST.array(np.zeros((4, 3), np.float32))
+        fused = cf.fuse(lambda x: x * 2)
+        fused(x, out=out)
+        assert_equal(HOST.host(out), X * 2)
+
+        def data(array: Any) -> Any:
+            return SimpleNamespace(ptr=array.ctypes.data, device_id="another" if array is out else DEVICE)
+
+        monkeypatch.setattr(HostArray, "data", property(data))
+        with pytest.raises(TypeError, match="out: expected an array in the same memory"):
+            fused(x, out=out)
+
+
+@pytest.mark.parametrize("workspace", [False, True])
+def test_out_for_some_of_the_results_in_place(workspace: bool, rng: np.random.Generator) -> None:
+    """Contiguous targets are written directly, others by a copy; calls of all kinds in turn."""
+    x = rng.standard_normal((4, 3)).astype(np.float32)
+    w = rng.standard_normal((3, 3)).astype(np.float32)
+    fused = cf.fuse((lambda x, w: (cf.relu(x @ w), cf.gelu(x @ w))) if workspace else lambda x, w: (cf.relu(x), x @ w))
+    want = fused(x.astype(np.float64), w.astype(np.float64))
+    with HOST.active():
+        given = HOST.arrays((x, w))
+        for layouts in (("contiguous", "contiguous"), ("contiguous", "fortran"), ("row_gap", "contiguous")) * 2:
+            out = [HOST.array(np.zeros((4, 3), np.float32), layout) for layout in layouts]
+            assert fused(*given, out=out) is out
+            for result, target, expected in zip(fused(*given), out, want, strict=True):
+                assert_equal(HOST.host(target), HOST.host(result))
+                np.testing.assert_allclose(HOST.host(target), expected, rtol=1e-4, atol=1e-5)

@@ -53,6 +53,9 @@ def test_addresses_follow_each_other() -> None:
     assert call([10, 20], [0.5]) == [30, 40]
     assert runtime.launched == [([10, 20, 30, 40, [0.5], 10_512, 10_768], 7)]
     assert runtime.alive == [True] and runtime.memory() is None
+    into = quick_call(runtime, 1, [None, None], False, 0, [], runtime.launch)
+    assert into([10], (), [50, 60]) == [50, 60]
+    assert runtime.launched.pop() == ([10, 50, 60], 7)
     plain = quick_call(runtime, 0, [lambda: 30], False, 0, [], runtime.launch)
     assert plain([], ()) == [30]
     assert runtime.launched[1] == ([30], 7)
@@ -157,7 +160,8 @@ def test_launches_are_freed_with_their_plan(rng: np.random.Generator) -> None:
         with executable(rng) as (execute, arrays, _):
             execute(arrays)
             references = [weakref.ref(execute._quick_call), weakref.ref(execute._enqueue)]
-            execute._quick_call = execute._enqueue = None  # type: ignore[assignment]
+            execute._quick_call = execute._quick_call_into = None
+            execute._enqueue = None  # type: ignore[assignment]
         assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
