@@ -219,7 +219,8 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
         return empty
 
     def workspace(self, nbytes: int) -> Any:
-        return self._hold_if_capturing(self._cupy.cuda.alloc(nbytes))
+        memory = self._cupy.cuda.alloc(nbytes)
+        return self._hold_if_capturing(memory) if self._current_stream().ptr else memory
 
     def _hold_if_capturing(self, memory: Any) -> Any:
         """Keep memory for good if a CUDA graph captures its use."""
