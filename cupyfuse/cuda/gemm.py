@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -73,21 +73,58 @@ def batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchStrides]:
     return operands[0], operands[1], BatchStrides(batches.count, *strides)
 
 
+# (a, b, c, stream): launches a row-major product of matrices at these addresses.
+Multiply = Callable[..., None]
+
+
+class Arguments(NamedTuple):
+    """The arguments of cublasGemmEx or of cublasGemmStridedBatchedEx, but the handle and the three addresses.
+
+    cuBLAS is column-major: it computes C' = B' A', and takes B first.
+
+    Attributes
+    ----------
+    until_b, until_a, until_c, last : tuple of int
+        What is before each address, and what is behind them.
+    batched : bool
+        Whether they are those of cublasGemmStridedBatchedEx.
+    result_16_bit : bool
+        Whether the result has 16 bits.
+    """
+
+    until_b: tuple[int, ...]
+    until_a: tuple[int, ...]
+    until_c: tuple[int, ...]
+    last: tuple[int, ...]
+    batched: bool
+    result_16_bit: bool
+
+    @property
+    def function(self) -> str:
+        return "cublasGemmStridedBatchedEx" if self.batched else "cublasGemmEx"
+
+
 class Blas(Protocol):
     """A cuBLAS handle and the way to call it. Streams are those of `Runtime.stream`."""
 
-    def multiply(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
-        """Call cublasGemmEx with all arguments but the handle; `result_16_bit` tells whether the result has 16 bits."""
-
-    def multiply_batches(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
-        """Call cublasGemmStridedBatchedEx in the same way."""
+    def product(self, arguments: Arguments) -> Multiply:
+        """Prepare a product. Partial sums are float32 also for 16-bit results."""
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         """Set memory to zeros."""
 
 
-class Gemm:
-    """A row-major product C = A B, for operands of fixed shapes, strides and dtypes.
+def gemm(
+    a: Operand,
+    b: Operand,
+    dtype: str,
+    out_dtype: str,
+    precision: str,
+    blas: Blas,
+    batch_strides: BatchStrides | None = None,
+    accumulate: bool = False,
+) -> Multiply:
+    """Prepare a row-major product C = A B, for operands of fixed shapes, strides and dtypes.
 
     Parameters
     ----------
@@ -104,54 +141,42 @@ class Gemm:
         For batched products; `a` and `b` are the operands of the first batch.
     accumulate : bool
         Add the product to C instead of overwriting it.
+
+    Returns
+    -------
+    callable
+        Launches the product, given the addresses of A, B and C, and the stream.
     """
-
-    def __init__(
-        self,
-        a: Operand,
-        b: Operand,
-        dtype: str,
-        out_dtype: str,
-        precision: str,
-        blas: Blas,
-        batch_strides: BatchStrides | None = None,
-        accumulate: bool = False,
-    ):
-        self._blas = blas
-        self._multiply = blas.multiply if batch_strides is None else blas.multiply_batches
-        self._accumulate = accumulate
-        self.m, self.k, self.n = a.rows, a.cols, b.cols
-        self._size = self.m * self.n * (1 if batch_strides is None else batch_strides.count)
-        self._out_bytes = self._size * {"float64": 8, "float32": 4}.get(out_dtype, 2)
-        (op_a, ld_a), (op_b, ld_b) = a.blas_layout(), b.blas_layout()
-        kind, out_kind = _TYPES[dtype], _TYPES[out_dtype]
-        self._result_16_bit = out_dtype in ("float16", "bfloat16")
-        if dtype == "float64":
-            compute = _COMPUTE_64F
-            alpha, beta = _ONE64.ctypes.data, (_ONE64 if accumulate else _ZERO64).ctypes.data
-        else:
-            compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
-            alpha, beta = _ONE32.ctypes.data, (_ONE32 if accumulate else _ZERO32).ctypes.data
-        # cuBLAS is column-major: it computes C' = B' A'. The addresses go between these parts of its arguments.
-        self._until_b = (op_b, op_a, self.n, self.m, self.k, alpha)
-        self._until_a: tuple[int, ...] = (kind, ld_b)
-        self._until_c: tuple[int, ...] = (kind, ld_a, beta)
-        self._last: tuple[int, ...] = (out_kind, self.n, compute, _DEFAULT_ALGORITHM)
-        if batch_strides is not None:
-            self._until_a = (kind, ld_b, batch_strides.right)
-            self._until_c = (kind, ld_a, batch_strides.left, beta)
-            self._last = (out_kind, self.n, self.m * self.n, batch_strides.count, compute, _DEFAULT_ALGORITHM)
-
-    def __call__(self, a: int, b: int, c: int, stream: Any = None) -> None:
-        """Launch the product; `a`, `b` and `c` are device addresses."""
-        if self._size == 0:
-            return
-        if self.k == 0:
-            if not self._accumulate:
-                self._blas.clear(c, self._out_bytes, stream)
-            return
-        arguments = (*self._until_b, b, *self._until_a, a, *self._until_c, c, *self._last)
-        self._multiply(arguments, self._result_16_bit, stream)
+    m, k, n = a.rows, a.cols, b.cols
+    size = m * n * (1 if batch_strides is None else batch_strides.count)
+    if size == 0 or (k == 0 and accumulate):
+        return lambda a, b, c, stream=None: None
+    if k == 0:
+        nbytes = size * {"float64": 8, "float32": 4}.get(out_dtype, 2)
+        return lambda a, b, c, stream=None: blas.clear(c, nbytes, stream)
+    (op_a, ld_a), (op_b, ld_b) = a.blas_layout(), b.blas_layout()
+    kind, out_kind = _TYPES[dtype], _TYPES[out_dtype]
+    if dtype == "float64":
+        compute = _COMPUTE_64F
+        alpha, beta = _ONE64.ctypes.data, (_ONE64 if accumulate else _ZERO64).ctypes.data
+    else:
+        compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
+        alpha, beta = _ONE32.ctypes.data, (_ONE32 if accumulate else _ZERO32).ctypes.data
+    between_b: tuple[int, ...] = ()
+    between_a: tuple[int, ...] = ()
+    between_c: tuple[int, ...] = ()
+    if batch_strides is not None:
+        between_b, between_a, between_c = (batch_strides.right,), (batch_strides.left,), (m * n, batch_strides.count)
+    return blas.product(
+        Arguments(
+            (op_b, op_a, n, m, k, alpha),
+            (kind, ld_b, *between_b),
+            (kind, ld_a, *between_a, beta),
+            (out_kind, n, *between_c, compute, _DEFAULT_ALGORITHM),
+            batched=batch_strides is not None,
+            result_16_bit=out_dtype in ("float16", "bfloat16"),
+        )
+    )
 
 
 class CupyBlas:
@@ -168,37 +193,34 @@ class CupyBlas:
         self._mode, self._set_mode = cuda.cublas.getMathMode, cuda.cublas.setMathMode
         self._clear, self._stream = cuda.runtime.memsetAsync, cuda.get_current_stream
 
-    def multiply(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
-        self._call(self._gemm, "cublasGemmEx", arguments, result_16_bit)
+    def product(self, arguments: Arguments) -> Multiply:
+        until_b, until_a, until_c, last, batched, result_16_bit = arguments
+        function, handle_of = self._batched_gemm if batched else self._gemm, self._handle
 
-    def multiply_batches(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
-        self._call(self._batched_gemm, "cublasGemmStridedBatchedEx", arguments, result_16_bit)
+        def multiply(a: int, b: int, c: int, stream: Any = None) -> None:
+            handle = handle_of()
+            try:
+                function(handle, *until_b, b, *until_a, a, *until_c, c, *last)
+            except NotImplementedError:  # CuPy's answer while a graph is captured
+                library = _cupy_cublas()
+                # Setting the stream gives the handle its own workspace back, which outlives every graph.
+                opaque = ctypes.c_void_p(handle)
+                _check("cublasSetStream", library.cublasSetStream_v2(opaque, ctypes.c_void_p(self._stream().ptr)))
+                _by_ctypes(library, arguments)(opaque, a, b, c)
 
-    def _call(self, function: Callable[..., Any], name: str, arguments: tuple[Any, ...], result_16_bit: bool) -> None:
-        """Call a function of cuBLAS, whose partial sums are float32 also for 16-bit results."""
-        handle = self._handle()
-        if not result_16_bit:
-            self._launch(function, name, handle, arguments)
-            return
-        mode = self._mode(handle)
-        self._set_mode(handle, mode | _NO_REDUCED_PRECISION_REDUCTION)
-        try:
-            self._launch(function, name, handle, arguments)
-        finally:
-            self._set_mode(handle, mode)
+        def multiply_in_float32(a: int, b: int, c: int, stream: Any = None) -> None:
+            handle = handle_of()
+            mode = self._mode(handle)
+            self._set_mode(handle, mode | _NO_REDUCED_PRECISION_REDUCTION)
+            try:
+                multiply(a, b, c)
+            finally:
+                self._set_mode(handle, mode)
+
+        return multiply_in_float32 if result_16_bit else multiply
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, self._stream().ptr)
-
-    def _launch(self, function: Callable[..., Any], name: str, handle: int, arguments: tuple[Any, ...]) -> None:
-        """Call a function of cuBLAS by CuPy's binding, or by ctypes where that refuses."""
-        try:
-            function(handle, *arguments)
-        except NotImplementedError:  # CuPy's answer while a graph is captured
-            library = _cupy_cublas()
-            # Setting the stream gives the handle its own workspace back, which outlives every graph.
-            _check("cublasSetStream", library.cublasSetStream_v2(handle, self._stream().ptr))
-            _check(name, getattr(library, name)(handle, *arguments))
 
 
 class ForeignBlas:
@@ -224,18 +246,17 @@ class ForeignBlas:
 
         self._cublas, self._handle, self._clear = _load_cublas(library), handle, cuda.runtime.memsetAsync
 
-    def multiply(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
-        self._call("cublasGemmEx", arguments, result_16_bit)
-
-    def multiply_batches(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
-        self._call("cublasGemmStridedBatchedEx", arguments, result_16_bit)
-
-    def _call(self, name: str, arguments: tuple[Any, ...], result_16_bit: bool) -> None:
-        """Call a function of cuBLAS in full precision, whose partial sums are float32 also for 16-bit results."""
-        handle = self._handle()
+    def product(self, arguments: Arguments) -> Multiply:
+        run, handle_of, set_mode = _by_ctypes(self._cublas, arguments), self._handle, self._cublas.cublasSetMathMode
         # The mode may allow TF32. It need not be restored: the owner sets it whenever it returns the handle.
-        self._cublas.cublasSetMathMode(handle, _NO_REDUCED_PRECISION_REDUCTION if result_16_bit else _DEFAULT_MODE)
-        _check(name, getattr(self._cublas, name)(handle, *arguments))
+        mode = _NO_REDUCED_PRECISION_REDUCTION if arguments.result_16_bit else _DEFAULT_MODE
+
+        def multiply(a: int, b: int, c: int, stream: Any = None) -> None:
+            handle = ctypes.c_void_p(handle_of())
+            set_mode(handle, mode)
+            run(handle, a, b, c)
+
+        return multiply
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, stream)
@@ -246,7 +267,33 @@ def _check(function: str, status: int) -> None:
         raise EngineError(f"{function} failed with status {status}")
 
 
-# The shared library --------------------------------------------------------------------------------------------------
+# By ctypes -----------------------------------------------------------------------------------------------------------
+
+# The types of `Arguments` by function: "i" for an int, "l" for 64 bits, "p" for a pointer.
+_KINDS = {
+    "cublasGemmEx": ("iiiiip", "ii", "iip", "iiii"),
+    "cublasGemmStridedBatchedEx": ("iiiiip", "iil", "iilp", "iiliii"),
+}
+# ctypes passes a Python int as an int of C. With the types declared it would convert every argument in every call,
+# which takes as long again.
+_CONVERSIONS: dict[str, Callable[[int], Any]] = {"i": int, "l": ctypes.c_longlong, "p": ctypes.c_void_p}
+
+
+def _by_ctypes(library: Any, arguments: Arguments) -> Callable[[ctypes.c_void_p, int, int, int], None]:
+    """Return a function that calls cuBLAS with a handle and the addresses of A, B and C."""
+    name = arguments.function
+    function, address = getattr(library, name), ctypes.c_void_p
+    until_b, until_a, until_c, last = (
+        tuple(_CONVERSIONS[kind](value) for kind, value in zip(kinds, values, strict=True))
+        for kinds, values in zip(_KINDS[name], arguments[:4], strict=True)
+    )
+
+    def call(handle: ctypes.c_void_p, a: int, b: int, c: int) -> None:
+        status = function(handle, *until_b, address(b), *until_a, address(a), *until_c, address(c), *last)
+        if status:
+            _check(name, status)
+
+    return call
 
 
 @lru_cache(maxsize=1)
@@ -270,22 +317,11 @@ def library_name(major: int | str) -> str:
 
 
 def _load_cublas(name: str) -> Any:
-    """Load cuBLAS from its file, or from that of a library that depends on it, and declare the functions used."""
-    pointer, number, stride = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+    """Load cuBLAS from its file, or from that of a library that depends on it."""
     try:
         library = ctypes.CDLL(name)
-        library.cublasSetStream_v2.argtypes = [pointer, pointer]
-        library.cublasSetMathMode.argtypes = [pointer, number]
-        library.cublasGemmEx.argtypes = [
-            *(pointer, number, number, number, number, number),
-            *(pointer, pointer, number, number, pointer, number, number),
-            *(pointer, pointer, number, number, number, number),
-        ]
-        library.cublasGemmStridedBatchedEx.argtypes = [
-            *(pointer, number, number, number, number, number),
-            *(pointer, pointer, number, number, stride, pointer, number, number, stride),
-            *(pointer, pointer, number, number, stride, number, number, number),
-        ]
+        for function in ("cublasSetStream_v2", "cublasSetMathMode", *_KINDS):
+            getattr(library, function).restype = ctypes.c_int
     except (OSError, AttributeError) as error:  # no such file, no such function
         raise EngineError(f"cuBLAS was not found: {error}") from error
     return library

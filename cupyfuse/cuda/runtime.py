@@ -21,7 +21,7 @@ from ..ir.library import LibraryCall
 from ..plan.schedule import contiguous_strides
 from . import compile, library_functions, tensor_map
 from .compile import check_process, load, load_together
-from .gemm import BatchStrides, Blas, CupyBlas, Gemm, Operand
+from .gemm import BatchStrides, Blas, CupyBlas, Multiply, Operand, gemm
 from .kernel import Kernel
 from .tensor_map import MatrixBoxes
 
@@ -94,8 +94,8 @@ class Runtime(Protocol):
         precision: str,
         batch_strides: BatchStrides | None = None,
         accumulate: bool = False,
-    ) -> Callable[[int, int, int, Any], None]:
-        """Prepare a matrix product; see `Gemm`. Call the result with the addresses of A, B and C, and the stream."""
+    ) -> Multiply:
+        """Prepare a matrix product; see `gemm`. Call the result with the addresses of A, B and C, and the stream."""
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         """Encode the tensor map of a matrix at an address, as the 64-bit words of a `CUtensorMap`."""
@@ -169,8 +169,8 @@ class GpuRuntime(ABC):
         precision: str,
         batch_strides: BatchStrides | None = None,
         accumulate: bool = False,
-    ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, self.blas(), batch_strides, accumulate)
+    ) -> Multiply:
+        return gemm(left, right, dtype, out_dtype, precision, self.blas(), batch_strides, accumulate)
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         return tensor_map.encode(matrix, address)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support import normal
 
-from cupyfuse.cuda.gemm import BatchStrides, Gemm, Operand
+from cupyfuse.cuda import gemm as gemm_module
+from cupyfuse.cuda.gemm import Arguments, BatchStrides, CupyBlas, ForeignBlas, Multiply, Operand, gemm
+from cupyfuse.errors import EngineError
 
 _KINDS = {0: np.float32, 1: np.float64, 2: np.float16}  # cudaDataType_t
 
@@ -34,17 +38,24 @@ class ColumnMajorBlas:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        self.calls.append("gemm")
-        op_a, op_b, m, n, k, alpha, a, kind_a, lda, b, kind_b, ldb, beta, c, kind_c, ldc, compute, algorithm = arguments
-        rest = (beta, c, kind_c, ldc, 0, 1, compute, algorithm)
-        self._run((op_a, op_b, m, n, k, alpha, a, kind_a, lda, 0, b, kind_b, ldb, 0, *rest))
+    def product(self, arguments: Arguments) -> Multiply:
+        until_b, until_a, until_c, last, batched, _ = arguments
 
-    def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        self.calls.append("batches")
-        self._run(arguments)
+        def multiply(a: int, b: int, c: int, stream: Any = None) -> None:
+            # The second operand comes first: that is row-major.
+            self.run((*until_b, b, *until_a, a, *until_c, c, *last), batched)
 
-    def _run(self, arguments: tuple[Any, ...]) -> None:
+        return multiply
+
+    def run(self, arguments: tuple[Any, ...], batched: bool) -> None:
+        """Call one of the functions with all arguments but the handle."""
+        self.calls.append("batches" if batched else "gemm")
+        if not batched:
+            *first, beta, c, kind_c, ldc, compute, algorithm = arguments
+            arguments = (*first[:9], 0, *first[9:], 0, beta, c, kind_c, ldc, 0, 1, compute, algorithm)
+        self._compute(arguments)
+
+    def _compute(self, arguments: tuple[Any, ...]) -> None:
         op_a, op_b, m, n, k, alpha, a, kind_a, lda, step_a, b, kind_b, ldb, step_b, *rest = arguments
         beta, c, kind_c, ldc, step_c, count, compute, algorithm = rest
         scale = ctypes.c_double if compute == 70 else ctypes.c_float
@@ -82,8 +93,8 @@ def test_batches(
         steps.append(0 if one else rows * cols)
         stacks.append(memory)
     blas, out = ColumnMajorBlas(), np.full((count, m, n), 9, dtype)
-    gemm = Gemm(*operands, dtype, dtype, "highest", blas, BatchStrides(count, *steps))
-    gemm(*(x.ctypes.data for x in (*stacks, out)))
+    multiply = gemm(*operands, dtype, dtype, "highest", blas, BatchStrides(count, *steps))
+    multiply(*(x.ctypes.data for x in (*stacks, out)))
     left, right = ((x.swapaxes(1, 2) if t else x).astype(np.float64) for x, t in zip(stacks, turned, strict=True))
     # The stand-in's sums of float64 may run in another order.
     np.testing.assert_allclose(out, (left @ right).astype(dtype), rtol=0, atol=1e-14)
@@ -95,7 +106,7 @@ def test_one_product(turned: bool, rng: np.random.Generator) -> None:
     a, b, out = normal(rng, (3, 4)), normal(rng, (5, 4) if turned else (4, 5)), np.empty((3, 5), np.float32)
     right = Operand(4, 5, 1, 4) if turned else Operand(4, 5, 5, 1)
     blas = ColumnMajorBlas()
-    Gemm(Operand(3, 4, 4, 1), right, "float32", "float32", "highest", blas)(*(x.ctypes.data for x in (a, b, out)))
+    gemm(Operand(3, 4, 4, 1), right, "float32", "float32", "highest", blas)(*(x.ctypes.data for x in (a, b, out)))
     np.testing.assert_array_equal(out, (a.astype(np.float64) @ (b.T if turned else b)).astype(np.float32))
     assert blas.calls == ["gemm"]
 
@@ -104,10 +115,10 @@ def test_empty_batches() -> None:
     blas = ColumnMajorBlas()
     out = np.full((2, 3, 4), 9.0)
     empty_sums = Operand(3, 0, 0, 1), Operand(0, 4, 4, 1)
-    Gemm(*empty_sums, "float64", "float64", "highest", blas, BatchStrides(2, 0, 0))(0, 0, out.ctypes.data)
+    gemm(*empty_sums, "float64", "float64", "highest", blas, BatchStrides(2, 0, 0))(0, 0, out.ctypes.data)
     assert blas.calls == ["clear"] and not out.any()
     no_batches = Operand(3, 2, 2, 1), Operand(2, 4, 4, 1)
-    Gemm(*no_batches, "float64", "float64", "highest", blas, BatchStrides(0, 6, 8))(0, 0, 0)
+    gemm(*no_batches, "float64", "float64", "highest", blas, BatchStrides(0, 6, 8))(0, 0, 0)
     assert blas.calls == ["clear"]
 
 
@@ -122,6 +133,104 @@ def test_a_product_that_adds_to_its_result(depth: int, dtype: str, out_dtype: st
     expected = total + a.T.astype(np.float64) @ b.astype(np.float64)
     blas = ColumnMajorBlas()
     left, right = Operand(3, depth, 1, 3), Operand(depth, 5, 5, 1)
-    Gemm(left, right, dtype, out_dtype, "ieee", blas, accumulate=True)(a.ctypes.data, b.ctypes.data, total.ctypes.data)
+    gemm(left, right, dtype, out_dtype, "ieee", blas, accumulate=True)(a.ctypes.data, b.ctypes.data, total.ctypes.data)
     np.testing.assert_allclose(total, expected, rtol=1e-6)
     assert blas.calls == (["gemm"] if depth else [])
+
+
+# By ctypes and by CuPy ----------------------------------------------------------------------------------------------
+
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+_GEMM = [*[_INT] * 5, _POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER, *[_INT] * 4]
+_BATCHES = [
+    *(*[_INT] * 5, _POINTER, _POINTER, _INT, _INT, _LONG, _POINTER, _INT, _INT, _LONG),
+    *(_POINTER, _POINTER, _INT, _INT, _LONG, _INT, _INT, _INT),
+]
+HANDLE = 0x7F00_0000_4D20
+
+
+class Library:
+    """cuBLAS as a loaded library: functions of C, whose arguments have the types of its reference manual."""
+
+    def __init__(self) -> None:
+        self.blas, self.modes, self.streams, self.status = ColumnMajorBlas(), [], [], 0
+        self._callbacks: list[Any] = []
+        self.cublasGemmEx = self._function(_GEMM, lambda *arguments: self.blas.run(arguments, batched=False))
+        self.cublasGemmStridedBatchedEx = self._function(_BATCHES, lambda *arguments: self.blas.run(arguments, True))
+        self.cublasSetMathMode = self._function([_INT], self.modes.append)
+        self.cublasSetStream_v2 = self._function([_POINTER], self.streams.append)
+
+    def _function(self, types: list[Any], run: Any) -> Any:
+        def called(handle: int, *arguments: Any) -> int:
+            if handle != HANDLE:
+                return 99
+            run(*arguments)
+            return self.status
+
+        callback = ctypes.CFUNCTYPE(_INT, _POINTER, *types)(called)
+        self._callbacks.append(callback)
+        return ctypes.CFUNCTYPE(_INT)(ctypes.cast(callback, _POINTER).value)  # of undeclared arguments, as once loaded
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    found = Library()
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(memsetAsync=None),
+        device=SimpleNamespace(get_cublas_handle=lambda: HANDLE),
+        get_current_stream=lambda: SimpleNamespace(ptr=5),
+        cublas=SimpleNamespace(
+            gemmEx=None, gemmStridedBatchedEx=None, getMathMode=lambda handle: 3, setMathMode=lambda *_: None
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(gemm_module, "_load_cublas", lambda name: found)
+    monkeypatch.setattr(gemm_module, "_cupy_cublas", lambda: found)
+    return found
+
+
+def check_products(blas: Any, rng: np.random.Generator, dtype: str) -> None:
+    """One product, and a batch of two, of transposed and plain operands."""
+    a, b, out = normal(rng, (3, 4), dtype), normal(rng, (5, 4), dtype), np.empty((3, 5), dtype)
+    gemm(Operand(3, 4, 4, 1), Operand(4, 5, 1, 4), dtype, dtype, "ieee", blas)(*(x.ctypes.data for x in (a, b, out)))
+    np.testing.assert_array_equal(out, (a.astype(np.float64) @ b.T).astype(dtype))
+    a, b, out = normal(rng, (2, 3, 4), dtype), normal(rng, (2, 4, 5), dtype), np.empty((2, 3, 5), dtype)
+    operands, strides = (Operand(3, 4, 4, 1), Operand(4, 5, 5, 1)), BatchStrides(2, 12, 20)
+    gemm(*operands, dtype, dtype, "ieee", blas, strides)(*(x.ctypes.data for x in (a, b, out)))
+    np.testing.assert_array_equal(out, (a.astype(np.float64) @ b).astype(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [("float32", 0), ("float16", 16)])
+def test_the_cublas_of_another_library(library: Library, dtype: str, mode: int, rng: np.random.Generator) -> None:
+    blas = ForeignBlas(lambda: HANDLE, "the file")
+    check_products(blas, rng, dtype)
+    assert library.blas.calls == ["gemm", "batches"] and library.modes == [mode] * 2
+    library.status = 7
+    with pytest.raises(EngineError, match="cublasGemmEx failed with status 7"):
+        check_products(blas, rng, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("captures", [False, True])
+def test_the_cublas_of_cupy(
+    library: Library, captures: bool, dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its binding; by ctypes while a graph is captured, where that refuses. The mode is put back in any case."""
+    cublas, modes = sys.modules["cupy"].cuda.cublas, []
+
+    def binding(batched: bool) -> Any:
+        def call(handle: int, *arguments: Any) -> None:
+            if captures:
+                raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+            assert handle == HANDLE
+            library.blas.run(arguments, batched)
+
+        return call
+
+    monkeypatch.setattr(cublas, "gemmEx", binding(batched=False))
+    monkeypatch.setattr(cublas, "gemmStridedBatchedEx", binding(batched=True))
+    monkeypatch.setattr(cublas, "setMathMode", lambda handle, mode: modes.append(mode))
+    check_products(CupyBlas(), rng, dtype)
+    assert library.blas.calls == ["gemm", "batches"]
+    assert modes == ([3 | 16, 3] * 2 if dtype == "float16" else [])
+    assert library.streams == ([5, 5] if captures else [])
