@@ -16,6 +16,7 @@ from cupyfuse.torch.chains.matching import matcher
 from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.runner import _MOST_RECOGNIZED, Runner
 from cupyfuse.torch.functions import Step, build_chain
+from cupyfuse.torch.rules.symbols import Ref
 
 SHAPE = (4, 6)
 
@@ -196,3 +197,19 @@ def test_threads_at_once_are_recognised() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_precision_of_its_own_is_not_asked_again() -> None:
+    steps = (Step("linear", (Ref(1),)), Step("softmax", (-1,)))
+    chain = build_chain(steps, ("input", "weight"))
+    inputs = (tensor(), tensor((5, 6)))
+    for options, depends in ((Options(precision="high"), False), (Options(), True)):
+        runner = Runner(chain, options)
+        for _ in range(3):
+            runner(inputs)
+        ((matches, executor),) = runner._recognized
+        torch.set_float32_matmul_precision("high")
+        try:
+            assert executor.has_products and matches(inputs) != depends
+        finally:
+            torch.set_float32_matmul_precision("highest")

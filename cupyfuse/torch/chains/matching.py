@@ -25,7 +25,7 @@ def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callabl
     ----------
     tensors : plain strided tensors
     numbers : which of them are compared
-    current_precision : returns the precision of products; None for chains without any
+    current_precision : returns the precision of products; None for chains that do not depend on it
     """
     constants: dict[str, Any] = {"grad": torch.is_grad_enabled, "default": torch.get_default_dtype}
 

@@ -14,7 +14,7 @@ from .chain import Chain
 from .eligibility import is_intercepted, is_sharded, signature_of, unsupported
 from .executor import Executor
 from .matching import Matches, matcher
-from .options import Options
+from .options import Options, matmul_precision
 from .prepacked import Budget
 from .tensors import Tensors
 
@@ -139,7 +139,8 @@ class Runner:
     def _recognize(self, executor: Executor, tensors: Tensors) -> None:
         """Recognise further inputs like those of a call that an executor has had before."""
         others = [each for each in self._recognized if each[1] is not executor]
-        matches = matcher(tensors, self._varying, self.options.current_precision if executor.has_products else None)
+        reads_precision = executor.has_products and self.options.precision is None
+        matches = matcher(tensors, self._varying, matmul_precision if reads_precision else None)
         self._recognized = [(matches, executor), *others][:_MOST_RECOGNIZED]
 
     def _find_or_compile(self, key: Hashable, tensors: Tensors, grad: bool) -> Executor | ShardedExecutor | str:
