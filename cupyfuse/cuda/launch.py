@@ -174,6 +174,7 @@ def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[str, dict[str, An
             names[f"number{k}_{j}"] = source.evaluate
             filled.append(f"doubles{k}[{index}] = number{k}_{j}(at[{slot}])")
         filled += [f"{run}(stream)" for run in runs]
+        filled += [f"held{k}_{j} = None" for j in range(len(members.maps))]
         checked = " | ".join(dict.fromkeys(pointers[each] for each in launch.aligned))
         if checked and launch.alignment > 1:
             names[f"other{k}"] = launch.otherwise

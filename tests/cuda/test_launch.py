@@ -7,6 +7,7 @@ import ctypes.util
 import struct
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -243,6 +244,17 @@ def test_addresses_that_are_not_aligned_take_the_other_launch(device: Device) ->
 
 def test_a_plan_launches_in_its_order(device: Device) -> None:
     """Kernels that share a struct, products between them, tensor maps whose memory lives until the launch."""
+    alive: list[bool] = []
+    copies: list[weakref.ref[Any]] = []
+
+    class Memory:
+        """A copy of an operand that was not aligned."""
+
+    def map_operand(addresses: Any) -> Any:
+        held = Memory()
+        copies.append(weakref.ref(held))
+        return words, held
+
     words = memoryview(struct.pack(f"{WORDS}Q", *range(WORDS))).cast("Q")
     order: list[Any] = []
     function = device.function()
@@ -251,19 +263,22 @@ def test_a_plan_launches_in_its_order(device: Device) -> None:
         ptr = 0
 
         def __call__(self, grid: Any, block: Any, arguments: Any, shared: int, stream: Any) -> None:
+            alive.append(copies[-1]() is not None)
             order.append((grid, struct.unpack(f"={WORDS}Qqq", arguments[0].tobytes())))
 
     mapped = StructLaunch(
         [KernelCall(Noting(), (k, 1, 1), BLOCK) for k in (1, 2)],
-        tensor_map(lambda at: (words, None)) + integers(5, -6),
+        tensor_map(map_operand) + integers(5, -6),
     )
 
     def product(addresses: Any, stream: Any) -> None:
+        alive.append(copies[-1]() is not None)
         order.append((addresses[0], stream))
 
     sequence([mapped, product, StructLaunch([KernelCall(function, GRID, BLOCK)], STRUCT)])([7, [2.0]], 3)
     expected = (*range(WORDS), 5, -6)
     assert order == [((1, 1, 1), expected), ((2, 1, 1), expected), (7, 3)]
+    assert alive == [True, True, False]
     assert [arguments for _, _, arguments, _, _ in device.plain] == [members(7, 2.0)]
 
 
