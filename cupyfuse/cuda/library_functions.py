@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..ir.library import LibraryCall, has_operands, on_copy, resolve_function, writing_call
+from . import quantiles, sorting
+from .sorting import as_ordered_ints, from_ordered_ints
 
 
 def resolve(call: LibraryCall, xp: Any, in_place: bool = False) -> Callable[..., Any]:
@@ -138,9 +140,9 @@ def _extreme_at(name: str, xp: Any, array: Any, index: Any, values: Any) -> Any:
         getattr(xp, name).at(changed, index, values.astype(changed.dtype, copy=False))
         return changed.astype(array.dtype, copy=False)
     wide = "float32" if array.dtype.itemsize < 4 else array.dtype
-    changed, values = (_as_ordered_ints(xp, name, x.astype(wide, copy=False)) for x in (array, values))
+    changed, values = (as_ordered_ints(xp, x.astype(wide, copy=False), name == "minimum") for x in (array, values))
     getattr(xp, name).at(changed, index, values)
-    return _flip_negative(xp, changed).view(wide).astype(array.dtype, copy=False)
+    return from_ordered_ints(xp, changed, wide).astype(array.dtype, copy=False)
 
 
 def _in_dtype(xp: Any, values: Any, dtype: Any) -> Any:
@@ -153,19 +155,6 @@ def _in_dtype(xp: Any, values: Any, dtype: Any) -> Any:
 def _atomic_dtype(dtype: Any) -> Any:
     """Return the dtype in which elements are added and compared: int32 for bools and integers of 8 and 16 bits."""
     return "int32" if dtype.kind in "biu" and dtype.itemsize < 4 else dtype
-
-
-def _as_ordered_ints(xp: Any, name: str, x: Any) -> Any:
-    """Return integers in the order of floats, in which NaN is the maximum, or the minimum, of all."""
-    ints = x.view(f"int{8 * x.dtype.itemsize}")
-    limits = xp.iinfo(ints.dtype)
-    nan = ints.dtype.type(limits.max if name == "maximum" else limits.min)  # NaN as a float, too
-    return xp.where(xp.isnan(x), nan, _flip_negative(xp, ints))
-
-
-def _flip_negative(xp: Any, ints: Any) -> Any:
-    """Flip all bits but the sign of negative integers: the bits of floats become ordered, and the other way round."""
-    return xp.where(ints < 0, ints ^ ints.dtype.type(xp.iinfo(ints.dtype).max), ints)
 
 
 # The normal distribution --------------------------------------------------------------------------------------------
@@ -208,6 +197,12 @@ _NORMAL: dict[str, Callable[..., Any]] = {
 # Functions that are computed here, by their names in a `LibraryCall`.
 _OWN: dict[str, Callable[..., Any]] = {
     "setitem": _setitem,
+    **{name: getattr(sorting, name) for name in sorting.FUNCTIONS},
+    "quantile": quantiles.quantile,
+    "nanquantile": quantiles.nanquantile,
+    "percentile": quantiles.of_percents(quantiles.quantile),
+    "nanpercentile": quantiles.of_percents(quantiles.nanquantile),
+    "nanmedian": quantiles.nanmedian,
     writing_call("add.at"): _add_at,
     writing_call("subtract.at"): _subtract_at,
     writing_call("maximum.at"): partial(_extreme_at, "maximum"),
