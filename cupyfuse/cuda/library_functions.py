@@ -12,10 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ..ir.library import LibraryCall, has_operands, on_copy, resolve_function, writing_call
-from . import quantiles, sorting
+from ..ir.library import LibraryCall, on_copy, resolve_function, writing_call
+from . import quantiles, sampling, sorting
+from .arguments import convert_lists, rename
 from .sorting import as_ordered_ints, from_ordered_ints
 
 
@@ -32,55 +31,9 @@ def resolve(call: LibraryCall, xp: Any, in_place: bool = False) -> Callable[...,
 
 
 def arguments_of(call: LibraryCall, xp: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments, positional and by keyword, with arrays for the lists that CuPy's function refuses."""
-    names = _ARRAYS.get(call.function, "").split()
-
-    def convert(name: str, value: Any) -> Any:
-        if call.function in _OF_LISTS and isinstance(value, (list, tuple)) and has_operands(value):
-            return [xp.asarray(v) if isinstance(v, (np.generic, np.ndarray, float, int)) else v for v in value]
-        is_list = isinstance(value, (list, tuple)) and not has_operands(value)
-        return xp.asarray(value) if is_list and name in names else value
-
-    padded = [*names, *[""] * len(call.arguments)]
-    positional = tuple(map(convert, padded, call.arguments))
-    return positional, {name: convert(name, value) for name, value in call.options.items()}
-
-
-# Functions of lists of arrays, which in CuPy hold no numbers.
-_OF_LISTS = ("concatenate", "stack")
-# The leading parameters of functions, which are arrays.
-_ARRAYS = {
-    "convolve": "a v",
-    "correlate": "a v",
-    "cross": "a b",
-    "digitize": "x bins",
-    "inner": "a b",
-    "interp": "x xp fp",
-    "isin": "element test_elements",
-    "kron": "a b",
-    "outer": "a b",
-    "polyval": "p x",
-    "searchsorted": "a v",
-    "tensordot": "a b",
-    "trapezoid": "y x",
-    "vdot": "a b",
-    "scipy.linalg.toeplitz": "c r",
-    "scipy.ndimage.convolve": "input weights",
-    "scipy.ndimage.convolve1d": "input weights",
-    "scipy.ndimage.correlate": "input weights",
-    "scipy.ndimage.correlate1d": "input weights",
-    "scipy.signal.convolve": "in1 in2",
-    "scipy.signal.convolve2d": "in1 in2",
-    "scipy.signal.correlate": "in1 in2",
-    "scipy.signal.correlate2d": "in1 in2",
-    "scipy.signal.fftconvolve": "in1 in2",
-    "scipy.signal.filtfilt": "b a x",
-    "scipy.signal.lfilter": "b a x",
-    "scipy.signal.oaconvolve": "in1 in2",
-    "scipy.signal.sosfilt": "sos x",
-    "scipy.signal.sosfiltfilt": "sos x",
-    "scipy.signal.upfirdn": "h x",
-}
+    """Return a call's arguments, positional and by keyword, as the function that runs it takes them."""
+    positional, options = convert_lists(call, xp)
+    return (positional, options) if call.function in _OWN else rename(call, xp, positional, options)
 
 
 # Assignment and scatters --------------------------------------------------------------------------------------------
@@ -194,10 +147,24 @@ _NORMAL: dict[str, Callable[..., Any]] = {
     ),
 }
 
+# Functions of `numpy.linalg` that CuPy lacks ------------------------------------------------------------------------
+
+
+_LINALG: dict[str, Callable[..., Any]] = {
+    "diagonal": lambda xp, x, offset=0: xp.diagonal(x, offset, -2, -1),
+    "matrix_norm": lambda xp, x, ord="fro", keepdims=False: xp.linalg.norm(x, ord, (-2, -1), keepdims),
+    "outer": lambda xp, x1, x2: xp.outer(x1, x2),
+    "svdvals": lambda xp, x: xp.linalg.svd(x, compute_uv=False),
+    "tensordot": lambda xp, x1, x2, axes=2: xp.tensordot(x1, x2, axes),
+    "trace": lambda xp, x, offset=0, dtype=None: xp.trace(x, offset, -2, -1, dtype),
+    "vecdot": lambda xp, x1, x2, axis=-1: (xp.conj(x1) * x2).sum(axis),
+}
+
 # Functions that are computed here, by their names in a `LibraryCall`.
 _OWN: dict[str, Callable[..., Any]] = {
     "setitem": _setitem,
     **{name: getattr(sorting, name) for name in sorting.FUNCTIONS},
+    **{name: getattr(sampling, name) for name in sampling.FUNCTIONS},
     "quantile": quantiles.quantile,
     "nanquantile": quantiles.nanquantile,
     "percentile": quantiles.of_percents(quantiles.quantile),
@@ -207,5 +174,6 @@ _OWN: dict[str, Callable[..., Any]] = {
     writing_call("subtract.at"): _subtract_at,
     writing_call("maximum.at"): partial(_extreme_at, "maximum"),
     writing_call("minimum.at"): partial(_extreme_at, "minimum"),
+    **{f"linalg.{name}": function for name, function in _LINALG.items()},
     **{f"scipy.stats.norm.{name}": _normal(compute) for name, compute in _NORMAL.items()},
 }

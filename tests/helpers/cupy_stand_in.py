@@ -114,6 +114,39 @@ class Cupy:
         at = np.searchsorted(np.asarray(tests).astype(element.dtype), element)
         return ((tests[np.minimum(at, tests.size - 1)] == element) != invert).view(Array)
 
+    @staticmethod
+    def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
+        """Take differences, and the values beyond the ends, in the values' own dtype."""
+        if not x.flags.c_contiguous:
+            raise NotImplementedError("Non-C-contiguous x is currently not supported")
+        beyond = [None if value is None else np.array(value, fp.dtype).item() for value in (left, right)]
+        slopes = np.diff(fp).astype(fp.dtype) / np.diff(xp)
+        k = np.clip(np.searchsorted(xp, x, side="right") - 1, 0, max(xp.size - 2, 0))
+        found = slopes[k] * (x - xp[k]) + fp[k] if period is None else np.interp(x, xp, fp, period=period)
+        inside = (x >= xp[0]) & (x <= xp[-1]) if period is None else True
+        return array(np.where(inside, found, np.interp(x, xp, fp, *beyond, period=period)))
+
+    @staticmethod
+    def convolve(a: Any, v: Any, mode: str = "full") -> Any:
+        """Multiply Fourier transforms, but of integers."""
+        if np.result_type(a, v).kind in "fc":
+            raise AssertionError("by way of FFTs")
+        return array(np.convolve(a, v, mode))
+
+    @staticmethod
+    def histogram(x: Any, bins: Any = 10, range: Any = None, density: bool = False, weights: Any = None) -> Any:
+        """Widen the last bin of integers by one."""
+        edges = np.array(np.histogram_bin_edges(x, bins, range), "float64")
+        if x.dtype.kind in "iu" and np.ndim(bins):
+            edges[-1] += 1
+        found, _ = np.histogram(x, edges, density=density, weights=weights)
+        edges[-1] -= x.dtype.kind in "iu" and np.ndim(bins)
+        return array(found), array(edges)
+
+    @staticmethod
+    def take(a: Any, indices: Any, axis: Any = None) -> Any:
+        return array(np.take(a, indices, axis, mode="wrap"))
+
 
 def array(value: Any) -> Any:
     """Return an array of this kind for NumPy's; other values as they are."""
