@@ -32,6 +32,8 @@ class Settings:
         One of `EPILOGUES`: where our own GEMM kernels run the row program behind a product as their epilogue, and where
         they compute a 16-bit product at all. "measured": where that is faster by what was measured (of 16-bit products
         on this GPU, `Device.own_half`); "always": wherever they can; "never".
+    on_gpu : bool
+        Whether arrays are on a GPU; always where it has an entry.
     """
 
     precision: str = "highest"
@@ -39,6 +41,10 @@ class Settings:
     max_workspace: int = DEFAULT_WORKSPACE
     keep_halves: bool = True
     epilogues: str = "measured"
+    on_gpu: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "on_gpu", self.on_gpu or self.device is not None)
 
 
 EPILOGUES = ("measured", "always", "never")

@@ -131,10 +131,10 @@ class PlannedFunction:
         """The plans that calls have made and that are cached, the newest last."""
         return tuple(runnable.plan for runnable in self._runnables.values())
 
-    def settings(self, device: Device | None) -> Settings:
-        """Return the settings of a plan for a GPU, or for none."""
+    def settings(self, device: Device | None, on_gpu: bool = False) -> Settings:
+        """Return the settings of a plan for a GPU, one without an entry with `on_gpu`, or for none."""
         precision, epilogues = self.product_settings
-        return Settings(precision, device, self._max_workspace, self._keep_halves, epilogues)
+        return Settings(precision, device, self._max_workspace, self._keep_halves, epilogues, on_gpu)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
@@ -264,7 +264,8 @@ class PlannedFunction:
             created = [arrays.on_device_of(signature.leaves[0], c) for c in tracing.constants]
             leaves = [*signature.leaves, *created]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-            plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), bound)
+            settings = self.settings(device_of(leaves), arrays.is_cupy(leaves[0]))
+            plan = build(tracing.traced, layouts, settings, bound)
             self._set_as_written(plan, tracing, signature)
             if plan.as_written:
                 as_written = AsWritten(self.__wrapped__, self.parameters, tracing.traced.at_risk)

@@ -53,7 +53,7 @@ def _parameters(call: LibraryCall, namespace: Any) -> dict[str, inspect.Paramete
         return None
     try:
         found = inspect.signature(call.resolve_in(namespace)).parameters
-    except (ValueError, TypeError):
+    except (AttributeError, TypeError, ValueError):
         return None
     any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return None if any(p.kind in any_number for p in found.values()) else dict(found)

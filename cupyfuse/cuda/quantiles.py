@@ -39,7 +39,7 @@ def quantile(
         found = _between(xp, rows, *_places(xp, rows.shape[-1], q.ravel(), method))
         found = xp.moveaxis(found, -1, 0).reshape((*q.shape, *rows.shape[:-1]))
     elif np.ndim(q):
-        found = [_quantile(xp, rows, float(each), method, np.float64) for each in np.ravel(q)]
+        found = [_quantile(xp, rows, each.item(), method, np.float64) for each in np.ravel(q)]
         found = xp.stack(found).reshape((*np.shape(q), *rows.shape[:-1]))
     else:
         found = _quantile(xp, rows, q, method, None if type(q) in (int, float) else np.asarray(q).dtype)

@@ -27,12 +27,14 @@ class Place(NamedTuple):
 
 
 def place_of(n: int, q: float, method: Any = "linear") -> Place:
-    """Return the place of the quantile `q` among `n` sorted elements."""
+    """Return the place of the quantile `q` among `n` sorted elements: of an integer that of an element."""
     if method not in CONTINUOUS:
         position = float(np.quantile(np.arange(n, dtype=np.float64), q, method=method))
         below, above = int(np.floor(position)), int(np.ceil(position))
         return Place(below, above, None if method in SELECTING else position - below)
     position = continuous_place(n, q, method)
+    if isinstance(position, int):
+        return Place(position, position, None)
     if position >= n - 1:
         return Place(n - 1, n - 1, 0.0)
     below = int(np.floor(position))

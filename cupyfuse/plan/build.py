@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from ..rewrite import simplify
+from ..ir.graph import Graph
+from ..rewrite import Note, simplify, sort_once
 from ..settings import Settings
 from ..trace import Axes
 from .block_choice import choose_blocks
@@ -48,15 +50,16 @@ def build(
     """
     settings = settings or Settings()
     written = with_views_stored(traced.graph, traced.viewed)
-    cost = unfused_cost(written, fixed_values(written, bound))
     chosen = within_flops(traced.graph, traced.viewed, written)
+    written, chosen, notes = _for_device(written, chosen, settings)
+    cost = unfused_cost(written, fixed_values(written, bound))
     repeats = unfused_cost(chosen, fixed_values(chosen, bound)).repeatable / max(1, cost.repeatable)
     forms = [(written, MOST_FLOPS)]
     if chosen is not written and repeats <= MOST_FLOPS:
         forms.insert(0, (chosen, MOST_FLOPS / max(1.0, repeats)))
     plans = []
     for graph, most_flops in forms:
-        plan = _plan_of(replace(traced, graph=graph), layouts, settings, bound, cost, most_flops)
+        plan = _plan_of(replace(traced, graph=graph), layouts, settings, bound, cost, most_flops, notes)
         found = cost_of(plan.steps)
         # Simplification may remove less of this form than of that as written, which is never dropped.
         repeated = graph is not written and found.repeatable > MOST_FLOPS * cost.repeatable
@@ -67,6 +70,14 @@ def build(
     return min(plans, key=itemgetter(0))[1]
 
 
+def _for_device(written: Graph, chosen: Graph, settings: Settings) -> tuple[Graph, Graph, list[Note]]:
+    """Apply the rewrites that are for GPUs alone to both forms of a graph, which may be one; return notes of them."""
+    if not settings.on_gpu:
+        return written, chosen, []
+    rewritten, notes = sort_once(written)
+    return rewritten, rewritten if chosen is written else sort_once(chosen)[0], notes
+
+
 def _plan_of(
     traced: Traced,
     layouts: dict[int, Layout] | None,
@@ -74,10 +85,12 @@ def _plan_of(
     bound: frozenset[int],
     cost_as_written: Cost,
     most_flops: float,
+    noted: Sequence[Note],
 ) -> Plan:
     """Build the plan of a traced function with at most `most_flops` times the FLOPs of its graph.
 
-    `cost_as_written` is that of the function as written, but for what bound arguments alone fix.
+    `cost_as_written` is that of the function as written, but for what bound arguments alone fix; `noted` are the
+    rewrites that led to the graph.
     """
     simplified, notes = simplify(traced.graph)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
@@ -91,7 +104,7 @@ def _plan_of(
     scheduled = scheduled_for(graph, layouts, settings, None if bound else cost_as_written, most_flops)
     results = zip(scheduled.graph.outputs, traced.axes, strict=True)
     outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
-    plan = Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)
+    plan = Plan(traced.name, settings, scheduled.graph, scheduled, outputs, (*noted, *notes), traced.calls, prepare)
     if plan.workspace > settings.max_workspace:
         planner = BlockPlanner(traced.name, simplified, traced.axes, layouts or {}, settings, bound)
         try:

@@ -17,6 +17,7 @@ from .cleanup import (
 )
 from .notes import Note
 from .order import simplify
+from .order_statistics import sort_once
 from .pools import pool_weights
 from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
 from .row_sums import choose_before_reductions, recognize_distances, recognize_entropy, sum_of_choices
@@ -26,6 +27,7 @@ from .sums import collapse_sum
 __all__ = [
     "Note",
     "simplify",
+    "sort_once",
     # the identities
     "cancel_transposes",
     "collapse_sum",

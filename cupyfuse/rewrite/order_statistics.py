@@ -1,0 +1,111 @@
+"""Medians and quantiles from sorted rows: one sort, a library step, for all those of an array.
+
+For GPUs alone: there libraries sort to find a quantile, on a CPU they partition, in less time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
+from ..ir.library import LibraryCall, Operand
+from ..ir.quantiles import Place, place_of
+from ..ir.slices import slice_view
+from .notes import Note
+
+
+def sort_once(graph: Graph) -> tuple[Graph, list[Note]]:
+    """Replace medians, quantiles and percentiles of float32 and float64 arrays by interpolation in sorted rows.
+
+    `quantile(x, q) = lower + (upper - lower) weight`, of the elements of `sort(x)` around the place of `q`, as NumPy
+    computes it, and NaN where the last element is NaN: exact for all values. It saves a sort, or several, and the
+    launches of the library's own interpolation. Functions that ignore NaN, axes that lie between others, and quantiles
+    that are not known before a call are left alone.
+    """
+    notes: list[Note] = []
+
+    def rule(node: Node) -> Node:
+        call = node.call
+        if call is None or call.function not in _GIVEN or not node.size or node.inputs[0].dtype not in _FLOATS:
+            return node
+        given = _arguments(call)
+        rows = None if given is None else _rows(node.inputs[0], call.shapes[0], given["axis"])
+        if given is None or rows is None or rows.shape[1] < 2:
+            return node
+        sort = LibraryCall("sort", (Operand(0),), {"axis": -1}, (rows.shape,), (rows.shape,), (rows.dtype,))
+        ordered = Node("library", (rows,), rows.shape, rows.dtype, call=sort)  # equal ones become one
+        notes.append(Note("a quantile lies between two elements of a sorted row", repr(call), "a sort of its own"))
+        return g.reshape(_of_function(call.function, given, ordered, node.dtype), node.shape)
+
+    return g.rewrite(graph, rule), notes
+
+
+_FLOATS = ("float32", "float64")
+# The parameters of the functions, behind the array.
+_GIVEN = {
+    "median": ("axis", "out", "overwrite_input", "keepdims"),
+    "quantile": ("q", "axis", "out", "overwrite_input", "method", "keepdims"),
+    "percentile": ("q", "axis", "out", "overwrite_input", "method", "keepdims"),
+}
+
+
+def _arguments(call: LibraryCall) -> dict[str, Any] | None:
+    """Return the arguments of a call behind the array by name; None if it is not of one whole array and one place."""
+    array, *others = call.arguments or (call.options.get("a"),)
+    options = {name: value for name, value in call.options.items() if name != "a"}
+    given = {"axis": None, "method": "linear", "weights": None} | dict(zip(_GIVEN[call.function], others, strict=False))
+    given |= options
+    if len(call.shapes) != 1 or not isinstance(array, Operand) or given["weights"] is not None:
+        return None
+    if call.function != "median" and type(given.get("q")) not in (int, float):
+        return None
+    return given if set(given) <= {*_GIVEN[call.function], "method", "weights"} else None
+
+
+def _rows(node: Node, shape: tuple[int, ...], axis: Any) -> Node | None:
+    """Return an array of a shape, in C order in a node, as rows of the axes to reduce; None if it takes a copy."""
+    ndim = len(shape)
+    given = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = sorted(p % ndim for p in given)
+    length = math.prod(shape[p] for p in axes)
+    others = math.prod(shape) // length
+    if axes == list(range(ndim - len(axes), ndim)):
+        return g.reshape(node, (others, length))
+    return g.transpose(g.reshape(node, (length, others))) if axes == list(range(len(axes))) else None
+
+
+def _of_function(function: str, given: dict[str, Any], ordered: Node, dtype: str) -> Node:
+    """Compute a median or quantile, of a dtype, from sorted rows."""
+    n = ordered.shape[1]
+
+    def at(place: int) -> Node:
+        return slice_view(ordered, (0, 1, ordered.shape[0]), (place, 1, 1))
+
+    if function == "median":
+        found = _middle(at, n)
+    else:
+        q = given["q"] / 100 if function == "percentile" else given["q"]
+        found = _between(at, place_of(n, q, given["method"]))
+    last = at(n - 1)
+    return g.cast(g.pointwise("where", g.pointwise("isnan", last), last, found), dtype)
+
+
+def _middle(at: Callable[[int], Node], n: int) -> Node:
+    """Return the middle element of `n`, or the mean of the two in the middle."""
+    if n % 2:
+        return at(n // 2)
+    return g.pointwise("divide", g.pointwise("add", at(n // 2 - 1), at(n // 2)), g.const(2.0))
+
+
+def _between(at: Callable[[int], Node], place: Place) -> Node:
+    """Interpolate between two elements."""
+    below, above, weight = place
+    if weight is None:
+        return at(below)
+    difference = g.pointwise("subtract", at(above), at(below))
+    if weight >= 0.5:
+        return g.pointwise("subtract", at(above), g.pointwise("multiply", difference, g.const(1 - weight)))
+    return g.pointwise("add", at(below), g.pointwise("multiply", difference, g.const(weight)))
