@@ -8,7 +8,7 @@ from .. import devices
 from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step
-from . import fused_gemm, split
+from . import fused_gemm, scan, split
 from .configure import Config, accesses, default_config
 from .emit import emit
 from .kernel import Kernel, inlined
@@ -60,6 +60,8 @@ def _step_sources(step: Step, storage: dict[Node, str], finish: Callable[[str], 
     """Yield the source of each kernel of a step, or a comment for what a library launches."""
     if step.kind == "Library":
         yield f"// Library: {step.fused[0]}"
+    elif step.kind == "Scan":
+        yield from (finish(scan.kernel_of(node).source) for node in step.nodes)
     elif step.epilogue is not None and step.product.op == "matmul":
         yield from (finish(k.source) for k in fused_gemm.kernels_of(step, storage))
     elif step.kind in ("Gemm", "Split", "Copy"):

@@ -226,7 +226,7 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
-                if reads and node.op != "accumulate" and step.kind in ("Gemm", "Split", "Copy", "Library"):
+                if reads and node.op != "accumulate" and step.kind in ("Gemm", "Split", "Copy", "Library", "Scan"):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
                     return False

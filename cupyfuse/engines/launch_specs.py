@@ -12,6 +12,7 @@ from .. import dtypes
 from ..cuda.gemm import Operand, batched_operands
 from ..cuda.launch import Addresses, Launch, StructLaunch
 from ..cuda.runtime import Runtime
+from ..cuda.scan import Scan
 from ..cuda.split_launch import RoundedProduct, Split
 from ..ir.graph import Node
 from ..plan.plan import Plan
@@ -73,6 +74,8 @@ class LaunchSpecs:
         if step.kind == "Copy":
             (node,) = step.outputs
             return [self._put_spec(node) if node.op == "put" else self._copy_spec(node)]
+        if step.kind == "Scan":
+            return [self._scan_spec(node) for node in step.outputs]
         if step.kind == "Library":
             return [LibraryLaunch(step, storage, self._place, self._held, step in self._in_place).spec()]
         device = self._runtime.device
@@ -123,6 +126,18 @@ class LaunchSpecs:
             return split.launch(runtime, x, y, flag)
 
         return LaunchSpec(bind, (split.kernel,))
+
+    def _scan_spec(self, node: Node) -> LaunchSpec:
+        """Return the launch of a scan."""
+        source, z = self._place(node.inputs[0]), self._place(node).slot
+        x, start = source.slot, source.offset * dtypes.ITEMSIZE[node.dtype]
+        scan = Scan(node.op, node.shape, (source.row_stride, source.col_stride), node.dtype)
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            launch = scan.load(runtime)
+            return lambda at, stream: launch(at[x] + start, at[z], stream)
+
+        return LaunchSpec(bind, (scan.kernel,))
 
     def _rounded_product_spec(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
         """Return the launch of a product from splits in one part, which also writes its factors."""

@@ -88,7 +88,7 @@ def _program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -
     """Return the program of a library step, or of a step that is a single block; None for others."""
     if step.kind == "Library":
         return _LibraryProgram(step, storage)
-    if step.kind in ("Gemm", "Copy", "Split") or not 0 < step.domain[0] * step.domain[1] <= BLOCK:
+    if step.kind in ("Gemm", "Copy", "Split", "Scan") or not 0 < step.domain[0] * step.domain[1] <= BLOCK:
         return None
     along = 0 if step.kind == "ColumnStats" else 1
     if list(_blocks(step, along)) != [(0, step.domain[1 - along])]:
@@ -153,6 +153,9 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
             memory[node] = _strided_view(node, source).copy().reshape(node.shape)
         else:
             memory[node] = np.array(source, order="C")
+    elif step.kind == "Scan":
+        (node,) = step.outputs
+        memory[node] = getattr(np, node.op)(_view_of(node.inputs[0], memory), axis=1)
     else:
         for node in step.outputs:
             memory[node] = np.empty(node.shape, dtypes.to_numpy(storage[node]))

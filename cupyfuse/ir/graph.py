@@ -25,6 +25,7 @@ factor                a factor of such a product, by `name`: row, row_rest or co
 transpose, reshape    another view of the same elements
 slice                 a view of every `step`-th row and column; `dims` has (first, step) for each axis
 strided               a copy of a strided view of the input: (length, stride) pairs in `dims`, first element `offset`
+cumsum, cumprod       totals of each row up to each column
 put                   a copy of the first input with such a view of it replaced by the second input
 guard                 inputs (fast, exact): fast where that is finite, else exact, evaluated only there
 custom_derivative     inputs (value, x, slope, ...): value, with its own partial derivative `slope` by each `x`
@@ -53,6 +54,7 @@ Shape = tuple[int, int]
 T = TypeVar("T")
 
 VIEWS = ("transpose", "reshape", "slice")  # of their input in memory
+SCANS = ("cumsum", "cumprod")  # running totals along the rows
 PASS_THROUGH = ("cast", "broadcast", "stop_gradient")  # their input in another dtype or shape, or without its gradient
 
 
@@ -285,6 +287,11 @@ def reduce(op: str, node: Node, axis: int, gradient: str = "") -> Node:
     shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
     dtype = "int64" if REDUCTIONS[op].gives_position else node.dtype
     return Node(op, (node,), shape, dtype, axis=axis, gradient=gradient)
+
+
+def scan(op: str, node: Node) -> Node:
+    """Compute running totals along the rows of a float matrix, for one of `SCANS`."""
+    return Node(op, (node,), node.shape, node.dtype)
 
 
 def matmul(a: Node, b: Node) -> Node:

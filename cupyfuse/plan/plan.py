@@ -205,8 +205,8 @@ class Plan:
     ----------
     steps : tuple of Step
         In launch order; those of one block, if the plan runs in blocks. A step has `kind` ("Gemm", "MatVec",
-        "ColumnStats", "RowProgram", "Split", "Copy", or "Library" for a function of NumPy's or CuPy's own, counted as
-        one launch), `fused` (names of its operators, or of the function), `reads` and `writes` (bytes),
+        "ColumnStats", "RowProgram", "Scan", "Split", "Copy", or "Library" for a function of NumPy's or CuPy's own,
+        counted as one launch), `fused` (names of its operators, or of the function), `reads` and `writes` (bytes),
         `flops`, `launches`, and for products `how` they are computed.
     launches : int
         GPU launches of one call.
@@ -263,7 +263,7 @@ class Plan:
     @property
     def conditional(self) -> bool:
         """Whether it can run under a flag on the device: it launches emitted kernels and splits only."""
-        own_kernels = all(step.kind not in ("Gemm", "Copy", "Library") for step in self.steps)
+        own_kernels = all(step.kind not in ("Gemm", "Copy", "Library", "Scan") for step in self.steps)
         return own_kernels and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
 
     def _steps_of_call(self) -> Iterator[Step]:

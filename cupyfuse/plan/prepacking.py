@@ -23,7 +23,7 @@ from .schedule import (
 )
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
-_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library")
+_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library", *g.SCANS)
 
 
 def scheduled_for(

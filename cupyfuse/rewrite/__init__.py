@@ -22,12 +22,14 @@ from .pools import pool_weights
 from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
 from .row_sums import choose_before_reductions, recognize_distances, recognize_entropy, sum_of_choices
 from .scales import fold_scales
+from .scans import scan_rows
 from .sums import collapse_sum
 
 __all__ = [
     "Note",
     "simplify",
     "sort_once",
+    "scan_rows",
     # the identities
     "cancel_transposes",
     "collapse_sum",

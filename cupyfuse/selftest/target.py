@@ -125,7 +125,7 @@ class Target:
         clusters = device is not None and device.has_warpgroups
         for part in filter(None, (plan, plan.prepare)):
             for step in part.steps:
-                if step.kind in ("Gemm", "Split", "Copy", "Library"):
+                if step.kind in ("Gemm", "Split", "Copy", "Library", "Scan"):
                     self.products += 1
                     continue
                 for kernel in kernels_of(step, part.scheduled.storage, clusters=clusters):

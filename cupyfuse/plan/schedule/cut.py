@@ -50,6 +50,8 @@ def operands_of_part(node: Node, mode: Mode, rows: int) -> list[Part] | None:
         return [(node.inputs[0], 1 - mode)]
     if node.op in ("split", "factor") or (node.reduction and node.axis != mode):
         return [(node.inputs[0], mode)]
+    if node.op in g.SCANS and mode == ROWS:
+        return [(node.inputs[0], ROWS)]
     if node.op in ("matmul", "split_matmul"):
         # Rows of a product are those of its left operand, columns those of its right one. The right operand of a split
         # product is transposed: its rows are the product's columns. Behind the splits follow their two operands.

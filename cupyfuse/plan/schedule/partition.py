@@ -18,6 +18,7 @@ _SINGLE_STEPS = {
     **dict.fromkeys(("matmul", "batched_matmul", "split_matmul", "accumulate"), "Gemm"),
     "split": "Split",
     **dict.fromkeys(COPIES, "Copy"),
+    **dict.fromkeys(g.SCANS, "Scan"),
     "library": "Library",
 }
 _IN_MEMORY = {"input", *g.VIEWS, "factor", *_SINGLE_STEPS}
@@ -341,7 +342,7 @@ class Scheduler:
         return inside, outside, list(repair_inputs)
 
     def _single_step(self, node: Node) -> Step:
-        """Build the step of one matrix product, split or copy."""
+        """Build the step of one matrix product, split, copy or scan."""
         for i in node.inputs:
             self._require(i)
             if node.op in ("matmul", "batched_matmul", "accumulate", "split", "put"):
