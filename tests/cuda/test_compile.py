@@ -23,7 +23,9 @@ from cupyfuse.cuda.compile import cubin, load
 from cupyfuse.cuda.configure import Access, Config, default_config
 from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
 from cupyfuse.cuda.program import Program
+from cupyfuse.cuda.scan import scan_kernel
 from cupyfuse.cuda.sources import kernels_of
+from cupyfuse.ir.graph import SCANS
 from cupyfuse.plan.schedule.products import TILE_WIDTHS
 from cupyfuse.selftest.reductions import all_reductions
 
@@ -160,6 +162,13 @@ def test_the_repair_has_each_of_its_loops_once():
 )
 def test_what_only_hopper_has_compiles(kernel):
     assert compiles(kernel.source, f"sm_{kernel.arch}")
+
+
+@pytest.mark.parametrize("by_warps", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_scans_compile(dtype, by_warps):
+    for op, architecture in zip(SCANS, (ARCHITECTURES[0], "sm_90"), strict=True):
+        assert compiles(scan_kernel(op, dtype, by_warps).source, architecture)
 
 
 def test_the_largest_fingerprint_compiles():

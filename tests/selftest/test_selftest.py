@@ -175,7 +175,7 @@ def test_every_template_is_among_the_kernels(page: tuple[Report, str, str]) -> N
     report, printed, text = page
     assert "would have run were compiled" in report.kernels_title
     # Products of this size do not run from halves, nor with epilogues.
-    others = ("split_", "fingerprint", "gemm")
+    others = ("split_", "fingerprint", "gemm", "scan")
     templates = {path.stem for path in (ROOT / "kernels_cu").glob("*.cu") if not path.stem.startswith(others)}
     every = templates | {"column_stats, in shares", "column_stats, merge of shares", "row_shares, merge of shares"}
     # Rows of any length, if they are long, are accessed in vectors.

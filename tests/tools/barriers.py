@@ -26,6 +26,7 @@ _ROWS = ("tests/cuda/test_rows.py", "-k", "row_shared and (normalised or softmax
 TESTS = {
     "kernels_cu/cluster_team.cuh": _ROWS,
     "kernels_cu/row_shared.cu": ("tests/cuda/test_rows.py", "-k", "one_after_the_other and softmax"),
+    "kernels_cu/scan.cu": ("tests/cuda/test_scan.py", "-k", "host and totals and shape8"),
     "kernels_cu/column_stats.cu": (KERNELS, "-k", "host and column_reductions-2x3-float32"),
     FINGERPRINT: ("tests/cuda/test_fingerprint.py", "-k", "host and stays"),
     "kernels_cu/gemm.cu": _FUSED,

@@ -71,7 +71,50 @@ def fingerprints(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_fingerprint.py", "-k", f"host and ({select})")
 
 
+SCAN = "kernels_cu/scan.cu"
+
+
+def scans(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_scan.py", "-k", f"host and ({select})")
+
+
 MUTANTS: tuple[Mutant, ...] = (
+    # Running totals
+    Mutant("a lane that adds itself, scan", SCAN, "lane >= by ? Op", "lane >= by - 1 ? Op", scans("totals and shape1")),
+    Mutant("lanes far apart, scan", SCAN, "by = 1; by < 32", "by = 1; by < 16", scans("totals and shape3")),
+    Mutant(
+        "a carry of the last columns alone, scan",
+        SCAN,
+        "carry = __shfl_sync(whole_warp, total, 31);",
+        "carry = __shfl_sync(whole_warp, mine, 31);",
+        scans("totals and shape4"),
+    ),
+    Mutant(
+        "blocks without a carry, scan",
+        SCAN,
+        "carry = __shfl_sync(whole_warp, so_far, 31);",
+        "",
+        scans("totals and shape8"),
+    ),
+    Mutant(
+        "the total of the warp itself, scan", SCAN, "place > 0 ? place - 1 : 0", "place", scans("totals and shape5")
+    ),
+    Mutant("zero instead of none, scan", SCAN, "T(-0.0)", "T(0.0)", scans("special")),
+    Mutant("one set of totals, scan", SCAN, "? 32 : 0);", "? 0 : 0);", scans("totals and shape8")),
+    Mutant(
+        "columns side by side, scan",
+        SCAN,
+        "from[col * col_stride] : Op::template none<T>();\n        const T total",
+        "from[col] : Op::template none<T>();\n        const T total",
+        scans("strides"),
+    ),
+    Mutant(
+        "columns beyond the row, scan",
+        SCAN,
+        "            if (col < cols) {\n                to[col] = Op",
+        "            if (true) {\n                to[col] = Op",
+        scans("totals and shape5"),
+    ),
     # Fingerprints
     Mutant(
         "elements that do not count where they are",
