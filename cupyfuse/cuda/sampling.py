@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir.library import resolve_function
+_MOST_PRODUCTS = 1 << 24  # of a convolution in memory at once
 
 
 def interp(library: Any, x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
     """Compute `numpy.interp` in float64: CuPy's takes differences, and `left` and `right`, in the values' own dtype."""
     x, xp, fp = (library.asarray(each) for each in (x, xp, fp))
     dtype = "complex128" if fp.dtype.kind == "c" else "float64"
-    x, xp, fp = library.ascontiguousarray(x, "float64"), xp.astype("float64", copy=False), fp.astype(dtype, copy=False)
+    x, xp = x.astype("float64", order="C", copy=False), xp.astype("float64", copy=False)
+    fp = fp.astype(dtype, copy=False)
     return library.interp(x, xp, fp, left, right, period)
 
 
@@ -35,12 +36,25 @@ def correlate(xp: Any, a: Any, v: Any, mode: str = "valid") -> Any:
 
 
 def _convolved(xp: Any, a: Any, v: Any) -> Any:
-    """Return all sums of products of one vector and another one from back to front."""
+    """Return all sums of products of one vector and another one from back to front.
+
+    Each element of the shorter one times the longer one is a row of a matrix; in rows shorter by one element, row k
+    begins k columns further on, and what is summed are columns.
+    """
     dtype = xp.result_type(a, v)
-    a, v = a.astype(dtype, copy=False), v.astype(dtype, copy=False)
     if dtype.kind not in "fc":
         return xp.convolve(a, v)
-    return resolve_function("scipy.signal.convolve", xp)(a, v, "full", "direct")
+    a, v = (x.astype(dtype, copy=False) for x in ((a, v) if a.size >= v.size else (v, a)))
+    n, most = a.size, max(1, _MOST_PRODUCTS // a.size)
+    total = xp.zeros(n + v.size - 1, dtype)
+    for first in range(0, v.size, most):
+        factors = v[first : first + most]
+        m = factors.size
+        products = xp.zeros((m, n + m), dtype)
+        products[:, :n] = factors[:, None] * a
+        width = n + m - 1
+        total[first : first + width] += products.ravel()[: m * width].reshape(m, width).sum(axis=0)
+    return total
 
 
 def _part(full: Any, mode: str, n: int, m: int, first: int) -> Any:

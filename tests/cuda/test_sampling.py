@@ -14,7 +14,7 @@ import cupyfuse as cf
 from cupyfuse.cuda import sampling
 from cupyfuse.cuda.library_functions import arguments_of, resolve
 from cupyfuse.errors import EngineError
-from cupyfuse.ir.library import LibraryCall, Operand, resolve_function
+from cupyfuse.ir.library import LibraryCall, Operand
 
 
 def call_of(function: str, *arguments: Any, **options: Any) -> LibraryCall:
@@ -32,6 +32,7 @@ def test_interpolation_is_in_float64(dtype: str, rng: np.random.Generator) -> No
     for options in ({}, {"left": 0.5, "right": -1.5}, {"period": 3.0}):
         found = function("interp")(x, xp=xs, fp=fs, **options)
         np.testing.assert_allclose(found, np.interp(np.asarray(x), xs, fs, **options), rtol=1e-14, atol=1e-15)
+    assert function("interp")(array(np.asarray(np.float32(0.5))), xs, fs).shape == ()
     far = array(np.float32([1e8, -3, 1e8 + 8]))
     assert_equal(
         np.asarray(function("interp")(array(np.float32([0.25, 1.5])), array(np.float32([0, 1, 2])), far)),
@@ -40,8 +41,10 @@ def test_interpolation_is_in_float64(dtype: str, rng: np.random.Generator) -> No
 
 
 @pytest.mark.parametrize("mode", ["full", "same", "valid"])
-def test_convolutions_are_sums(mode: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(sampling, "resolve_function", lambda name, _: resolve_function(name, np))
+@pytest.mark.parametrize("most", [1, 12, 1 << 24])
+def test_convolutions_are_sums(mode: str, most: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """NaN and infinities reach the sums that they take part in, and no others."""
+    monkeypatch.setattr(sampling, "_MOST_PRODUCTS", most)
     for n in range(1, 8):
         for m in range(1, 8):
             for dtype in ("float32", "complex128", "int64"):
@@ -49,9 +52,10 @@ def test_convolutions_are_sums(mode: str, monkeypatch: pytest.MonkeyPatch, rng: 
                 if dtype == "complex128":
                     v = v * 1j
                 if dtype == "float32":
-                    a[0] = NAN
+                    a[0], v[-1] = NAN, np.inf
                 for name in ("convolve", "correlate"):
-                    found, wanted = function(name)(array(a), array(v), mode), getattr(np, name)(a, v, mode)
+                    with np.errstate(invalid="ignore"):
+                        found, wanted = function(name)(array(a), array(v), mode), getattr(np, name)(a, v, mode)
                     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
 
 
