@@ -98,8 +98,10 @@ class LibraryLaunch:
             if held.shape == shape:
                 return itemgetter(held.slot)
             return lambda at: at[held.slot].reshape(shape)
-        if held is not None and (index := _index_of(node, held)) is not None:
-            return lambda at: at[held.slot][index].reshape(shape)  # in less time than a view of an address
+        if held is not None and (index := _index_of(node, held, shape)) is not None:
+            if shape == tuple(n for n, i in zip(node.shape, index, strict=True) if isinstance(i, slice)):
+                return lambda at: at[held.slot][index]  # in less time than a view of an address
+            return lambda at: at[held.slot][index].reshape(shape)
         name, matrix, strides = self._storage[base], node.shape, (place.row_stride, place.col_stride)
         dtype, start = runtime.dtype(name), place.offset * dtypes.ITEMSIZE[name]
         if strides == contiguous_strides(matrix):
@@ -128,15 +130,21 @@ class LibraryLaunch:
         return store
 
 
-def _index_of(node: Node, held: Held) -> tuple[slice, slice] | None:
-    """Return the index by which a slice of rows and columns of a held matrix is read; None for other views."""
+def _index_of(node: Node, held: Held, shape: tuple[int, ...]) -> tuple[slice | int, slice | int] | None:
+    """Return the index by which a slice of rows and columns of a held matrix is read; None for other views.
+
+    It is that of one row, or of one column, where a vector is read.
+    """
     views = view_chain(node)
     if len(views) != 1 or node.op != "slice" or held.shape != node.inputs[0].shape:
         return None
     if not node.size or any(step <= 0 for _, step in node.dims):
         return None
-    (row, down), (col, across) = node.dims
-    return slice(row, row + down * node.shape[0], down), slice(col, col + across * node.shape[1], across)
+    (row, _), (col, _) = node.dims
+    rows, cols = (slice(i, i + step * n, step) for (i, step), n in zip(node.dims, node.shape, strict=True))
+    if shape == (node.shape[0],) and node.shape[1] == 1:
+        return rows, col
+    return (row, cols) if shape == (node.shape[1],) and node.shape[0] == 1 else (rows, cols)
 
 
 def rewritten_operand(step: Step, dead: Sequence[Node], storage: dict[Node, str]) -> Node | None:

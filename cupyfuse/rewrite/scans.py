@@ -10,7 +10,7 @@ from ..ir.graph import Graph, Node
 from ..ir.library import LibraryCall, Operand
 from .notes import Note
 
-_FEW_ROWS, _LONG = 64, 1 << 14  # fewer rows, if they are longer, are left alone: a row is one block's
+_FEW_ROWS, _LONG = 64, 1 << 12  # fewer rows, if they are longer, are left alone: a row is one block's
 _FLOATS = ("float32", "float64")
 _FUNCTIONS = {
     **{"cumsum": "cumsum", "nancumsum": "cumsum", "cumulative_sum": "cumsum"},
@@ -32,7 +32,9 @@ def scan_rows(graph: Graph) -> tuple[Graph, list[Note]]:
             return node
         (x,) = node.inputs
         shape = call.shapes[0]
-        rows = g.reshape(x, (x.size // shape[-1], shape[-1]) if _axis(call) is not None else (1, x.size))
+        length = x.size if _axis(call) is None else shape[-1]
+        matrix = (x.size // length, length)
+        rows = g.transpose(x) if x.shape == matrix[::-1] and 1 in matrix else g.reshape(x, matrix)
         if rows.shape[0] < _FEW_ROWS and rows.shape[1] > _LONG:
             return node
         if call.function.startswith("nan"):

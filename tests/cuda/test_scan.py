@@ -59,6 +59,16 @@ def test_any_strides(device: Engine, layout: str, cols: int, rng: np.random.Gene
     assert_equal(device.host(cf.fuse(lambda x: np.cumsum(x, axis=1))(device.array(x, layout))), np.cumsum(x, axis=1))
 
 
+def test_columns_are_read_where_they_are(device: Engine, rng: np.random.Generator) -> None:
+    x = rng.integers(-9, 9, (300, 4)).astype("float32")
+    fused = cf.fuse(lambda x: (np.cumsum(x[::2, 3]), np.cumsum(x[:, :1])))
+    for got, wanted in zip(
+        device.host(fused(device.array(x))), (np.cumsum(x[::2, 3]), np.cumsum(x[:, 0])), strict=True
+    ):
+        assert_equal(got, wanted)
+    assert kinds(fused.plans[-1]) == ["Scan", "Scan"]
+
+
 @pytest.mark.parametrize("cols", [9, 200, 1500])
 def test_special_values(device: Engine, cols: int, rng: np.random.Generator) -> None:
     """NaN and infinities reach the elements behind them; -0 stays where nothing else came before."""
