@@ -21,7 +21,7 @@ def sort(xp: Any, a: Any, axis: int | None = -1, kind: Any = None, order: Any = 
     """Compute `numpy.sort`; every kind is stable, but for the signs of zeros where neither option asks for that."""
     rows = _rows(xp, a, axis)
     keeps_zeros = stable or kind in ("stable", "mergesort")
-    if _sorts_by_keys(rows) and not (keeps_zeros and rows.dtype.kind == "f"):
+    if _sorts_by_keys(rows, -1) and not (keeps_zeros and rows.dtype.kind == "f"):
         keys = _keys(xp, rows, as_ordered_ints(xp, rows) if rows.dtype.kind == "f" else rows)
         keys.sort()
         keys = keys.reshape(rows.shape)
@@ -32,25 +32,21 @@ def sort(xp: Any, a: Any, axis: int | None = -1, kind: Any = None, order: Any = 
     else:
         found = _with_plain_nans(xp, rows)
         found.sort(axis=-1)
-    return found if axis is None else xp.moveaxis(found, -1, axis)
+    return _with_axis(xp, found, axis)
 
 
 def argsort(xp: Any, a: Any, axis: int | None = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
     """Compute `numpy.argsort`; every kind is stable."""
-    if not a.ndim:
-        return xp.argsort(a, axis)
-    rows = _rows(xp, a, axis)
-    if _sorts_by_keys(rows):
-        values = rows
-        if rows.dtype.kind == "f":
-            values = as_ordered_ints(xp, rows)
-            values = xp.where(values == -1, values.dtype.type(0), values)  # -0.0 as 0.0
-        length = rows.shape[-1]
-        found = _keys(xp, rows, values).argsort().reshape(-1, length)
-        found = (found - xp.arange(0, rows.size, length)[:, None]).reshape(rows.shape)
-    else:
-        found = _with_plain_nans(xp, rows).argsort(axis=-1)
-    return found if axis is None else xp.moveaxis(found, -1, axis)
+    a, axis = (a.ravel(), -1) if axis is None else (a, axis)
+    if not a.ndim or not _sorts_by_keys(a, axis):
+        return _with_plain_nans(xp, a).argsort(axis=axis)
+    rows = values = _rows(xp, a, axis)
+    if rows.dtype.kind == "f":
+        values = as_ordered_ints(xp, rows)
+        values = xp.where(values == -1, values.dtype.type(0), values)  # -0.0 as 0.0
+    found = _keys(xp, rows, values).argsort().reshape(-1, rows.shape[-1])
+    found = found - xp.arange(0, rows.size, rows.shape[-1])[:, None]
+    return _with_axis(xp, found.reshape(rows.shape), axis)
 
 
 def partition(xp: Any, a: Any, kth: Any, axis: int | None = -1, kind: str = "introselect", order: Any = None) -> Any:
@@ -65,7 +61,7 @@ def partition(xp: Any, a: Any, kth: Any, axis: int | None = -1, kind: str = "int
     else:
         found = rows
         found.partition(_places(kth), axis=-1)
-    return found if axis is None else xp.moveaxis(found, -1, axis)
+    return _with_axis(xp, found, axis)
 
 
 def argpartition(xp: Any, a: Any, kth: Any, axis: int | None = -1, kind: str = "introselect", order: Any = None) -> Any:
@@ -75,7 +71,7 @@ def argpartition(xp: Any, a: Any, kth: Any, axis: int | None = -1, kind: str = "
         return argsort(xp, a, axis)
     ints = as_ordered_ints(xp, rows) if rows.dtype.kind == "f" else rows
     found = ints.argpartition(_places(kth), axis=-1)
-    return found if axis is None else xp.moveaxis(found, -1, axis)
+    return _with_axis(xp, found, axis)
 
 
 def _places(kth: Any) -> tuple[int, ...]:
@@ -152,7 +148,12 @@ def _rows(xp: Any, a: Any, axis: int | None) -> Any:
     """Return a copy of an array in C order with the axis to sort along last; all elements in a vector for no axis."""
     if axis is None:
         return a.flatten()
-    return xp.array(xp.moveaxis(a, axis, -1), order="C")
+    return xp.array(a if axis in (-1, a.ndim - 1) else xp.moveaxis(a, axis, -1), order="C")
+
+
+def _with_axis(xp: Any, rows: Any, axis: int | None) -> Any:
+    """Move the last axis to its place again."""
+    return rows if axis in (None, -1, rows.ndim - 1) else xp.moveaxis(rows, -1, axis)
 
 
 def _with_plain_nans(xp: Any, rows: Any) -> Any:
@@ -165,10 +166,10 @@ def _with_plain_nans(xp: Any, rows: Any) -> Any:
     return xp.where(xp.isnan(rows), rows.dtype.type(np.nan), rows)
 
 
-def _sorts_by_keys(rows: Any) -> bool:
-    """Whether the rows of an array are sorted as one vector, of keys that hold the row and the value."""
-    is_short = rows.dtype.kind in "fiu" and rows.dtype.itemsize <= 4
-    return is_short and rows.ndim > 1 and rows.size >= _MANY and 1 < rows.size // rows.shape[-1] < 1 << 31
+def _sorts_by_keys(a: Any, axis: int) -> bool:
+    """Whether the rows of an array along an axis are sorted as one vector, of keys that hold the row and the value."""
+    is_short = a.dtype.kind in "fiu" and a.dtype.itemsize <= 4
+    return is_short and a.ndim > 1 and a.size >= _MANY and 1 < a.size // a.shape[axis] < 1 << 31
 
 
 def _keys(xp: Any, rows: Any, values: Any) -> Any:
