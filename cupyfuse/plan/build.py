@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from ..ir.graph import Graph
-from ..rewrite import Note, scan_rows, simplify, sort_once
+from ..rewrite import Note, replace_library_calls, simplify
 from ..settings import Settings
 from ..trace import Axes
 from .block_choice import choose_blocks
@@ -74,15 +74,8 @@ def _for_device(written: Graph, chosen: Graph, settings: Settings) -> tuple[Grap
     """Apply the rewrites that are for GPUs alone to both forms of a graph, which may be one; return notes of them."""
     if not settings.on_gpu:
         return written, chosen, []
-    forms: list[Graph] = []
-    notes: list[Note] = []
-    for graph in (written, chosen):
-        notes = []
-        for rule in (sort_once, scan_rows):
-            graph, noted = rule(graph)
-            notes += noted
-        forms.append(graph)
-    return forms[0], forms[0] if chosen is written else forms[1], notes
+    rewritten, notes = replace_library_calls(written)
+    return rewritten, rewritten if chosen is written else replace_library_calls(chosen)[0], notes
 
 
 def _plan_of(

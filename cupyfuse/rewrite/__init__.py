@@ -16,7 +16,7 @@ from .cleanup import (
     share_common_subexpressions,
 )
 from .notes import Note
-from .order import simplify
+from .order import replace_library_calls, simplify
 from .order_statistics import sort_once
 from .pools import pool_weights
 from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
@@ -28,6 +28,7 @@ from .sums import collapse_sum
 __all__ = [
     "Note",
     "simplify",
+    "replace_library_calls",
     "sort_once",
     "scan_rows",
     # the identities

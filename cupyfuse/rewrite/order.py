@@ -15,6 +15,7 @@ from .cleanup import (
     share_common_subexpressions,
 )
 from .notes import Note
+from .order_statistics import sort_once
 from .pools import pool_products
 from .reductions import (
     drop_unit_reductions,
@@ -25,6 +26,7 @@ from .reductions import (
 )
 from .row_sums import choose_before_reductions, recognize_distances, recognize_entropy, sum_of_choices
 from .scales import fold_scale_chains
+from .scans import scan_rows
 from .sums import collapse_sums
 
 
@@ -55,6 +57,15 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     graph = push_transposes(g.rewrite(graph, drop_unit_reductions))
     graph = fold_scale_chains(share_common_subexpressions(graph), notes)
     return drop_redundant_guards(share_common_subexpressions(graph)), notes
+
+
+def replace_library_calls(graph: Graph) -> tuple[Graph, list[Note]]:
+    """Apply the identities that replace library steps on a GPU, exact as each says; return notes of what was done."""
+    notes: list[Note] = []
+    for rule in (sort_once, scan_rows):
+        graph, noted = rule(graph)
+        notes += noted
+    return graph, notes
 
 
 def merge_passes(graph: Graph) -> Graph:

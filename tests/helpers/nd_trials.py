@@ -19,7 +19,7 @@ from cupyfuse.ir import graph as g
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import MOST_FLOPS, base_of, cost_of, unfused_cost
 from cupyfuse.plan.views import with_views_stored
-from cupyfuse.rewrite import simplify
+from cupyfuse.rewrite import replace_library_calls, simplify
 from cupyfuse.settings import force_plans
 
 Array = np.ndarray[Any, Any]
@@ -149,6 +149,8 @@ def costs_hold(graph: Any, plan: Plan) -> None:
     products, reductions and library steps, and results, which a step writes also where NumPy returns a view. Of a plan
     in blocks one block counts; as written, a sum over all blocks is written once, here as zeros, then read and written.
     """
+    if plan.settings.on_gpu:  # arithmetic that takes the place of a library's counts, as the library's does not
+        graph, _ = replace_library_calls(graph)
     forms, cost = [unfused_cost(graph), unfused_cost(simplify(graph)[0])], cost_of(plan.steps)
     free = sum(s.reads + s.writes for s in plan.steps if s.kind == "Copy") + 8 * len(plan.steps)
     free += 2 * sum(root.nbytes for root in graph.roots)
