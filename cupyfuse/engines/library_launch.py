@@ -102,6 +102,10 @@ class LibraryLaunch:
             if shape == tuple(n for n, i in zip(node.shape, index, strict=True) if isinstance(i, slice)):
                 return lambda at: at[held.slot][index]  # in less time than a view of an address
             return lambda at: at[held.slot][index].reshape(shape)
+        if held is not None and node.op == "transpose" and node.inputs[0] is base and node.shape == held.shape[::-1]:
+            if shape == node.shape:
+                return lambda at: at[held.slot].T
+            return lambda at: at[held.slot].T.reshape(shape)
         name, matrix, strides = self._storage[base], node.shape, (place.row_stride, place.col_stride)
         dtype, start = runtime.dtype(name), place.offset * dtypes.ITEMSIZE[name]
         if strides == contiguous_strides(matrix):

@@ -52,7 +52,8 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
         (lambda x: np.cumsum(np.sort(x, axis=1), axis=0), 0, 0),
         (lambda x: np.sort(x, axis=1).sum(axis=1), 0, 0),  # a kernel reads the result where it is
         (lambda x: np.sort(x * 2, axis=1), 0, 1),  # what a kernel wrote
-        (lambda x: np.cumsum(x.T, axis=0), 0, 1),
+        (lambda x: np.cumsum(x.T, axis=0), 0, 0),
+        (lambda x: np.sort(np.sort(x, axis=0).T, axis=0), 0, 0),
         (lambda x: np.cumsum(x[1::2, 2:5], axis=0), 0, 0),
         (lambda x: np.sort(x[::2, 3]), 0, 0),
         (lambda x: np.cumsum(x[::-1], axis=0), 0, 1),
@@ -389,3 +390,14 @@ def test_values_on_a_gpu_share_no_memory() -> None:
 def test_rows_columns_and_parts_of_arguments(function: Callable[[Any], Any]) -> None:
     with HOST.active():
         np.testing.assert_array_equal(HOST.host(cf.fuse(function)(HOST.array(X))), function(X))
+
+
+def test_a_transposed_column_is_read_as_a_vector() -> None:
+    x = np.arange(6, dtype="float32")[::-1].reshape(6, 1).copy()
+
+    def function(x: Any) -> Any:
+        return np.sort(x.T, axis=1), np.sort(x.T[0])
+
+    with HOST.active():
+        for got, wanted in zip(HOST.host(cf.fuse(function)(HOST.array(x))), function(x), strict=True):
+            np.testing.assert_array_equal(got, wanted)
