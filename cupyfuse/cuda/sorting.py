@@ -7,6 +7,7 @@ meet in float32; and it takes no kind of sort but "stable". Each function takes 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,34 +20,25 @@ _MOST_HEADS = 512  # elements up to which CuPy's partition does not sort
 
 def sort(xp: Any, a: Any, axis: int | None = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
     """Compute `numpy.sort`; every kind is stable, but for the signs of zeros where neither option asks for that."""
-    rows = _rows(xp, a, axis)
-    keeps_zeros = stable or kind in ("stable", "mergesort")
-    if _sorts_by_keys(rows, -1) and not (keeps_zeros and rows.dtype.kind == "f"):
-        keys = _keys(xp, rows, as_ordered_ints(xp, rows) if rows.dtype.kind == "f" else rows)
+    keeps_zeros = a.dtype.kind == "f" and (stable or kind in ("stable", "mergesort"))
+    if axis is not None and _sorts_by_keys(a, axis) and not keeps_zeros:
+        shape, keys = _keys(xp, a, axis)
         keys.sort()
-        keys = keys.reshape(rows.shape)
-        if rows.dtype.kind == "f":
-            found = from_ordered_ints(xp, keys.astype(f"int{8 * rows.itemsize}"), rows.dtype)
-        else:
-            found = keys.astype(rows.dtype)  # the low bits
-    else:
-        found = _with_plain_nans(xp, rows)
-        found.sort(axis=-1)
-    return _with_axis(xp, found, axis)
+        low_bits = _key_kernels(xp)[1](keys) if a.dtype.kind == "f" else keys.astype(a.dtype)
+        return _with_axis(xp, low_bits.reshape(shape), axis)
+    rows = _with_plain_nans(xp, _rows(xp, a, axis))
+    rows.sort(axis=-1)
+    return _with_axis(xp, rows, axis)
 
 
 def argsort(xp: Any, a: Any, axis: int | None = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
     """Compute `numpy.argsort`; every kind is stable."""
     a, axis = (a.ravel(), -1) if axis is None else (a, axis)
-    if not a.ndim or not _sorts_by_keys(a, axis):
+    if not _sorts_by_keys(a, axis):
         return _with_plain_nans(xp, a).argsort(axis=axis)
-    rows = values = _rows(xp, a, axis)
-    if rows.dtype.kind == "f":
-        values = as_ordered_ints(xp, rows)
-        values = xp.where(values == -1, values.dtype.type(0), values)  # -0.0 as 0.0
-    found = _keys(xp, rows, values).argsort().reshape(-1, rows.shape[-1])
-    found = found - xp.arange(0, rows.size, rows.shape[-1])[:, None]
-    return _with_axis(xp, found.reshape(rows.shape), axis)
+    shape, keys = _keys(xp, a, axis, zeros_alike=True)
+    found = keys.argsort().reshape(-1, shape[-1]) - xp.arange(0, a.size, shape[-1])[:, None]
+    return _with_axis(xp, found.reshape(shape), axis)
 
 
 def partition(xp: Any, a: Any, kth: Any, axis: int | None = -1, kind: str = "introselect", order: Any = None) -> Any:
@@ -166,17 +158,50 @@ def _with_plain_nans(xp: Any, rows: Any) -> Any:
     return xp.where(xp.isnan(rows), rows.dtype.type(np.nan), rows)
 
 
+# Rows as one vector of keys ------------------------------------------------------------------------------------------
+
+
 def _sorts_by_keys(a: Any, axis: int) -> bool:
     """Whether the rows of an array along an axis are sorted as one vector, of keys that hold the row and the value."""
-    is_short = a.dtype.kind in "fiu" and a.dtype.itemsize <= 4
-    return is_short and a.ndim > 1 and a.size >= _MANY and 1 < a.size // a.shape[axis] < 1 << 31
+    if a.ndim < 2 or a.size < _MANY or a.dtype.itemsize > 4:
+        return False
+    return (a.dtype.kind in "iu" or a.dtype.name == "float32") and 1 < a.size // a.shape[axis] < 1 << 31
 
 
-def _keys(xp: Any, rows: Any, values: Any) -> Any:
-    """Return 64-bit keys of the values in rows: the row above the low 32 bits, to which the value is added."""
-    length = rows.shape[-1]
-    first = xp.arange(rows.size // length, dtype="int64")[:, None] << 32
-    return (first + values.reshape(-1, length)).ravel()
+def _keys(xp: Any, a: Any, axis: int, zeros_alike: bool = False) -> tuple[tuple[int, ...], Any]:
+    """Return 64-bit keys of the values in rows: the row above the low 32 bits, to which the value is added.
+
+    Also returns the shape with the axis to sort along last, in whose order the keys are. With `zeros_alike`, -0.0 has
+    the key of 0.0.
+    """
+    rows = a if axis in (-1, a.ndim - 1) else xp.moveaxis(a, axis, -1)
+    outer = rows.shape[:-1]
+    row = xp.arange(a.size // rows.shape[-1], dtype="int64").reshape((*outer, 1)) << 32
+    keys = _key_kernels(xp)[0](rows, row, zeros_alike) if a.dtype.kind == "f" else row + rows
+    return rows.shape, keys.ravel()
+
+
+@lru_cache(maxsize=8)
+def _key_kernels(xp: Any) -> tuple[Any, Any]:
+    """Return the kernel that makes keys of float32 values, and the one that makes values of keys.
+
+    A value's 32 bits are an integer of the same order once all but the sign of negative ones are flipped; NaN is the
+    largest one.
+    """
+    to_key = """
+        const int bits = reinterpret_cast<const int&>(x);
+        const int ordered = bits < 0 ? bits ^ 0x7fffffff : bits;
+        key = row + (x != x ? 0x7fffffff : zeros_alike && ordered == -1 ? 0 : ordered);
+    """
+    from_key = """
+        const int ordered = static_cast<int>(key);
+        const int bits = ordered < 0 ? ordered ^ 0x7fffffff : ordered;
+        x = reinterpret_cast<const float&>(bits);
+    """
+    return (
+        xp.ElementwiseKernel("float32 x, int64 row, bool zeros_alike", "int64 key", to_key, "cupyfuse_to_sort_key"),
+        xp.ElementwiseKernel("int64 key", "float32 x", from_key, "cupyfuse_from_sort_key"),
+    )
 
 
 FUNCTIONS = ("sort", "argsort", "partition", "argpartition", "lexsort", "searchsorted", "digitize", "isin")

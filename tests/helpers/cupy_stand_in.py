@@ -5,6 +5,12 @@ Each method and function says what CuPy's does; its sources were read for it.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,11 +82,48 @@ class _Atomic:
         return self._ufunc(*operands)
 
 
+class ElementwiseKernel:
+    """CuPy's, compiled by g++: one element after the other."""
+
+    def __init__(self, inputs: str, outputs: str, operation: str, name: str):
+        parsed = [tuple(parameter.split()) for parameter in (*inputs.split(","), *outputs.split(","))]
+        self._inputs, ((self._dtype, result),) = parsed[:-1], parsed[-1:]
+        pointers = ", ".join(f"const {_C_TYPES[kind]}* {name}_s" for kind, name in self._inputs)
+        reads = " ".join(f"const {_C_TYPES[kind]} {name} = {name}_s[i];" for kind, name in self._inputs)
+        kind = _C_TYPES[self._dtype]
+        self._function = _compiled(
+            f'extern "C" void run(long n, {kind}* {result}_s, {pointers}) {{ for (long i = 0; i < n; ++i) {{ '
+            f"{reads} {kind}& {result} = {result}_s[i]; {operation} }} }}"
+        )
+
+    def __call__(self, *arguments: Any) -> Any:
+        kinds = [kind for kind, _ in self._inputs]
+        typed = [np.asarray(a) for a in arguments]
+        assert all(a.dtype == kind for a, kind in zip(typed, kinds, strict=True)), "CuPy converts no arrays"
+        given = [np.ascontiguousarray(a) for a in np.broadcast_arrays(*typed)]
+        found = np.empty(given[0].shape, self._dtype)
+        self._function(ctypes.c_long(found.size), *(ctypes.c_void_p(a.ctypes.data) for a in (found, *given)))
+        return array(found)
+
+
+_C_TYPES = {"float32": "float", "int64": "long long", "bool": "bool"}
+
+
+@functools.cache
+def _compiled(source: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        text, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+        text.write_text(source)
+        command = [os.environ.get("CXX", "g++"), "-O1", "-fno-strict-aliasing", "-shared", "-fPIC", "-o", library, text]
+        subprocess.run(command, check=True)
+        return ctypes.CDLL(str(library)).run
+
+
 class Cupy:
     """NumPy with CuPy's name, limits and faults; its functions return arrays of this kind."""
 
     __name__ = "cupy"
-    ndarray = Array
+    ndarray, ElementwiseKernel = Array, ElementwiseKernel
     add, subtract = _Atomic(np.add, SUMS), _Atomic(np.subtract, ["int32", "uint32"])
     maximum, minimum = _Atomic(np.maximum, EXTREMES), _Atomic(np.minimum, EXTREMES)
 
