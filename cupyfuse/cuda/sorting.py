@@ -15,7 +15,8 @@ import numpy as np
 # Elements from which on rows are sorted as one vector of 64-bit keys. CuPy sorts the rows of a matrix by merging pairs
 # of row and value, in about ten times as long as a vector by its bits; small ones launch as many kernels either way.
 _MANY = 1 << 19
-_MOST_HEADS = 512  # elements up to which CuPy's partition does not sort
+# Lengths of rows below which CuPy's partition sorts them, and places from which on it does.
+_SHORT, _FAR = 160, 512
 
 
 def sort(xp: Any, a: Any, axis: int | None = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
@@ -43,9 +44,9 @@ def argsort(xp: Any, a: Any, axis: int | None = -1, kind: Any = None, order: Any
 
 def partition(xp: Any, a: Any, kth: Any, axis: int | None = -1, kind: str = "introselect", order: Any = None) -> Any:
     """Compute `numpy.partition`: of floats as integers of the same order."""
-    rows = _rows(xp, a, axis)
-    if rows.dtype.kind == "c" or _last_place(kth, rows) >= _MOST_HEADS:
+    if _is_sorted_for(kth, a, axis):
         return sort(xp, a, axis)
+    rows = _rows(xp, a, axis)
     if rows.dtype.kind == "f":
         ints = as_ordered_ints(xp, rows)
         ints.partition(_places(kth), axis=-1)
@@ -58,9 +59,9 @@ def partition(xp: Any, a: Any, kth: Any, axis: int | None = -1, kind: str = "int
 
 def argpartition(xp: Any, a: Any, kth: Any, axis: int | None = -1, kind: str = "introselect", order: Any = None) -> Any:
     """Compute `numpy.argpartition` likewise."""
-    rows = _rows(xp, a, axis)
-    if rows.dtype.kind == "c" or _last_place(kth, rows) >= _MOST_HEADS:
+    if _is_sorted_for(kth, a, axis):
         return argsort(xp, a, axis)
+    rows = _rows(xp, a, axis)
     ints = as_ordered_ints(xp, rows) if rows.dtype.kind == "f" else rows
     found = ints.argpartition(_places(kth), axis=-1)
     return _with_axis(xp, found, axis)
@@ -70,9 +71,10 @@ def _places(kth: Any) -> tuple[int, ...]:
     return tuple(int(k) for k in np.atleast_1d(kth))
 
 
-def _last_place(kth: Any, rows: Any) -> int:
-    """Return the largest place that a partition is asked for."""
-    return max((k % rows.shape[-1] for k in _places(kth)), default=0)
+def _is_sorted_for(kth: Any, a: Any, axis: int | None) -> bool:
+    """Whether an array is sorted for a partition: where CuPy would, and of complex numbers."""
+    length = a.size if axis is None else a.shape[axis]
+    return a.dtype.kind == "c" or length < _SHORT or max((k % length for k in _places(kth)), default=0) >= _FAR
 
 
 def lexsort(xp: Any, keys: Any, axis: int = -1) -> Any:

@@ -90,7 +90,12 @@ def test_argsort(dtype: str, shape: tuple[int, ...], axis: Any, rng: np.random.G
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 @pytest.mark.parametrize("kth", [0, 3, -1, (1, -2)])
-def test_partition(dtype: str, shape: tuple[int, ...], axis: Any, kth: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("short", [0, 160])
+def test_partition(
+    dtype: str, shape: tuple[int, ...], axis: Any, kth: Any, short: int, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sorting, "_SHORT", short)
     x = samples(rng, dtype, shape)
     ordered = np.sort(np.asarray(x), axis)
     by_position = np.asarray(x) if axis is not None else np.asarray(x).ravel()
