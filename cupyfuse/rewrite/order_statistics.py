@@ -71,7 +71,7 @@ def _rows(node: Node, shape: tuple[int, ...], axis: Any) -> Node | None:
     given = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     axes = sorted(p % ndim for p in given)
     length = math.prod(shape[p] for p in axes)
-    others = math.prod(shape) // length
+    others = math.prod(n for p, n in enumerate(shape) if p not in axes)
     if axes == list(range(ndim - len(axes), ndim)):
         return g.reshape(node, (others, length))
     return g.transpose(g.reshape(node, (length, others))) if axes == list(range(len(axes))) else None
