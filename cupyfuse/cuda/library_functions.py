@@ -169,6 +169,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "nanquantile": quantiles.nanquantile,
     "percentile": quantiles.of_percents(quantiles.quantile),
     "nanpercentile": quantiles.of_percents(quantiles.nanquantile),
+    "median": quantiles.median,
     "nanmedian": quantiles.nanmedian,
     writing_call("add.at"): _add_at,
     writing_call("subtract.at"): _subtract_at,

@@ -90,12 +90,24 @@ def _hundredth(q: Any) -> Any:
     return [_hundredth(each) for each in q] if isinstance(q, (list, tuple)) else q / 100
 
 
+def median(
+    xp: Any, a: Any, axis: Any = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
+) -> Any:
+    """Compute `numpy.median`: CuPy's, but of no elements, where that raises."""
+    axes = _normalized(a.ndim, axis)
+    if all(a.shape[p] for p in axes):
+        return xp.median(a, axis, keepdims=keepdims)
+    dtype = a.dtype if a.dtype.kind in "fc" else "float64"
+    kept = xp.full([n for p, n in enumerate(a.shape) if p not in axes], np.nan, dtype)
+    return _with_axes(xp, kept, a.ndim, axes, keepdims)
+
+
 def nanmedian(
     xp: Any, a: Any, axis: Any = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Any:
     """Compute `numpy.nanmedian`."""
     if a.dtype.kind not in "fc":
-        return xp.median(a, axis, keepdims=keepdims)
+        return median(xp, a, axis, keepdims=keepdims)
     rows, axes = _sorted_rows(xp, a, axis)
     count = _numbers(xp, rows)
     low, high = (_at(xp, rows, place) for place in ((count - 1) // 2, count // 2))
@@ -165,11 +177,16 @@ def _check_range(xp: Any, q: Any) -> None:
 
 def _sorted_rows(xp: Any, a: Any, axis: Any) -> tuple[Any, tuple[int, ...]]:
     """Return an array with some axes, or all, made one, sorted and last; and these axes."""
-    given = range(a.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
-    axes = tuple(sorted(p % a.ndim for p in given))
+    axes = _normalized(a.ndim, axis)
     kept = [p for p in range(a.ndim) if p not in axes]
     length = math.prod(a.shape[p] for p in axes)
     return sort(xp, a.transpose((*kept, *axes)).reshape((*(a.shape[p] for p in kept), length))), axes
+
+
+def _normalized(ndim: int, axis: Any) -> tuple[int, ...]:
+    """Return the positions of some axes, or of all for None, in increasing order."""
+    given = range(ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    return tuple(sorted(p % ndim for p in given))
 
 
 def _with_axes(xp: Any, found: Any, ndim: int, axes: tuple[int, ...], keepdims: bool) -> Any:

@@ -214,15 +214,16 @@ def test_quantiles_of_arrays_of_places(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(("shape", "axis"), [*AXES, ((3, 0), 1), ((0,), None)])
 def test_medians_of_what_is_no_nan(shape: tuple[int, ...], axis: Any, rng: np.random.Generator) -> None:
     """Infinities beside NaN, too: CuPy 14 takes NaN for the largest finite number."""
-    for dtype in ("float16", "float32", "float64", "int32"):
+    for dtype in ("float16", "float32", "float64", "int32", "bool"):
         x = samples(rng, dtype, shape)
         if np.dtype(dtype).kind == "f":
             x[x == -np.inf] = np.inf  # the middle of two infinities of both signs is NaN, with either sign
         for keepdims in (False, True):
-            wanted = reference("nanmedian", np.asarray(x), axis=axis, keepdims=keepdims)
-            found = function("nanmedian")(x, axis=axis, keepdims=keepdims)
-            assert found.shape == np.shape(wanted)
-            np.testing.assert_array_equal(np.asarray(found).astype(wanted.dtype), wanted)
+            for name in ("median", "nanmedian"):
+                wanted = reference(name, np.asarray(x), axis=axis, keepdims=keepdims)
+                found = function(name)(x, axis=axis, keepdims=keepdims)
+                assert found.shape == np.shape(wanted)
+                np.testing.assert_array_equal(np.asarray(found).astype(wanted.dtype), wanted)
     assert function("nanmedian")(array(np.float32([1, np.inf, NAN]))) == np.inf
 
 

@@ -187,6 +187,13 @@ class Cupy:
         return array(found), array(edges)
 
     @staticmethod
+    def median(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        """Partition, at a place that no elements have."""
+        if not a.size:
+            raise ValueError("kth(=-1) out of bounds 0")
+        return array(np.median(np.asarray(a), axis=axis, keepdims=keepdims))
+
+    @staticmethod
     def take(a: Any, indices: Any, axis: Any = None) -> Any:
         return array(np.take(a, indices, axis, mode="wrap"))
 
