@@ -22,7 +22,7 @@ from ..trace import Axes
 from .chunks import chunks_of
 from .lower import Lowering, read_by
 from .pieces import Index, Pieces, cut_of
-from .tasks import Block, run_block
+from .tasks import Block, Shared, run_block
 
 
 class Result(NamedTuple):
@@ -199,7 +199,10 @@ def run_layer(
     graphs = {id(local.graph): local.graph for local in blocks.values()}
     numbers = {which: number for number, which in enumerate(graphs)}
     read = sorted(set().union(*map(read_by, graphs.values())))
-    programs = lowering.add_programs([lowering.program(graph, axes, read) for graph in graphs.values()])
+    arguments = [given[k] if k < len(given) else None for k in read]  # behind them are positions
+    programs = [lowering.program(graph, axes, read) for graph in graphs.values()]
+    values = [None if piece is None else piece.value for piece in arguments]
+    shared = lowering.add_shared(Shared(tuple(programs), tuple(values)))
 
     def describe(local: Local) -> Block:
         operands = [local.operands[k] for k in read]
@@ -210,19 +213,17 @@ def run_layer(
     each = BlockwiseDepDict(
         {indices.block(at): described[id(local)] for at, local in blocks.items()}, indices.numblocks
     )
-    pairs: list[Any] = [TaskRef(programs), None, each, indices.names]
+    pairs: list[Any] = [TaskRef(shared), None, each, indices.names]
     numblocks: dict[str, tuple[int, ...]] = {}
     apart: set[str] = set()
-    for piece in (given[k] for k in read if k < len(given)):  # behind these are positions
-        array = piece.array
-        if array is None:
-            pairs += [TaskRef(piece.key(lowering.origin)), None]
+    for piece in arguments:
+        if piece is None or piece.array is None:
             continue
-        names = indices.of_operand(array, piece.places)
-        pairs += [array.name, names]
-        numblocks[array.name] = array.numblocks
-        if piece.whole or len(piece.axes) < len(lowering.dimensions) or _may_widen(array, names):
-            apart.add(array.name)
+        names = indices.of_operand(piece.array, piece.places)
+        pairs += [piece.array.name, names]
+        numblocks[piece.array.name] = piece.array.numblocks
+        if piece.whole or len(piece.axes) < len(lowering.dimensions) or _may_widen(piece.array, names):
+            apart.add(piece.array.name)
     return blockwise(run_block, name, indices.names, *pairs, numblocks=numblocks), apart
 
 

@@ -21,7 +21,7 @@ from ..ir import graph as g
 from ..ir.graph import Graph
 from ..plan.shards import Shards
 from .pieces import Dimension, Index, Key, Pieces, at_block, cut_of
-from .tasks import Options, Program, merge, run, state_of
+from .tasks import Options, Program, Shared, merge, run, state_of
 
 
 class Lowering:
@@ -142,12 +142,12 @@ class Lowering:
 
     # Tasks
     def given_whole(self, name: str, array: Any, axes: Mapping[int, int]) -> Pieces:
-        """Add an array that is no Dask array under one key, which each worker fetches once.
+        """Return an array that is no Dask array.
 
         `axes` are those of its node of which blocks read slices, for each dimension.
         """
-        key = self.add_data(f"{name}-{tokenize(array)}", array)
-        return replace(self._whole(key, array.shape), axes=axes, whole=frozenset(axes))
+        piece = self._whole(f"{self._name}-{name}-{tokenize(array)}", array.shape)
+        return replace(piece, axes=axes, whole=frozenset(axes), value=array)
 
     def _key(self, kind: str) -> Key:
         name = f"{self._name}-{kind}-{self._token}"
@@ -165,6 +165,9 @@ class Lowering:
         program, read = self.once(("program", id(graph), tuple(axes)), lambda: self._add_program(graph, axes))
         assert all(given[k] is not None for k in read), "an operand of a later round is read"
         pieces = [given[k] for k in read]
+        for piece in pieces:
+            if isinstance(piece, Pieces) and piece.value is not None:
+                self.add_data(piece.key(piece.at), piece.value)
         operands = [TaskRef(p.key(p.at)) if isinstance(p, Pieces) else p for p in pieces]
         task = self.add("run", run, TaskRef(program), tuple(map(cut_of, pieces)), *operands)
         return [self._whole(k, n.shape) for k, n in zip(self._items(task, len(axes)), graph.outputs, strict=True)]
@@ -173,18 +176,16 @@ class Lowering:
         """Add a program, and return its key and the numbers of the operands that it reads."""
         read = read_by(graph)
         program = self.program(graph, axes, read)
-        return self.add_data(f"program-{program.token}", program), read
+        return self.add_data(f"{self._name}-program-{program.token}", program), read
 
-    def add_data(self, what: str, value: Any) -> Key:
+    def add_data(self, key: Key, value: Any) -> Key:
         """Add a value under one key, which each worker fetches once."""
-        key = f"{self._name}-{what}"
         self.tasks[key] = DataNode(key, value)
         return key
 
-    def add_programs(self, programs: Sequence[Program]) -> Key:
-        """Add the programs of a layer under one key."""
-        token = programs[0].token if len(programs) == 1 else tokenize(*(p.token for p in programs))
-        return self.add_data(f"programs-{token}", tuple(programs))
+    def add_shared(self, shared: Shared) -> Key:
+        """Add what the blocks of a layer share."""
+        return self.add_data(f"{self._name}-shared-{self._token}", shared)
 
     def program(self, graph: Graph, axes: Sequence[Any], read: Sequence[int]) -> Program:
         """Return the program of a graph, which takes the operands of these numbers."""

@@ -60,6 +60,8 @@ class Pieces:
         For axes of the array: the slice that is read.
     whole : frozenset of int
         The dimensions among `axes` along which all pieces have one key, and are slices of one array.
+    value : array, optional
+        If it is no Dask array, but whole.
     array : dask.array.Array, optional
         If the pieces are its chunks.
     places : dict
@@ -72,6 +74,7 @@ class Pieces:
     at: Index
     cuts: Mapping[int, slice] = field(default_factory=dict)
     whole: frozenset[int] = frozenset()
+    value: Any = None
     array: Any = None
     places: Mapping[int, int] = field(default_factory=dict)
 

@@ -99,11 +99,35 @@ class Block:
     positions: tuple[int | None, ...]
 
 
-def run_block(programs: Sequence[Program], block: Block, *arrays: Any) -> Any:
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What the blocks of a layer share: one value, since Dask lets no other worker take tasks that need many.
+
+    Attributes
+    ----------
+    programs : tuple of Program
+    arrays : tuple of array or None
+        The operands that are whole; None for those that are chunks or positions.
+    """
+
+    programs: tuple[Program, ...]
+    arrays: tuple[Any, ...]
+
+    def __sizeof__(self) -> int:
+        """Return the bytes of the arrays too, from which Dask tells how long a worker takes to fetch them."""
+        return 4096 * len(self.programs) + sum(getattr(array, "nbytes", 0) for array in self.arrays)
+
+
+def run_block(shared: Shared, block: Block, *chunks: Any) -> Any:
     """Run the program of a block on chunks, as `run`."""
-    chunks = iter(arrays)
-    operands = [next(chunks) if position is None else position for position in block.positions]
-    return run(programs[block.program], block.cuts, *operands)
+    rest = iter(chunks)
+    operands = []
+    for array, position in zip(shared.arrays, block.positions, strict=True):
+        if position is not None:
+            operands.append(position)
+        else:
+            operands.append(next(rest) if array is None else array)
+    return run(shared.programs[block.program], block.cuts, *operands)
 
 
 def run(program: Program, cuts: Sequence[Cut | None], *operands: Any) -> Any:
