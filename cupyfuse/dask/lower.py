@@ -137,7 +137,10 @@ class Lowering:
     def _joined(self, blocks: Sequence[Pieces], dimension: int, axis: int) -> Pieces:
         """Return a value of which each block has a piece."""
         return replace(
-            blocks[0], key=lambda at: blocks[at[dimension]].key(at), axes={**blocks[0].axes, dimension: axis}
+            blocks[0],
+            key=lambda at: blocks[at[dimension]].key(at),
+            source=lambda at: blocks[at[dimension]].source(at),  # type: ignore[misc]
+            axes={**blocks[0].axes, dimension: axis},
         )
 
     # Tasks
@@ -146,8 +149,8 @@ class Lowering:
 
         `axes` are those of its node of which blocks read slices, for each dimension.
         """
-        piece = self._whole(f"{self._name}-{name}-{tokenize(array)}", array.shape)
-        return replace(piece, axes=axes, whole=frozenset(axes), value=array)
+        key = f"{self._name}-{name}-{tokenize(array)}"
+        return Pieces(lambda _: key, axes, array.shape, self.origin, whole=frozenset(axes), value=array)
 
     def _key(self, kind: str) -> Key:
         name = f"{self._name}-{kind}-{self._token}"
@@ -170,7 +173,7 @@ class Lowering:
                 self.add_data(piece.key(piece.at), piece.value)
         operands = [TaskRef(p.key(p.at)) if isinstance(p, Pieces) else p for p in pieces]
         task = self.add("run", run, TaskRef(program), tuple(map(cut_of, pieces)), *operands)
-        return [self._whole(k, n.shape) for k, n in zip(self._items(task, len(axes)), graph.outputs, strict=True)]
+        return [self._result(lambda _: task, k, len(axes), {}, n.shape) for k, n in enumerate(graph.outputs)]
 
     def _add_program(self, graph: Graph, axes: Sequence[Any]) -> tuple[Key, list[int]]:
         """Add a program, and return its key and the numbers of the operands that it reads."""
@@ -198,49 +201,79 @@ class Lowering:
         shaped = [axes_of_shard(a, n.shape) for a, n in zip(axes, graph.outputs, strict=True)]
         return Program(self._name, own, shaped, self._options)
 
-    def _items(self, key: Key, count: int) -> list[Key]:
-        return [key] if count == 1 else [self.add("item", operator.getitem, TaskRef(key), k) for k in range(count)]
+    def _result(
+        self, task: Callable[[Index], Key], number: int, count: int, axes: Mapping[int, int], shape: tuple[int, ...]
+    ) -> Pieces:
+        """Return one of the results of tasks, each of which returns a list, or one array."""
 
-    def _whole(self, key: Key, shape: tuple[int, ...]) -> Pieces:
-        return Pieces(lambda _: key, {}, shape, self.origin)
+        def key(at: Index) -> Key:
+            return self._item(task(at), number, count)
+
+        return Pieces(key, axes, shape, self.origin, source=lambda at: (task(at), number, count))
+
+    def _item(self, task: Key, number: int, count: int) -> Key:
+        """Return the key of one of the results of a task."""
+        if count == 1:
+            return task
+        key: Key = self.once(("item", task, number), lambda: self.add("item", operator.getitem, TaskRef(task), number))
+        return key
 
     def _merge(self, reductions: Sequence[Any], states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
-        """Merge the states of all blocks rule by rule, and return the merged parts.
+        """Merge the states of all blocks, and return the merged parts.
 
-        `states` has, for each block, the parts of all reductions one after the other.
+        `states` has, for each block, the parts of all reductions one after the other. Those that are split along the
+        same dimensions merge together.
         """
-        merged: list[Pieces] = []
-        first = 0
-        for _, rule in reductions:
-            of_rule = [state[first : first + len(rule.names)] for state in states]
-            merged += self._merge_one(rule.name, of_rule)
-            first += len(rule.names)
-        return merged
-
-    def _merge_one(self, rule: str, states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
-        """Add a tree of tasks, of Dask's `split_every` states each, that merges the blocks' states of one reduction."""
         if len(states) == 1:
             return list(states[0])
+        groups: dict[tuple[int, ...], tuple[list[str], list[int]]] = {}
+        first = 0
+        for _, rule in reductions:
+            numbers = range(first, first + len(rule.names))
+            rules, parts = groups.setdefault(tuple(sorted({d for k in numbers for d in states[0][k].axes})), ([], []))
+            rules.append(rule.name)
+            parts += numbers
+            first += len(rule.names)
+        merged: dict[int, Pieces] = {}
+        for split, (rules, parts) in groups.items():
+            of_group = self._merge_group(rules, split, [[state[k] for k in parts] for state in states])
+            merged.update(zip(parts, of_group, strict=True))
+        return [merged[k] for k in range(first)]
+
+    def _merge_group(
+        self, rules: Sequence[str], split: Sequence[int], states: Sequence[Sequence[Pieces]]
+    ) -> list[Pieces]:
+        """Add a tree of tasks, of Dask's `split_every` states each, that merges states of some reductions."""
         every = max(2, int(config.get("split_every", None) or 4))
-        split = sorted({d for part in states[0] for d in part.axes})
-        keys: dict[Index, list[Key]] = {}
+        merges: dict[Index, Key] = {}
         for blocks in itertools.product(*(range(len(self.dimensions[d].widths)) for d in split)):
             at = self.origin
             for d, block in zip(split, blocks, strict=True):
                 at = at_block(at, d, block)
-            level = [self.add("state", state_of, *(TaskRef(p.key(at)) for p in state)) for state in states]
+            level = [self._state(state, at) for state in states]
             while len(level) > 1:
                 groups = [level[k : k + every] for k in range(0, len(level), every)]
-                level = [self.add("merge", merge, rule, *map(TaskRef, group)) for group in groups]
-            keys[at] = [self.add("item", operator.getitem, TaskRef(level[0]), k) for k in range(len(states[0]))]
-        return [self._merged_part(part, keys, k) for k, part in enumerate(states[0])]
+                level = [
+                    self.add("merge", merge, tuple(rules), *map(TaskRef, group)) if len(group) > 1 else group[0]
+                    for group in groups
+                ]
+            merges[at] = level[0]
+        return [self._merged_part(part, merges, k, len(states[0])) for k, part in enumerate(states[0])]
 
-    def _merged_part(self, part: Pieces, keys: Mapping[Index, Sequence[Key]], number: int) -> Pieces:
-        def key(at: Index) -> Key:
+    def _state(self, parts: Sequence[Pieces], at: Index) -> Key:
+        """Return the key of a block's state: of the task that computes it, if that has no other results."""
+        sources = [p.source(at) for p in parts if p.source is not None]
+        task, _, count = sources[0]
+        if sources != [(task, k, count) for k in range(len(parts))]:
+            return self.add("state", state_of, *(TaskRef(p.key(at)) for p in parts))
+        return task if len(parts) == count else self.add("state", operator.getitem, TaskRef(task), slice(len(parts)))
+
+    def _merged_part(self, part: Pieces, merges: Mapping[Index, Key], number: int, count: int) -> Pieces:
+        def merge_at(at: Index) -> Key:
             # The merge has blocks along all dimensions of the state, a part perhaps along some of them alone.
-            return keys[tuple(at[d] if d in part.axes else 0 for d in range(len(at)))][number]
+            return merges[tuple(at[d] if d in part.axes else 0 for d in range(len(at)))]
 
-        return replace(part, key=key)
+        return self._result(merge_at, number, count, part.axes, part.shape)
 
 
 def read_by(graph: Graph) -> list[int]:

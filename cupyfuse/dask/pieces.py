@@ -60,6 +60,9 @@ class Pieces:
         For axes of the array: the slice that is read.
     whole : frozenset of int
         The dimensions among `axes` along which all pieces have one key, and are slices of one array.
+    source : callable, optional
+        Of the results of tasks: returns the task of a piece, the number of the piece among the task's results, and
+        how many these are. The key of a piece is that of a task that takes it out of them.
     value : array, optional
         If it is no Dask array, but whole.
     array : dask.array.Array, optional
@@ -74,6 +77,7 @@ class Pieces:
     at: Index
     cuts: Mapping[int, slice] = field(default_factory=dict)
     whole: frozenset[int] = frozenset()
+    source: Callable[[Index], tuple[Key, int, int]] | None = None
     value: Any = None
     array: Any = None
     places: Mapping[int, int] = field(default_factory=dict)

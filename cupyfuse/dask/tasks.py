@@ -177,9 +177,10 @@ def _checked(array: Any, node: Node) -> Any:
     return array
 
 
-def merge(rule: str, *states: Any) -> list[Any]:
-    """Merge states of one rule, each a list of the state's arrays."""
-    return merge_states([rule], states)
+def merge(rules: Sequence[str], *states: Any) -> Any:
+    """Merge states of some rules, each a list of arrays, or the array if that is all; so is what is returned."""
+    merged = merge_states(rules, [state if isinstance(state, list) else [state] for state in states])
+    return merged[0] if len(merged) == 1 else merged
 
 
 def state_of(*parts: Any) -> list[Any]:

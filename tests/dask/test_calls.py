@@ -329,6 +329,16 @@ def test_a_chunk_is_one_task(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(found, call(x.compute()) + 1, rtol=1e-12)
 
 
+def test_reductions_are_one_task_a_chunk_and_merges(rng: np.random.Generator) -> None:
+    x, w, t = chunked(rng.normal(size=(64, 9)), (4, 9)), rng.normal(size=(5, 9)), rng.integers(0, 5, 64)
+    loss = cf.fuse(lambda x, w, t: cf.cross_entropy(cf.linear(x, w), t))  # a sum, and a number of rows
+    for result in (loss(x, w, t), cf.logsumexp(x, axis=0), cf.fuse(lambda x: (x.sum(), x.max(axis=0)))(x)[0]):
+        with dask.config.set({"optimization.fuse.active": False}):
+            kinds = [str(k).split("-")[1] for k in tasks_of(result) if k[0] not in (x.name, result.name)]
+        assert (kinds.count("run"), kinds.count("merge"), kinds.count("state")) == (17, 5, 0)
+        assert kinds.count("item") <= 4  # what the last task reads, and its results
+
+
 def test_chunks_that_many_blocks_read_are_made_once(rng: np.random.Generator) -> None:
     made: list[Any] = []
     x, w = drawn((4, 4, 2), 9, []), drawn((6,), 9, made)
