@@ -2,7 +2,7 @@
 
 Where nothing is merged, they are a `Blockwise`, which Dask fuses with the layers before and behind it: making a chunk,
 the call and what follows on that chunk are one task, and neither the chunk nor the result is a value that the scheduler
-counts and that workers send each other. Otherwise they are tasks one by one.
+counts and that workers send each other. So are the blocks before a single merge. Otherwise they are tasks one by one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dask._task_spec import Alias, Task, TaskRef
-from dask.blockwise import Blockwise, BlockwiseDepDict, blockwise
+from dask.blockwise import BlockwiseDepDict, blockwise
 
 from ..ir.graph import Graph
 from ..plan.schedule.cut import WHOLE
+from ..plan.shards import Shards
 from ..trace import Axes
 from .chunks import chunks_of
-from .lower import Lowering, read_by
+from .lower import Lowering, finish_of, read_by
 from .pieces import Index, Pieces, cut_of
-from .tasks import Block, Shared, run_block
+from .tasks import Block, run_block
 
 
 class Result(NamedTuple):
@@ -60,38 +61,42 @@ def layers_of(
     name, token : str
         Of the function, and of the call: names of layers are made of these.
     """
-    dimensions, origin = lowering.dimensions, lowering.origin
-    arguments = {piece.array.name for piece in given if piece.array is not None}
-    tasks, run = f"{name}-tasks-{token}", f"{name}-run-{token}"
+    dimensions = lowering.dimensions
     names = [f"{name}-{token}"] if len(axes) == 1 else [f"{name}-{k}-{token}" for k in range(len(axes))]
-    layers: dict[str, Any] = {tasks: lowering.tasks}
-    blocks = local_blocks(lowering, graph, given)
-    if blocks is None:
-        found = lowering.lower(graph, axes, given, range(len(dimensions)))
-        placed = [chunks_of(piece.axes, a, dimensions) for piece, a in zip(found, axes, strict=True)]
-        dependencies, last = {tasks: arguments}, tasks
-    else:
-        placed = [chunks_of(modes, a, dimensions) for modes, a in zip(blocks[origin].modes, axes, strict=True)]
-        last, (chunks, places), ndim = names[0], placed[0], len(axes[0].shape)
-        if len(axes) > 1:  # they share a layer, which has an axis of one block behind those along dimensions
-            last, places, ndim = run, {d: d for d in range(len(dimensions))}, len(dimensions) + 1
-        indices = Indices(ndim, places, [len(d.widths) for d in dimensions])
-        layers[last], apart = run_layer(lowering, last, indices, axes, given, blocks)
-        dependencies = {tasks: apart, last: {tasks, *arguments}}  # Dask fuses no layer that two others need
+    run, tasks = f"{name}-run-{token}", f"{name}-tasks-{token}"
+    # A layer with the dimensions, and behind them an axis of one block.
+    counts = [len(d.widths) for d in dimensions]
+    indices = Indices(len(counts) + 1, {d: d for d in range(len(counts))}, counts)
+    layers: dict[str, Any]
+    if blocks := local_blocks(lowering, graph, given):
+        placed = [chunks_of(modes, a, dimensions) for modes, a in zip(blocks[lowering.origin].modes, axes, strict=True)]
         if len(axes) == 1:
-            return [Result(last, chunks, layers, dependencies)]
-
-    def task(key: Any, number: int, at: Index) -> Any:
-        if blocks is None:
-            return Alias(key, found[number].key(at))
-        return Task(key, operator.getitem, TaskRef((run, *indices.block(at))), number)
-
+            chunks, places = placed[0]
+            made = run_layers(lowering, names[0], Indices(len(chunks), places, counts), axes, given, blocks)
+            return [Result(names[0], chunks, *made)]
+        layers, dependencies = run_layers(lowering, run, indices, axes, given, blocks)
+        last = run
+    elif reduced := reduced_blocks(lowering, graph, given):
+        shards, blocks = reduced
+        states = shards.rounds[0].names
+        layers, dependencies = run_layers(lowering, run, indices, [(0, 1)] * len(states), given, blocks)
+        found, read = _merged(lowering, shards, run, indices, axes, given, blocks)
+        layers[tasks], dependencies[tasks], last = lowering.tasks, {run, *read}, tasks
+    else:
+        found = lowering.lower(graph, axes, given, range(len(dimensions)))
+        layers, last = {tasks: lowering.tasks}, tasks
+        dependencies = {tasks: {piece.array.name for piece in given if piece.array is not None}}
+    if last == tasks:
+        placed = [chunks_of(piece.axes, a, dimensions) for piece, a in zip(found, axes, strict=True)]
     results = []
     for number, (own, (chunks, places)) in enumerate(zip(names, placed, strict=True)):
-        items = {}
+        items: dict[Any, Any] = {}
         for block in itertools.product(*(range(len(c)) for c in chunks)):
             key, at = (own, *block), tuple(block[places[d]] if d in places else 0 for d in range(len(dimensions)))
-            items[key] = task(key, number, at)
+            if last == tasks:
+                items[key] = Alias(key, found[number].key(at))
+            else:
+                items[key] = Task(key, operator.getitem, TaskRef((run, *indices.block(at))), number)
         results.append(Result(own, chunks, {**layers, own: items}, {**dependencies, own: {last}}))
     return results
 
@@ -102,8 +107,8 @@ class Local(NamedTuple):
     Attributes
     ----------
     graph : Graph
-    operands : list of Pieces or int
-        An int is the position of the block along a dimension.
+    operands : list of Pieces, int or None
+        An int is the position of the block along a dimension; None is not read.
     modes : list of dict
         Of each result: the axis of its node along which it is split, for each dimension.
     """
@@ -111,6 +116,11 @@ class Local(NamedTuple):
     graph: Graph
     operands: list[Any]
     modes: list[dict[int, int]]
+
+    @property
+    def alike(self) -> bool:
+        """Whether other blocks of the same lengths do the same, on other chunks."""
+        return not any(p.cuts if isinstance(p, Pieces) else p is not None for p in self.operands)
 
 
 def local_blocks(lowering: Lowering, graph: Graph, given: Sequence[Pieces]) -> dict[Index, Local] | None:
@@ -128,10 +138,66 @@ def local_blocks(lowering: Lowering, graph: Graph, given: Sequence[Pieces]) -> d
         local = alike.get(lengths) or _local(lowering, graph, given, at)
         if local is None:
             return None
-        if all(isinstance(p, Pieces) and not p.cuts for p in local.operands):
+        if local.alike:
             alike[lengths] = local
         found[at] = local
     return found
+
+
+def reduced_blocks(
+    lowering: Lowering, graph: Graph, given: Sequence[Pieces]
+) -> tuple[Shards, dict[Index, Local]] | None:
+    """Return what each block computes of states that merge once, where all results follow from the merged states.
+
+    None where there is more: several dimensions, several merges, or results of which blocks have a part.
+    """
+    if len(lowering.dimensions) != 1:
+        return None
+    shards = lowering.shards_of(graph, given, 0)
+    if shards is None or len(shards.rounds) != 1 or set(shards.result_modes) != {WHOLE}:
+        return None
+    (dimension,) = lowering.dimensions
+    found: dict[Index, Local] = {}
+    alike: dict[int, Local] = {}
+    for block, (width, start) in enumerate(zip(dimension.widths, dimension.starts, strict=True)):
+        if width not in alike:
+            local = lowering.once((id(shards), 0, width), partial(shards.local, 0, width))
+            operands = [*lowering.operands_of(shards, given, 0, block), *lowering.known(shards, [], [], start)]
+            found[(block,)] = Local(local, operands, [{} for _ in local.outputs])
+            if found[(block,)].alike:
+                alike[width] = found[(block,)]
+        else:
+            found[(block,)] = alike[width]
+    return shards, found
+
+
+def _merged(
+    lowering: Lowering,
+    shards: Shards,
+    run: str,
+    indices: Indices,
+    axes: Sequence[Axes],
+    given: Sequence[Pieces],
+    blocks: Mapping[Index, Local],
+) -> tuple[list[Pieces], set[str]]:
+    """Add the tasks behind the states; return the results, and the names of the Dask arrays that these tasks read."""
+    states = []
+    for at, local in blocks.items():
+        shapes, key = [n.shape for n in local.graph.outputs], (run, *indices.block(at))
+        states.append(
+            [lowering.result_of(partial(_constant, key), k, len(shapes), {}, s) for k, s in enumerate(shapes)]
+        )
+    merged = lowering.merge(shards.rounds[0].reductions, states)
+    (dimension,) = lowering.dimensions
+    finish = finish_of(shards, dimension.widths[0], range(len(axes)))
+    operands = [*lowering.operands_of(shards, given, 0, 0), *lowering.known(shards, [], merged, 0)]
+    pieces = [operands[k] for k in read_by(finish)]
+    read = {p.array.name for p in pieces if isinstance(p, Pieces) and p.array is not None}
+    return lowering.lower(finish, axes, operands, ()), read
+
+
+def _constant(key: Any, at: Index) -> Any:
+    return key
 
 
 def _local(lowering: Lowering, graph: Graph, given: Sequence[Pieces], at: Index) -> Local | None:
@@ -184,25 +250,22 @@ class Indices:
         return tuple(along.get(axis, one) for axis in range(array.ndim))
 
 
-def run_layer(
+def run_layers(
     lowering: Lowering,
     name: str,
     indices: Indices,
     axes: Sequence[Any],
     given: Sequence[Pieces],
     blocks: Mapping[Index, Local],
-) -> tuple[Blockwise, set[str]]:
-    """Return a layer whose tasks run the blocks, and the names of the Dask arrays that must not be fused with it.
-
-    Of most of these, several blocks read the same chunk, which would be made anew for each.
-    """
+) -> tuple[dict[str, Any], dict[str, set[str]]]:
+    """Return layers, by name, and their dependencies: one whose tasks run the blocks, and one of what they share."""
     graphs = {id(local.graph): local.graph for local in blocks.values()}
     numbers = {which: number for number, which in enumerate(graphs)}
     read = sorted(set().union(*map(read_by, graphs.values())))
     arguments = [given[k] if k < len(given) else None for k in read]  # behind them are positions
     programs = [lowering.program(graph, axes, read) for graph in graphs.values()]
     values = [None if piece is None else piece.value for piece in arguments]
-    shared = lowering.add_shared(Shared(tuple(programs), tuple(values)))
+    shared = lowering.shared(programs, values)
 
     def describe(local: Local) -> Block:
         operands = [local.operands[k] for k in read]
@@ -213,7 +276,7 @@ def run_layer(
     each = BlockwiseDepDict(
         {indices.block(at): described[id(local)] for at, local in blocks.items()}, indices.numblocks
     )
-    pairs: list[Any] = [TaskRef(shared), None, each, indices.names]
+    pairs: list[Any] = [TaskRef(shared.key), None, each, indices.names]
     numblocks: dict[str, tuple[int, ...]] = {}
     apart: set[str] = set()
     for piece in arguments:
@@ -223,8 +286,12 @@ def run_layer(
         pairs += [piece.array.name, names]
         numblocks[piece.array.name] = piece.array.numblocks
         if piece.whole or len(piece.axes) < len(lowering.dimensions) or _may_widen(piece.array, names):
+            # Chunks that several blocks read would be made anew for each if Dask fused them.
             apart.add(piece.array.name)
-    return blockwise(run_block, name, indices.names, *pairs, numblocks=numblocks), apart
+    layer = blockwise(run_block, name, indices.names, *pairs, numblocks=numblocks)
+    key = str(shared.key)
+    # Dask fuses no layer that two others need: so it is told that what the blocks share needs these too.
+    return {name: layer, key: {key: shared}}, {name: {key, *numblocks}, key: apart}
 
 
 def _may_widen(array: Any, names: Sequence[str]) -> bool:

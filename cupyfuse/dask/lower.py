@@ -88,12 +88,12 @@ class Lowering:
                 found = self.lower(local, [(0, 1)] * len(local.outputs), operands, rest)
                 states.append(found[: len(ends.names)])
                 kept[block] += found[len(ends.names) :]
-            merged += self._merge(ends.reductions, states)
+            merged += self.merge(ends.reductions, states)
         parts: list[list[Pieces]] = []
         whole = [shards.modes.get(n, -1) < 0 for n in shards.graph.outputs]
         for block, width in enumerate(dimension.widths):
             wanted = tuple(k for k in range(len(whole)) if block == 0 or not whole[k])
-            finish = self.once((id(shards), width, wanted), partial(_finish, shards, width, wanted))
+            finish = self.once((id(shards), width, wanted), partial(finish_of, shards, width, wanted))
             operands = [*arguments[block], *self.known(shards, kept[block], merged, dimension.starts[block])]
             found = self.lower(finish, [axes[k] for k in wanted], operands, rest)
             parts.append(found if block == 0 else _in_places(found, wanted, len(whole)))
@@ -173,7 +173,7 @@ class Lowering:
                 self.add_data(piece.key(piece.at), piece.value)
         operands = [TaskRef(p.key(p.at)) if isinstance(p, Pieces) else p for p in pieces]
         task = self.add("run", run, TaskRef(program), tuple(map(cut_of, pieces)), *operands)
-        return [self._result(lambda _: task, k, len(axes), {}, n.shape) for k, n in enumerate(graph.outputs)]
+        return [self.result_of(lambda _: task, k, len(axes), {}, n.shape) for k, n in enumerate(graph.outputs)]
 
     def _add_program(self, graph: Graph, axes: Sequence[Any]) -> tuple[Key, list[int]]:
         """Add a program, and return its key and the numbers of the operands that it reads."""
@@ -186,9 +186,9 @@ class Lowering:
         self.tasks[key] = DataNode(key, value)
         return key
 
-    def add_shared(self, shared: Shared) -> Key:
-        """Add what the blocks of a layer share."""
-        return self.add_data(f"{self._name}-shared-{self._token}", shared)
+    def shared(self, programs: Sequence[Program], arrays: Sequence[Any]) -> DataNode:
+        """Return what the blocks of a layer share, under its key."""
+        return DataNode(f"{self._name}-shared-{self._token}", Shared(tuple(programs), tuple(arrays)))
 
     def program(self, graph: Graph, axes: Sequence[Any], read: Sequence[int]) -> Program:
         """Return the program of a graph, which takes the operands of these numbers."""
@@ -201,7 +201,7 @@ class Lowering:
         shaped = [axes_of_shard(a, n.shape) for a, n in zip(axes, graph.outputs, strict=True)]
         return Program(self._name, own, shaped, self._options)
 
-    def _result(
+    def result_of(
         self, task: Callable[[Index], Key], number: int, count: int, axes: Mapping[int, int], shape: tuple[int, ...]
     ) -> Pieces:
         """Return one of the results of tasks, each of which returns a list, or one array."""
@@ -218,7 +218,7 @@ class Lowering:
         key: Key = self.once(("item", task, number), lambda: self.add("item", operator.getitem, TaskRef(task), number))
         return key
 
-    def _merge(self, reductions: Sequence[Any], states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
+    def merge(self, reductions: Sequence[Any], states: Sequence[Sequence[Pieces]]) -> list[Pieces]:
         """Merge the states of all blocks, and return the merged parts.
 
         `states` has, for each block, the parts of all reductions one after the other. Those that are split along the
@@ -273,7 +273,7 @@ class Lowering:
             # The merge has blocks along all dimensions of the state, a part perhaps along some of them alone.
             return merges[tuple(at[d] if d in part.axes else 0 for d in range(len(at)))]
 
-        return self._result(merge_at, number, count, part.axes, part.shape)
+        return self.result_of(merge_at, number, count, part.axes, part.shape)
 
 
 def read_by(graph: Graph) -> list[int]:
@@ -282,7 +282,7 @@ def read_by(graph: Graph) -> list[int]:
     return [k for k, node in enumerate(graph.inputs) if node in below]
 
 
-def _finish(shards: Shards, width: int, outputs: Sequence[int]) -> Graph:
+def finish_of(shards: Shards, width: int, outputs: Sequence[int]) -> Graph:
     """Return what a shard computes of some results."""
     graph = shards.finish(width)
     return Graph(graph.inputs, [graph.outputs[k] for k in outputs])

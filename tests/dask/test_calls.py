@@ -14,6 +14,7 @@ import pytest
 from cupyfuse.heads import HEADS, example_inputs
 from dask.callbacks import Callback
 from dask.graph_manipulation import clone
+from dask.highlevelgraph import compute_layer_dependencies
 from dask.sizeof import sizeof
 
 import cupyfuse as cf
@@ -330,13 +331,35 @@ def test_a_chunk_is_one_task(rng: np.random.Generator) -> None:
 
 
 def test_reductions_are_one_task_a_chunk_and_merges(rng: np.random.Generator) -> None:
-    x, w, t = chunked(rng.normal(size=(64, 9)), (4, 9)), rng.normal(size=(5, 9)), rng.integers(0, 5, 64)
+    made: list[Any] = []
+    x, w, t = drawn((4,) * 16, 9, made), rng.normal(size=(5, 9)), rng.integers(0, 5, 64)
     loss = cf.fuse(lambda x, w, t: cf.cross_entropy(cf.linear(x, w), t))  # a sum, and a number of rows
     for result in (loss(x, w, t), cf.logsumexp(x, axis=0), cf.fuse(lambda x: (x.sum(), x.max(axis=0)))(x)[0]):
+        assert x.name not in {k[0] for k in tasks_of(result)}
         with dask.config.set({"optimization.fuse.active": False}):
-            kinds = [str(k).split("-")[1] for k in tasks_of(result) if k[0] not in (x.name, result.name)]
+            kinds = [str(k).split("-")[1] for k in tasks_of(result) if k[0] != result.name]
         assert (kinds.count("run"), kinds.count("merge"), kinds.count("state")) == (17, 5, 0)
         assert kinds.count("item") <= 4  # what the last task reads, and its results
+        made.clear()
+        result.compute()
+        assert len(made) == 16
+    # Two passes over the rows read each chunk several times, and it is made once.
+    made.clear()
+    cf.fuse(lambda x: (x - x.mean(axis=0)).var(axis=1))(x).compute()
+    assert len(made) == 16
+
+
+def test_what_follows_a_merge_reads_whole_arrays(rng: np.random.Generator) -> None:
+    made: list[Any] = []
+    x = drawn((4, 4, 3), 9, [])
+    for function in (lambda x, s: x.mean(axis=0) * s, lambda x, s: (x * s).max() + s):
+        made.clear()
+        found = cf.fuse(function)(x, drawn((1,), 9, made))
+        needed = compute_layer_dependencies(found.dask.layers)
+        assert all(found.dask.dependencies[name] >= layers for name, layers in needed.items())
+        expected = function(x.compute(), drawn((1,), 9, []).compute())
+        np.testing.assert_allclose((found + 0).compute(), expected, rtol=1e-12)
+        assert len(made) == 1
 
 
 def test_chunks_that_many_blocks_read_are_made_once(rng: np.random.Generator) -> None:
