@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 from ..ir.graph import Node, Shape
 from .configure import Config
 from .kernel import Kernel, translation_unit
-from .launch import launcher
+from .launch import KernelCall, StructLaunch, integers, pointer
 from .runtime import Runtime
 
 _THREADS = 256
 _WARP_COLUMNS = 128  # of rows up to which a warp has a row
-_FORM = "QqqQqq"
 _TYPES = {"float32": "float", "float64": "double"}
 _OPERATIONS = {"cumsum": "Plus", "cumprod": "Times"}
 
@@ -36,12 +33,16 @@ class Scan:
         self.kernel = scan_kernel(op, dtype, _takes_warps(shape))
         self._shape, self._strides = shape, strides
 
-    def load(self, runtime: Runtime) -> Callable[[int, int, Any], None]:
-        """Load the kernel; call it with the addresses of the matrix and of the totals, and the stream."""
-        (rows, cols), strides = self._shape, self._strides
+    def launch(self, runtime: Runtime, matrix: int, start: int, totals: int) -> StructLaunch:
+        """Load the kernel.
+
+        The matrix begins `start` bytes behind the address in slot `matrix`; `totals` is the slot of the result's.
+        """
+        rows, cols = self._shape
         blocks = -(-rows // (_THREADS // 32)) if _takes_warps(self._shape) else rows
-        run = launcher(runtime.function(self.kernel), (blocks, 1, 1), (_THREADS, 1, 1), _FORM)
-        return lambda matrix, totals, stream: run((matrix, *strides, totals, rows, cols), stream)
+        call = KernelCall(runtime.function(self.kernel), (blocks, 1, 1), (_THREADS, 1, 1))
+        struct = pointer(matrix, start) + integers(*self._strides) + pointer(totals) + integers(rows, cols)
+        return StructLaunch([call], struct)
 
 
 def _takes_warps(shape: Shape) -> bool:

@@ -133,9 +133,8 @@ class LaunchSpecs:
         x, start = source.slot, source.offset * dtypes.ITEMSIZE[node.dtype]
         scan = Scan(node.op, node.shape, (source.row_stride, source.col_stride), node.dtype)
 
-        def bind(runtime: Runtime, _: int) -> Launch:
-            launch = scan.load(runtime)
-            return lambda at, stream: launch(at[x] + start, at[z], stream)
+        def bind(runtime: Runtime, _: int) -> StructLaunch:
+            return scan.launch(runtime, x, start, z)
 
         return LaunchSpec(bind, (scan.kernel,))
 
