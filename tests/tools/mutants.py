@@ -57,6 +57,7 @@ def one_part(select: str) -> tuple[str, ...]:
 
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
+LAUNCH_TEXT, LAUNCHES = "cupyfuse/cuda/launch.py", "tests/cuda/test_launch.py"
 
 
 AUTOGRAD, PREPACKED = "cupyfuse/torch/chains/autograd.py", "cupyfuse/torch/chains/prepacked.py"
@@ -750,9 +751,37 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vectors whatever the alignment",
         "cupyfuse/engines/kernel_launch.py",
-        "if not bits & low_bits:",
-        "if True:",
+        "alignment=alignment, otherwise",
+        "alignment=1, otherwise",
         kernels("offset"),
+    ),
+    Mutant(
+        "structs in use for another launch",
+        LAUNCH_TEXT,
+        "local.free.pop()",
+        "local.free[-1]",
+        (LAUNCHES, "-k", "within_a_launch"),
+    ),
+    Mutant(
+        "threads that keep to the first way of launching",
+        LAUNCH_TEXT,
+        "finish()",
+        "pass",
+        (LAUNCHES, "-k", "first_launch"),
+    ),
+    Mutant(
+        "addresses without their offsets",
+        LAUNCH_TEXT,
+        "f' + {start}' if start else ''",
+        "''",
+        (LAUNCHES, "-k", "each_launch or in_its_order"),
+    ),
+    Mutant(
+        "a stream of an earlier launch",
+        "cupyfuse/cuda/driver.py",
+        "config.stream = stream",
+        "config.stream = config.stream or stream",
+        (LAUNCHES, "-k", "own_streams"),
     ),
     Mutant(
         "vectors whatever the row stride",
