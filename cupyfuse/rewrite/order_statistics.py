@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..ir.library import LibraryCall, Operand
@@ -44,6 +46,7 @@ def sort_once(graph: Graph) -> tuple[Graph, list[Note]]:
 
 
 _FLOATS = ("float32", "float64")
+_MOST_PLACES = 8  # of one call: each element of the result chooses among all
 # The parameters of the functions, behind the array.
 _GIVEN = {
     "median": ("axis", "out", "overwrite_input", "keepdims"),
@@ -60,9 +63,17 @@ def _arguments(call: LibraryCall) -> dict[str, Any] | None:
     given |= options
     if len(call.shapes) != 1 or not isinstance(array, Operand) or given["weights"] is not None:
         return None
-    if call.function != "median" and type(given.get("q")) not in (int, float):
+    if call.function != "median" and _places(given.get("q")) is None:
         return None
     return given if set(given) <= {*_GIVEN[call.function], "method", "weights"} else None
+
+
+def _places(q: Any) -> list[Any] | None:
+    """Return one or several places as NumPy takes them, integers only if all are; None for what is no list of some."""
+    values = np.asarray(q if isinstance(q, (list, tuple)) else [q])
+    one = type(q) in (int, float)
+    is_list = isinstance(q, (list, tuple)) and values.ndim == 1 and values.dtype.kind in "if"
+    return values.tolist() if one or (is_list and 0 < len(values) <= _MOST_PLACES) else None
 
 
 def _rows(node: Node, shape: tuple[int, ...], axis: Any) -> Node | None:
@@ -78,19 +89,28 @@ def _rows(node: Node, shape: tuple[int, ...], axis: Any) -> Node | None:
 
 
 def _of_function(function: str, given: dict[str, Any], ordered: Node, dtype: str) -> Node:
-    """Compute a median or quantile, of a dtype, from sorted rows."""
-    n = ordered.shape[1]
+    """Compute a median or quantile, of a dtype, from sorted rows; several ones as rows of a matrix."""
+    rows, n = ordered.shape
 
     def at(place: int) -> Node:
-        return slice_view(ordered, (0, 1, ordered.shape[0]), (place, 1, 1))
+        return slice_view(ordered, (0, 1, rows), (place, 1, 1))
+
+    def or_nan(found: Node) -> Node:
+        return g.cast(g.pointwise("where", g.pointwise("isnan", at(n - 1)), at(n - 1), found), dtype)
 
     if function == "median":
-        found = _middle(at, n)
-    else:
-        q = given["q"] / 100 if function == "percentile" else given["q"]
-        found = _between(at, place_of(n, q, given["method"]))
-    last = at(n - 1)
-    return g.cast(g.pointwise("where", g.pointwise("isnan", last), last, found), dtype)
+        return or_nan(_middle(at, n))
+    several = _places(given["q"])
+    assert several is not None
+    quantiles = [q / 100 if function == "percentile" else q for q in several]
+    found = [or_nan(_between(at, place_of(n, q, given["method"]), dtype)) for q in quantiles]
+    if len(found) == 1:
+        return found[0]
+    number = g.positions(len(found), 0)
+    result = g.transpose(found[-1])
+    for k in reversed(range(len(found) - 1)):
+        result = g.pointwise("where", g.pointwise("equal", number, g.const(k)), g.transpose(found[k]), result)
+    return result
 
 
 def _middle(at: Callable[[int], Node], n: int) -> Node:
@@ -100,12 +120,12 @@ def _middle(at: Callable[[int], Node], n: int) -> Node:
     return g.pointwise("divide", g.pointwise("add", at(n // 2 - 1), at(n // 2)), g.const(2.0))
 
 
-def _between(at: Callable[[int], Node], place: Place) -> Node:
-    """Interpolate between two elements."""
+def _between(at: Callable[[int], Node], place: Place, dtype: str) -> Node:
+    """Interpolate between two elements; the weight is of the dtype of the result."""
     below, above, weight = place
     if weight is None:
         return at(below)
-    difference = g.pointwise("subtract", at(above), at(below))
+    difference = g.cast(g.pointwise("subtract", at(above), at(below)), dtype)
     if weight >= 0.5:
         return g.pointwise("subtract", at(above), g.pointwise("multiply", difference, g.const(1 - weight)))
     return g.pointwise("add", at(below), g.pointwise("multiply", difference, g.const(weight)))

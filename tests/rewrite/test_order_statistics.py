@@ -56,6 +56,23 @@ def test_values(engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str, r
             assert_same(got, wanted, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("shape", "axis"), [((7,), None), ((5, 8), 1), ((5, 8), 0), ((5, 7), None), ((3, 4, 5), 2)])
+def test_several_at_once(
+    engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal(shape).astype(dtype)
+    x[0] = NAN if len(shape) > 1 else x[0]
+
+    def function(x: Any) -> Any:
+        low, middle, high = np.percentile(x, [25, 50.0, 75], axis=axis)
+        keep = np.quantile(x, (0.1, 0.9), axis=axis, keepdims=True)
+        return low, middle * 2, high, keep, np.quantile(x, [0, 1], axis=axis), np.quantile(x, [0.3], axis), keep[1] - x
+
+    for got, wanted in zip(engine.host(cf.fuse(function)(engine.array(x))), expected(function, x), strict=True):
+        assert_same(got, wanted, dtype)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(engine: Engine, method: str, rng: np.random.Generator) -> None:
     for n in (2, 9, 10):
@@ -93,6 +110,8 @@ def test_one_sort_serves_all() -> None:
         return np.median(x, axis=0), np.median(x, axis=1), np.median(-x, axis=1)
 
     assert steps(cf.fuse(both).plan(cf.spec((256, 64)))) == ["np.sort"] * 3
+    spread = cf.fuse(lambda x: np.subtract(*np.percentile(x, [75, 25], axis=0))).plan(cf.spec((256, 64)))
+    assert steps(spread) == ["np.sort"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +119,8 @@ def test_one_sort_serves_all() -> None:
     [
         (lambda x: np.median(x, axis=1), "np.median"),  # between other axes
         (lambda x: np.nanmedian(x), "np.nanmedian"),
-        (lambda x: np.quantile(x, [0.1, 0.9]), "np.quantile"),
+        (lambda x: np.quantile(x, [[0.1, 0.9]]), "np.quantile"),
+        (lambda x: np.quantile(x, np.linspace(0, 1, 9).tolist()), "np.quantile"),
         (lambda x: np.quantile(x, 0.5, weights=x * x, method="inverted_cdf"), "np.quantile"),
         (lambda x: np.median((x > 0).astype(np.int32), axis=2), "np.median"),
         (lambda x: np.quantile(x[x > 0], 0.5), "np.nanquantile"),
