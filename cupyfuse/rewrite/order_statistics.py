@@ -28,8 +28,11 @@ def sort_once(graph: Graph) -> tuple[Graph, list[Note]]:
     that are not known before a call are left alone.
     """
     notes: list[Note] = []
+    several: dict[Node, list[Node]] = {}  # the quantiles of each result of more than one
 
     def rule(node: Node) -> Node:
+        if node.op == "slice" and node.inputs[0] in several:
+            return _one_of(node, several[node.inputs[0]])
         call = node.call
         if call is None or call.function not in _GIVEN or not node.size or node.inputs[0].dtype not in _FLOATS:
             return node
@@ -40,7 +43,11 @@ def sort_once(graph: Graph) -> tuple[Graph, list[Note]]:
         sort = LibraryCall("sort", (Operand(0),), {"axis": -1}, (rows.shape,), (rows.shape,), (rows.dtype,))
         ordered = Node("library", (rows,), rows.shape, rows.dtype, call=sort)  # equal ones become one
         notes.append(Note("a quantile lies between two elements of a sorted row", repr(call), "a sort of its own"))
-        return g.reshape(_of_function(call.function, given, ordered, node.dtype), node.shape)
+        found = _of_function(call.function, given, ordered, node.dtype)
+        result = g.reshape(_stacked(found), node.shape)
+        if len(found) > 1:
+            several[result] = found
+        return result
 
     return g.rewrite(graph, rule), notes
 
@@ -88,8 +95,8 @@ def _rows(node: Node, shape: tuple[int, ...], axis: Any) -> Node | None:
     return g.transpose(g.reshape(node, (length, others))) if axes == list(range(len(axes))) else None
 
 
-def _of_function(function: str, given: dict[str, Any], ordered: Node, dtype: str) -> Node:
-    """Compute a median or quantile, of a dtype, from sorted rows; several ones as rows of a matrix."""
+def _of_function(function: str, given: dict[str, Any], ordered: Node, dtype: str) -> list[Node]:
+    """Compute a median, or each of some quantiles, of a dtype, from sorted rows: a column for each."""
     rows, n = ordered.shape
 
     def at(place: int) -> Node:
@@ -99,18 +106,32 @@ def _of_function(function: str, given: dict[str, Any], ordered: Node, dtype: str
         return g.cast(g.pointwise("where", g.pointwise("isnan", at(n - 1)), at(n - 1), found), dtype)
 
     if function == "median":
-        return or_nan(_middle(at, n))
-    several = _places(given["q"])
-    assert several is not None
-    quantiles = [q / 100 if function == "percentile" else q for q in several]
-    found = [or_nan(_between(at, place_of(n, q, given["method"]), dtype)) for q in quantiles]
-    if len(found) == 1:
-        return found[0]
-    number = g.positions(len(found), 0)
-    result = g.transpose(found[-1])
-    for k in reversed(range(len(found) - 1)):
-        result = g.pointwise("where", g.pointwise("equal", number, g.const(k)), g.transpose(found[k]), result)
-    return result
+        return [or_nan(_middle(at, n))]
+    places = _places(given["q"])
+    assert places is not None
+    quantiles = [q / 100 if function == "percentile" else q for q in places]
+    return [or_nan(_between(at, place_of(n, q, given["method"]), dtype)) for q in quantiles]
+
+
+def _stacked(columns: list[Node]) -> Node:
+    """Return columns as the rows of a matrix; a single one as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    number, result = g.positions(len(columns), 1), columns[-1]
+    for k in reversed(range(len(columns) - 1)):
+        result = g.pointwise("where", g.pointwise("equal", number, g.const(k)), columns[k], result)
+    return g.transpose(result)
+
+
+def _one_of(node: Node, columns: list[Node]) -> Node:
+    """Return the column that a slice of those stacked is; the slice if it is none."""
+    (row, down), (col, across) = node.dims
+    (rows, cols), width, count = node.shape, node.inputs[0].shape[1], columns[0].size
+    side_by_side = (rows == 1 or (cols == width and down == 1)) and (cols == 1 or across == 1)
+    start = row * width + col
+    if not side_by_side or node.size != count or start % count:
+        return node
+    return g.reshape(columns[start // count], node.shape)
 
 
 def _middle(at: Callable[[int], Node], n: int) -> Node:

@@ -67,7 +67,9 @@ def test_several_at_once(
     def function(x: Any) -> Any:
         low, middle, high = np.percentile(x, [25, 50.0, 75], axis=axis)
         keep = np.quantile(x, (0.1, 0.9), axis=axis, keepdims=True)
-        return low, middle * 2, high, keep, np.quantile(x, [0, 1], axis=axis), np.quantile(x, [0.3], axis), keep[1] - x
+        ends = np.quantile(x, [0, 0.5, 1], axis=axis)
+        parts = ends[1:], ends[::2], keep[0], np.quantile(x, [0.3], axis), np.quantile(x, [0, 1], axis=axis)
+        return low, middle * 2, high, keep, ends, *parts, keep[1] - x
 
     for got, wanted in zip(engine.host(cf.fuse(function)(engine.array(x))), expected(function, x), strict=True):
         assert_same(got, wanted, dtype)
@@ -110,8 +112,11 @@ def test_one_sort_serves_all() -> None:
         return np.median(x, axis=0), np.median(x, axis=1), np.median(-x, axis=1)
 
     assert steps(cf.fuse(both).plan(cf.spec((256, 64)))) == ["np.sort"] * 3
-    spread = cf.fuse(lambda x: np.subtract(*np.percentile(x, [75, 25], axis=0))).plan(cf.spec((256, 64)))
-    assert steps(spread) == ["np.sort"]
+    for axis in (0, 1, None):
+        spread = cf.fuse(lambda x, axis=axis: np.subtract(*np.percentile(x, [75, 25], axis=axis)))
+        plan = spread.plan(cf.spec((256, 64)))
+        assert steps(plan) == ["np.sort"] and {step.kind for step in plan.steps} == {"Library", "RowProgram"}
+        assert plan.launches <= 3
 
 
 @pytest.mark.parametrize(
