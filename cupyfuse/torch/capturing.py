@@ -61,27 +61,39 @@ def _refusing_gradient_modes() -> Any:
     return mock.patch.object(GradModeVariable, "reconstruct", refuse)
 
 
+class Answers(dict[Any, Any]):
+    """What captured code finds when it asks for the state of tracing: that it is not compiled.
+
+    Attributes
+    ----------
+    asked : bool
+        Whether it asked.
+    """
+
+    def __init__(self, answers: dict[Any, Any]):
+        from torch._dynamo import external_utils
+
+        self._functions = {torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling}
+        super().__init__({**answers, **dict.fromkeys(self._functions, False)})
+        self.asked = False
+
+    def __getitem__(self, function: Any) -> Any:
+        self.asked = self.asked or function in self._functions
+        return super().__getitem__(function)
+
+
 @contextlib.contextmanager
-def running_eagerly(wanted: bool) -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` false for captured code if that is wanted; for use within `capturing`.
+def running_eagerly() -> Iterator[Answers]:
+    """Make `torch.compiler.is_compiling()` false for captured code; for use within `capturing`.
 
     The graphs run in eager, and code that asks takes paths for compilers that are slower there, such as attention with
     a mask that excludes nothing. `is_dynamo_compiling()` stays true.
     """
-    from torch._dynamo import external_utils
-    from torch._dynamo.variables.torch import tracing_state_functions
+    from torch._dynamo.variables import torch as variables
 
-    if not wanted:
-        yield
-        return
-    answers: dict[Any, Any] = tracing_state_functions()
-    asked = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
-    before = {function: answers[function] for function in asked}
-    answers.update(dict.fromkeys(asked, False))
-    try:
-        yield
-    finally:
-        answers.update(before)
+    answers = Answers(variables.tracing_state_functions())
+    with mock.patch.object(variables, "tracing_state_functions", lambda: answers):
+        yield answers
 
 
 @contextlib.contextmanager

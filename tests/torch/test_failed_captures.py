@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import threading
 from typing import Any
@@ -45,7 +46,7 @@ def test_code_for_compilers_is_captured_where_that_for_eager_cannot_be(capfd: An
     torch.testing.assert_close(fused(x), module(x))
     (part,) = ct.explain(fused).left
     assert "not for compilers" in part.reason
-    assert "the next call captures it" in part.reason
+    assert "the next call tries to capture it" in part.reason
     for _ in range(2):
         torch.testing.assert_close(fused(x), module(x))
     explained = ct.explain(fused)
@@ -89,6 +90,156 @@ def test_calls_that_raise_do_not_change_others() -> None:
             else:
                 each(x)
         assert fused.calls == module.calls
+
+
+variable: contextvars.ContextVar[Any] = contextvars.ContextVar("variable", default=None)
+
+
+def graphs(module: Any) -> list[list[str]]:
+    """The names of the operations in each captured graph."""
+    return [[o.name for o in p.captured.operations] for p in module._cupyfuse.partitions]
+
+
+def breaking(m: Any, x: Any) -> Any:
+    """The number tells the answer; both answers have the same operations."""
+    compiled = torch.compiler.is_compiling()
+    y = m.linear(x).exp()
+    if not compiled:
+        variable.set("set")  # breaks the graph
+    return y.softmax(-1) * (3.0 if compiled else 2.0)
+
+
+def test_code_whose_graph_breaks_in_eager_alone_is_captured_whole_from_the_second_call_on() -> None:
+    fused = ct.fuse(module := Code(breaking), only_gains=False)
+    for rows, factor in ((5, 1.0), (5, 1.5), (7, 1.5), (5, 1.5)):
+        x = torch.randn(rows, 12)
+        torch.testing.assert_close(fused(x), module(x) * factor)
+        assert {len(names) for names in graphs(fused)} == ({2} if factor == 1 else {4})
+    explained = ct.explain(fused)
+    assert all("softmax" in chain.code for chain in explained.fused)
+    assert not explained.left
+
+
+def test_other_arguments_may_be_captured_in_parts_still() -> None:
+    """Where compiled code cannot be one graph, all of the call finds that it is not compiled."""
+
+    def code(m: Any, x: Any) -> Any:
+        y = breaking(m, x)
+        if len(x) > 5:
+            torch._dynamo.graph_break()
+        return y * (0.5 if torch.compiler.is_compiling() else 0.25)
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    for rows, factors in ((5, (1.0,)), (5, (3.0,)), (7, (1.0,)), (5, (1.0, 3.0)), (7, (1.0,))):
+        x = torch.randn(rows, 12)
+        factor = (fused(x) / module(x)).mean().item()
+        assert min(abs(factor - each) for each in factors) < 1e-3
+
+
+def test_compiled_code_with_other_operations_is_not_taken() -> None:
+    """It may be slower, such as attention with a mask that excludes nothing."""
+
+    def code(m: Any, x: Any) -> Any:
+        compiled = torch.compiler.is_compiling()
+        y = m.linear(x)
+        if not compiled and variable.set("set") and bool((x == x).all()):
+            return F.softmax(y, -1)
+        return F.softmax(y.where(x == x, 0), -1) * 2
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    found = []
+    for rows in (5, 5, 5, 5):
+        x = torch.randn(rows, 12)
+        torch.testing.assert_close(fused(x), module(x))
+        found.append(graphs(fused))
+    assert found[0] and not any("where" in names for names in found[-1])
+    assert len(found[1]) == len(found[2]) == len(found[3])
+
+
+def test_operations_that_later_calls_add_are_captured_whole_too() -> None:
+    def code(m: Any, x: Any, more: bool) -> Any:
+        y = breaking(m, x)
+        return y.neg() if more else y
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    for more, whole in ((False, False), (False, True), (True, False), (True, True), (False, True)):
+        x = torch.randn(5, 12)
+        torch.testing.assert_close(fused(x, more), module(x, more) * (1.5 if whole else 1.0))
+
+
+def lay_out(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    if torch.compiler.is_compiling():
+        return h
+    variable.set("set")
+    return h.T
+
+
+def test_code_that_is_left_to_eager_finds_the_answer_of_captured_code() -> None:
+    """Dynamo captures the function that it calls alone, which could be one graph as compiled code."""
+
+    def code(m: Any, x: Any) -> Any:
+        try:
+            h = lay_out(m, x)
+            torch._dynamo.graph_break()
+            return torch.softmax(h if torch.compiler.is_compiling() else h.T, -1)
+        finally:
+            variable.set(None)
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    for rows in (5, 5, 7, 7):
+        x = torch.randn(rows, 12)
+        torch.testing.assert_close(fused(x), module(x))
+
+
+def test_calls_in_parts_that_raise_do_not_have_others_captured_whole() -> None:
+    def code(m: Any, x: Any) -> Any:
+        y = torch.softmax(m.linear(x), -1)
+        if not torch.compiler.is_compiling():
+            variable.set("set")
+            m.calls += 1
+            if len(x) % 2:
+                raise ValueError("an odd number of rows")
+        return y
+
+    module = Code(code, calls=0)
+    fused = ct.fuse(module, only_gains=False)
+    for rows in (5, 5, 7, 9, 4):
+        x = torch.randn(rows, 12)
+        for each in (module, fused):
+            if rows % 2:
+                with pytest.raises(ValueError):
+                    each(x)
+            else:
+                each(x)
+        assert fused.calls == module.calls
+
+
+@torch._dynamo.disable
+def pause() -> None:
+    while meanwhile:
+        meanwhile.pop()()
+
+
+def test_a_call_in_parts_finds_one_answer_while_another_thread_captures_the_whole() -> None:
+    def code(m: Any, x: Any) -> Any:
+        h = m.linear(x)
+        if not torch.compiler.is_compiling():
+            pause()
+            h = h.T
+        return torch.softmax(h if torch.compiler.is_compiling() else h.T, -1)
+
+    def call_in_a_thread() -> None:
+        thread = threading.Thread(target=lambda: [fused(x) for _ in range(3)])
+        thread.start()
+        thread.join()
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    (x,) = plain()
+    meanwhile.append(call_in_a_thread)
+    for _ in range(3):
+        torch.testing.assert_close(fused(x), module(x))
+    assert graphs(fused) == [["linear", "softmax"]]
 
 
 def test_a_failed_capture_leaves_autograd_as_it_is() -> None:
