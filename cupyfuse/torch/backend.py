@@ -16,6 +16,7 @@ from .graphs.inplace import functionalise, remove_inactive_dropouts
 from .graphs.lowering import AsOperator, CallMaker, lower
 from .graphs.partition import Judge, Partition, partition
 from .graphs.regions import checkpoint_eagerly, regions
+from .graphs.views import rewrite_views
 
 _PREFIX = "cupyfuse."  # of the options that are parameters of `fuse`
 
@@ -90,9 +91,10 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
 
 
 def _import(graph: Graph) -> ImportedGraph:
-    """Import a graph, after removing inactive dropouts and making in-place operations return new values."""
+    """Import a graph, rewritten: without inactive dropouts, in-place operations and views that end chains."""
     remove_inactive_dropouts(graph)
     functionalise(graph)
+    rewrite_views(graph)
     return ImportedGraph(graph)
 
 

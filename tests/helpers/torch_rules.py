@@ -309,6 +309,7 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> Call:
         "view_as": ((x, draw(3, 8)), {}),
         "getitem": ((x, (slice(None), None)), {}),
         "gather": ((x, -1, torch.tensor([[0], [5], [2], [2]])), {}),
+        "index_rows": ((x, torch.tensor([0, 5, -2, 2])), {}),
         "one_hot": ((torch.tensor([0, 5, 2, 2]), 6), {}),
         "cosine_similarity": ((x, draw(4, 6, dtype=dtype, seed=1)), {}),
     }

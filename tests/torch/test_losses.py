@@ -15,6 +15,7 @@ from cupyfuse.ir.graph import Graph
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
 from cupyfuse.torch.rules import Refused, find
+from cupyfuse.torch.rules.labels import index_rows_eager
 
 F = torch.nn.functional
 INF, NAN = math.inf, math.nan
@@ -303,6 +304,21 @@ def test_gather() -> None:
         index = torch.full((len(ROWS), 1), label)
         check("gather", x, 1, index)
         same_gradients("gather", x, 1, index, cotangent=torch.full((len(ROWS), 1), cotangent))
+
+
+def test_index_rows() -> None:
+    for dtype in DTYPES:
+        x, index = draw(5, 6, dtype=dtype), torch.tensor([0, 5, -1, -6, 2])
+        check(index_rows_eager, x, index)
+        same_gradients(index_rows_eager, x, index)
+    x = torch.tensor(ROWS, dtype=torch.float64)
+    for label, cotangent in itertools.product((0, 2, -1, -3), COTANGENTS):
+        index = torch.full((len(ROWS),), label)
+        check(index_rows_eager, x, index)
+        same_gradients(index_rows_eager, x, index, cotangent=torch.full((len(ROWS),), cotangent))
+    rule, arguments, tensors = parts(index_rows_eager, draw(4, 6), torch.tensor([6, -7, 0, -1]))
+    (found,) = run(rule, arguments, tensors)
+    assert found is not None and found.isnan().tolist() == [True, True, False, False]
 
 
 def test_one_hot() -> None:

@@ -186,7 +186,7 @@ def test_degrees_of_freedom(correction: float) -> None:
 # of their own.
 ELSEWHERE = {
     *LOSSES,
-    "z_loss",
+    *("z_loss", "index_rows"),
     *("identity", "contiguous", "clone", "detach", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "t"),
     *("transpose", "permute", "expand", "expand_as", "view_as", "getitem", "batch_norm_module"),
     *("logical_and", "logical_or", "logical_xor", "logical_not"),

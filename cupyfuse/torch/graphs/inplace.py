@@ -140,6 +140,11 @@ def functionalise(graph: Graph) -> None:
                 _return_new(node)
 
 
+def is_in_place(node: Node) -> bool:
+    """Whether a node writes to an operand, or did before `functionalise`, and will again where no chain takes it."""
+    return _IN_PLACE in node.meta or writes(node.target, node.args, node.kwargs)
+
+
 def _can_return_new(node: Node, owner: Node, others: Sequence[Node]) -> bool:
     """Whether a node writes in place what it could return as a new value.
 

@@ -50,6 +50,19 @@ def gather(input: Value, dim: int, index: Value) -> Value:
     return pick(require_float(input, "gather"), p, index)
 
 
+def index_rows_eager(x: Any, index: Any) -> Any:
+    """Select one element of each row, counted from the end where an index is negative."""
+    return x[torch.arange(x.shape[0], device=x.device), index]
+
+
+@rule(index_rows_eager, eager=index_rows_eager, reduces=True)
+def index_rows(input: Value, index: Value) -> Value:
+    """Trace `index_rows_eager`."""
+    rows, columns = input.shape
+    from_start = pointwise("where", index >= 0, index, index + columns, dtype="int64")
+    return pick(require_float(input, "index_rows"), 1, from_start.view((rows, 1))).view((rows,))
+
+
 def _take_along_dim_arguments(input: Any, indices: Any, dim: Any = None) -> Any:
     """Adapt `take_along_dim`; refuse a flattened input."""
     return Refused("take_along_dim of a flattened input") if dim is None else (input, dim, indices)
