@@ -198,7 +198,7 @@ def fuse(
         Bytes of intermediate rows that a call may allocate beside its arguments and results; 256 MiB by default. Where
         a matrix product would take more, the call works through blocks of rows or of columns, or its plan says why
         it cannot. Memory that all blocks share, such as the hi/lo split of unbound weights, comes on top where it
-        leaves too little for a block.
+        leaves no room for a row, or so little that blocks would take twice as long.
     keep_halves : bool, optional
         Whether `bind` keeps the fp16 hi/lo split of bound float32 weights, which takes as much memory as the weights;
         otherwise each call splits them. True by default.

@@ -58,7 +58,8 @@ class RowBlocks:
 
     def _block_sources(self, arrays: Sequence[Any], before: Sequence[Any]) -> list[Any]:
         """Return the arrays that blocks read, whole or in parts: arguments, and what is computed before the blocks."""
-        return [before[s.number] if s.before else arrays[s.number] for s in self._blocks.sources]
+        found = ((before if s.before else arrays)[s.number] for s in self._blocks.sources)
+        return [a.reshape(s.shape) if s.shape else a for a, s in zip(found, self._blocks.sources, strict=True)]
 
     def _with_common(self, given: list[Any], numbers: Sequence[float]) -> list[Any]:
         """Compute the values that all blocks share, and append them to the arrays that blocks read."""

@@ -45,7 +45,10 @@ from .schedule.cut import (
     rows_within,
     with_rows,
 )
-from .schedule.memory import insert_copies
+from .schedule.memory import base_of, insert_copies, view_chain
+
+# How many times longer blocks may take that leave room for what they share within the limit: else it comes on top.
+_MOST_TIME = 2
 
 
 @dataclass(frozen=True)
@@ -146,29 +149,33 @@ class BlockPlanner:
         summed = tuple(self._result_index(n, direct) for n in parts.summed)
         totals = zeros.outputs if zeros is not None else ()
         fixed = sum(o.node.nbytes for k, o in zip(summed, totals, strict=True) if k is None)
-        fixed += sum(n.nbytes for n in parts.before) + shared
-        rows = self._choose_rows(block.graph, parts, kept, fixed, whole, workspace)
-        rest = parts.rows % rows
-        blocks = Blocks(
-            total=parts.rows,
-            rows=rows,
-            transposed=parts.axis == COLUMNS,
-            plan=plan_of(rows),
-            last=plan_of(rest) if rest else None,
-            before=self._plan_before(parts.before),
-            common=block.common,
-            zeros=zeros,
-            after=self._plan_after(parts, direct),
-            arguments=self.arguments,
-            sources=tuple(
-                Source(n.argument, mode) if n.op == "input" else Source(parts.before.index(n), mode, before=True)
-                for n, mode in block.sources
-            ),
-            collected=tuple(self._result_index(n, direct) for n in parts.collected),
-            summed=summed,
-            following=tuple(k for k in range(len(self.graph.outputs)) if not direct[k]),
-        )
-        return blocks, block.prepare
+        computed = [n for n in parts.before if not self._is_reshaped_argument(n)]
+        fixed += sum(n.nbytes for n in computed) + shared
+        before, after = self._plan_before(computed), self._plan_after(parts, direct, computed)
+
+        def blocks_of(rows: int) -> Blocks:
+            rest = parts.rows % rows
+            return Blocks(
+                total=parts.rows,
+                rows=rows,
+                transposed=parts.axis == COLUMNS,
+                plan=plan_of(rows),
+                last=plan_of(rest) if rest else None,
+                before=before,
+                common=block.common,
+                zeros=zeros,
+                after=after,
+                arguments=self.arguments,
+                sources=tuple(self._source(n, mode, computed) for n, mode in block.sources),
+                collected=tuple(self._result_index(n, direct) for n in parts.collected),
+                summed=summed,
+                following=tuple(k for k in range(len(self.graph.outputs)) if not direct[k]),
+            )
+
+        choices = self._choose_rows(block.graph, parts, kept, fixed, whole, workspace)
+        within, *beyond = (blocks_of(rows) for rows in choices)
+        too_slow = beyond and within.estimated_time > _MOST_TIME * beyond[0].estimated_time
+        return beyond[0] if too_slow else within, block.prepare
 
     def _bytes_kept(self, parts: Cut, direct: Sequence[bool]) -> int:
         """Return the bytes of the values of which all rows are kept for what follows the blocks.
@@ -187,23 +194,32 @@ class BlockPlanner:
 
     def _choose_rows(
         self, block: Graph, parts: Cut, kept: int, fixed: int, whole: int, workspace: Callable[[int], int]
-    ) -> int:
+    ) -> list[int]:
         """Choose the rows of a block, so that it fits beside the `kept` bytes; NotRowwise if one row does not.
 
         `fixed` are the bytes of sums, and of what is computed before the blocks; `block` is the graph of one block that
         has all rows, which take `whole` bytes, and `workspace(rows)` returns the bytes that a block of some rows takes.
+
+        Returns
+        -------
+        The rows that fit beside the `fixed` bytes, too; then, if these are few, those that fit without them. Only the
+        latter if not even one fits beside them.
         """
-        # The `fixed` bytes, and addends that cuBLAS does not accumulate, are as large for one row as for all: where
-        # they leave too little for a block, they come on top of the limit.
+        # The `fixed` bytes, and addends that cuBLAS does not accumulate, are as large for one row as for all.
         users = g.users(block.roots)
         addends = block.outputs[len(parts.collected) :]
-        limit = self.settings.max_workspace
-        if workspace(min(LEAST_ROWS, parts.rows)) + kept + fixed > limit:
-            limit += fixed + sum(n.nbytes for n in addends if not _accumulating_product(n, users))
-        one = workspace(1)
-        if one > limit:
+        limit, one = self.settings.max_workspace, workspace(1)
+        beyond = limit + fixed + sum(n.nbytes for n in addends if not _accumulating_product(n, users))
+
+        def rows_in(most: int) -> int:
+            return rows_within(most - kept - fixed, parts.rows, whole, one, workspace)
+
+        if one + kept + fixed <= limit:
+            rows = rows_in(limit)
+            return [rows] if rows >= LEAST_ROWS or beyond == limit else [rows, rows_in(beyond)]
+        if one > beyond:
             raise NotRowwise("one row takes more than that")
-        return rows_within(max(one, limit - kept - fixed), parts.rows, whole, one, workspace)
+        return [rows_within(max(one, beyond - kept - fixed), parts.rows, whole, one, workspace)]
 
     def _result_index(self, node: Node, direct: Sequence[bool]) -> int | None:
         """Return the index of the result that blocks write directly, if a value is one; else None."""
@@ -239,6 +255,18 @@ class BlockPlanner:
         if reader.op in ("matmul", "batched_matmul"):
             return f"a {reader.op} takes all rows of what others take row by row"
         return f"{across_rows(reader)} takes all of a value of {node.shape[0]} x {node.shape[1]}"
+
+    def _is_reshaped_argument(self, node: Node) -> bool:
+        """Whether a value shows the memory of a contiguous argument under another shape."""
+        base = base_of(node)
+        layout = self.layouts.get(base.argument, Layout()) if base.op == "input" else None
+        return layout is not None and layout.contiguous and all(v.op == "reshape" for v in view_chain(node))
+
+    def _source(self, node: Node, mode: Mode, computed: list[Node]) -> Source:
+        """Return where an input of a block comes from; `computed` are the values that precede the blocks."""
+        if node in computed:
+            return Source(computed.index(node), mode, before=True)
+        return Source(base_of(node).argument, mode, shape=() if node.op == "input" else node.shape)
 
     # The block
     def _split_block(self, parts: Cut) -> BlockParts:
@@ -326,8 +354,8 @@ class BlockPlanner:
         graph = choose_products(Graph(self.graph.inputs, values), self.settings, set())
         return plan_inputs(f"{self.name}: before the blocks", with_used_inputs(graph), self.layouts, self.settings)
 
-    def _plan_after(self, parts: Cut, direct: Sequence[bool]) -> Plan | None:
-        """Plan the results that need all blocks; the arguments are those of `Blocks.after`."""
+    def _plan_after(self, parts: Cut, direct: Sequence[bool], before: list[Node]) -> Plan | None:
+        """Plan the results that need all blocks; the arguments are those of `Blocks.after`, after the plan `before`."""
         following = [k for k, written in enumerate(direct) if not written]
         if not following:
             return None
@@ -339,7 +367,7 @@ class BlockPlanner:
             shape = (node.shape[1], node.shape[0]) if transposed else node.shape
             inputs.append(g.argument(len(inputs), "", shape, dtype))
             done[node] = g.cast(g.transpose(inputs[-1]) if transposed else inputs[-1], node.dtype)
-        for node in parts.before:
+        for node in before:
             inputs.append(g.argument(len(inputs), "", node.shape, node.dtype))
             done.setdefault(node, inputs[-1])
         results = [self.graph.outputs[k] for k in following]

@@ -97,11 +97,14 @@ class Source(NamedTuple):
     mode : int
         The part that a block takes: rows, columns, or all (`schedule.cut`).
     before : bool
+    shape : tuple of int
+        Under which a contiguous argument is read; its own if empty.
     """
 
     number: int
     mode: int
     before: bool = False
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,9 @@ class Blocks:
     @property
     def estimated_time(self) -> float:
         """The seconds that all blocks are estimated to take, see `Plan.estimated_time`."""
-        return self.plan.estimated_time_of(self.steps_of_call())
+        blocks = self.count - (self.last is not None)
+        others = [step for p in (*self.first, self.last, self.after) if p is not None for step in p.steps]
+        return blocks * self.plan.estimated_time_of(self.plan.steps) + self.plan.estimated_time_of(others)
 
     @property
     def workspace(self) -> int:

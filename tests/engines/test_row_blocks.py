@@ -285,8 +285,51 @@ def test_sums_of_a_gradient_that_is_scaled_take_blocks(rng: np.random.Generator)
 
     x, w = normal(rng, (600, 32), (200, 32))
     plan = cf.fuse(scaled, max_workspace=100_000).plan(x, w)
-    # The sum leaves less than 128 rows of room: it comes on top.
-    assert plan.blocks is not None and plan.workspace <= 100_000 + w.nbytes and not plan.whole
+    assert plan.blocks is not None and plan.workspace <= 100_000 and not plan.whole
+
+
+def test_what_blocks_share_counts_unless_they_would_take_twice_as_long(rng: np.random.Generator) -> None:
+    """A copy of an argument leaves room for some rows, or for one, or for none: then it comes on top."""
+
+    def of_reshaped(x: Any, w: Any) -> Any:
+        return cf.logsumexp(np.reshape(x, (120, 32)) @ w.T, axis=1)
+
+    x, w = normal(rng, (16, 240), (503, 32))
+    expected = of_reshaped(x.T.astype(np.float64), w)
+    copied = x.nbytes
+    for limit, most in ((60_000, 60_000), (20_000, 20_000 + copied), (10_000, 10_000 + copied)):
+        fused = cf.fuse(of_reshaped, max_workspace=limit)
+        plan = fused.plan(x.T, w)
+        assert plan.blocks is not None and plan.blocks.before is not None
+        assert most - copied // 2 < plan.workspace <= most
+        np.testing.assert_allclose(fused(x.T, w), expected, rtol=1e-5)
+
+
+def test_reshaped_arguments_are_read_where_they_are(engine: Engine, rng: np.random.Generator) -> None:
+    """By blocks of their rows, and by what follows the blocks."""
+
+    def of_reshaped(x: Any, w: Any) -> Any:
+        rows = np.reshape(x, (120, 32))
+        return cf.logsumexp(rows @ w.T, axis=1).mean() + rows.mean(), cf.logsumexp(rows @ w.T, axis=1)
+
+    x, w = normal(rng, (6, 40, 16), (503, 32))
+    fused = cf.fuse(of_reshaped, max_workspace=60_000)
+    plan = fused.plan(x, w)
+    assert plan.blocks is not None and plan.blocks.before is None and plan.workspace <= 60_000
+    found = fused(*engine.arrays((x, w)))
+    for ours, theirs in zip(found, of_reshaped(x.astype(np.float64), w), strict=True):
+        np.testing.assert_allclose(engine.host(ours), theirs, rtol=1e-5)
+
+
+def test_reshaped_results_are_copied_once(rng: np.random.Generator) -> None:
+    fused = cf.fuse(lambda x: (np.reshape(x, (30, 20)), np.reshape(x, (30, 20)), x))
+    (x,) = normal(rng, (20, 30))
+    plan = fused.plan(x.T)
+    assert [step.kind for step in plan.steps].count("Copy") == 1
+    results = fused(x.T)
+    for found, expected in zip(results, (x.T.reshape(30, 20), x.T.reshape(30, 20), x.T), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert not any(np.shares_memory(a, b) for a, b in zip((*results, x), (*results[1:], x, results[0]), strict=True))
 
 
 def test_columns_where_the_sum_of_rows_would_take_the_time_or_the_memory() -> None:

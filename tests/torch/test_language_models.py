@@ -54,6 +54,15 @@ def gemma2() -> Any:
     return transformers.Gemma2ForCausalLM(config)
 
 
+def neox() -> Any:
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**LAYERS, vocab_size=VOCABULARY))
+
+
+def mixtral() -> Any:
+    config = transformers.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
+    return transformers.MixtralForCausalLM(config)
+
+
 def opt() -> Any:
     config = transformers.OPTConfig(
         vocab_size=VOCABULARY,
@@ -151,7 +160,7 @@ def test_a_compiled_step(make: Any, reads_logits: bool, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("make", "items"),
     [
-        *((make, {}) for make in (gemma2, opt, bert, t5)),
+        *((make, {}) for make in (gemma2, opt, bert, t5, neox, mixtral)),
         *((make, {"num_items_in_batch": 77}) for make in (gemma2, opt)),
     ],
 )
@@ -166,7 +175,7 @@ def test_a_compiled_loss(make: Any, items: dict[str, int], monkeypatch: pytest.M
     torch.testing.assert_close(found, gradients, **CLOSE)
     chains = [c for c in custom_op._compiled.values() if "cross_entropy" in c.traced.chain.operations and c.is_loaded]
     (chain,) = chains
-    assert chain.plan.blocks is not None
+    assert chain.plan.blocks is not None and chain.plan.workspace <= SMALL
     everything = (*(o.shape for o in chain.plan.outputs), *(n.shape for n in chain.saving.nodes))
     assert (ROWS, VOCABULARY) not in everything
 
@@ -197,7 +206,7 @@ def test_a_fused_step(make: Any) -> None:
 
 @pytest.mark.rotates
 @pytest.mark.usefixtures("fresh_dynamo", "no_capturing")
-@pytest.mark.parametrize("make", [gpt2, llama, gemma2, opt, bert, t5])
+@pytest.mark.parametrize("make", [gpt2, llama, gemma2, opt, bert, t5, neox, mixtral])
 def test_a_fused_loss(make: Any) -> None:
     """A `ContextVar` breaks the graph, except in compiled code, as which the second call is captured."""
     plain, (ids, labels) = Loss(make()), tokens()
@@ -211,7 +220,7 @@ def test_a_fused_loss(make: Any) -> None:
     assert len(module._cupyfuse.partitions) == 1
     assert (ROWS, VOCABULARY) not in shapes(module)
     (chain,) = (part for part in module.explain().fused if "cross_entropy" in part.operations)
-    assert chain.plans[0].blocks is not None
+    assert chain.plans[0].blocks is not None and chain.plans[0].workspace <= SMALL
 
 
 @pytest.mark.usefixtures("fresh_dynamo", "no_capturing")

@@ -94,7 +94,7 @@ def schedule(
 
     `cost_as_written` is that of the function it was simplified from.
     """
-    graph = insert_copies(results_in_memory(graph), layouts or {})
+    graph = insert_copies(results_in_memory(graph, layouts or {}), layouts or {})
     while True:
         scheduler, steps = best_partition(graph, cost_as_written, most_flops)
         mixed = scheduler.values_rounded_for_some(steps)

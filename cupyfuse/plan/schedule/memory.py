@@ -130,11 +130,6 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     def copy_of(value: Node) -> Node:
         return copies.setdefault(value, Node("copy", (value,), value.shape, value.dtype))
 
-    def is_contiguous(value: Node) -> bool:
-        while value.op == "transpose" and min(value.shape) <= 1:
-            value = value.inputs[0]
-        return value.op != "transpose" and layout_of(value, layouts).contiguous
-
     def readable_operand(reader: Node, value: Node) -> Node:
         """Return the value, or a copy of it where the reader cannot take its layout."""
         if value.op not in ("input", "transpose", "slice"):
@@ -152,7 +147,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     for node in g.topological(graph.roots):
         inputs = tuple(done[i] for i in node.inputs)
         if node.op in ("reshape", "strided", "put", "batched_matmul"):
-            inputs = tuple(i if is_contiguous(i) else copy_of(i) for i in inputs)
+            inputs = tuple(i if _is_contiguous(i, layouts) else copy_of(i) for i in inputs)
         elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "split")):
             inputs = tuple(readable_operand(node, i) for i in inputs)
         done[node] = g.with_inputs(node, inputs)
@@ -161,6 +156,12 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         if node.op == "split" and not readable_by_rows(inputs[0], layouts):
             done[node] = replace(done[node], by_columns=True)
     return graph.replace(done)
+
+
+def _is_contiguous(value: Node, layouts: dict[int, Layout]) -> bool:
+    while value.op == "transpose" and min(value.shape) <= 1:
+        value = value.inputs[0]
+    return value.op != "transpose" and layout_of(value, layouts).contiguous
 
 
 def _views_slice(node: Node) -> bool:
@@ -172,15 +173,19 @@ def _views_slice(node: Node) -> bool:
     return False
 
 
-def results_in_memory(graph: Graph) -> Graph:
-    """Copy results that are arguments, slices, constants or the same value as another result, by a row program."""
+def results_in_memory(graph: Graph, layouts: dict[int, Layout]) -> Graph:
+    """Copy results that are arguments, slices, constants or the same value as another result, by a row program.
+
+    An argument that cannot be reshaped where it is, `insert_copies` copies.
+    """
     used: set[Node] = set()
 
     def in_own_memory(node: Node) -> Node:
         base = base_of(node)
-        fresh = base.op not in ("input", "const") and base not in used and not _views_slice(node)
-        copied = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
-        result = node if fresh else Node(copied, (node,), node.shape, node.dtype)
+        copied = any(v.op == "reshape" and not _is_contiguous(v.inputs[0], layouts) for v in view_chain(node))
+        fresh = (copied or base.op not in ("input", "const")) and base not in used and not _views_slice(node)
+        copy = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
+        result = node if fresh else Node(copy, (node,), node.shape, node.dtype)
         used.add(base_of(result))
         return result
 
