@@ -111,8 +111,11 @@ def draw_memory(file: str, what: str, numbers: Sequence[int], megabytes: Sequenc
         from matplotlib import pyplot
     except ImportError as error:
         raise SystemExit(f"--plot needs matplotlib: {error}") from error
-    pyplot.loglog(numbers, megabytes, label=("with the logits", "without"), marker="o")
-    pyplot.xlabel(what)
-    pyplot.ylabel("MB beside arguments and results")
-    pyplot.legend()
-    pyplot.savefig(file)
+    figure, axes = pyplot.subplots(layout="constrained")
+    axes.loglog(numbers, megabytes, base=2, label=("with the logits", "without"), marker="o")
+    axes.set_xticks(numbers, [str(n) for n in numbers])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel(what)
+    axes.set_ylabel("MB beside arguments and results")
+    axes.legend()
+    figure.savefig(file)
