@@ -157,7 +157,7 @@ def test_what_blocks_and_what_follows_them_share_is_computed_once(engine: Engine
     assert plan.blocks is not None and plan.blocks.before is not None and plan.blocks.after is not None
     names = [name for step in plan.steps for name in step.fused]
     assert names.count("max") == 2, "the maximum of the columns, and that of each row"
-    assert names.count("np.sort") == 1
+    assert names.count("np.median") == 1
     for found, expected in zip(fused(*engine.arrays((x, w))), chain(x, w), strict=True):
         np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-6)
 

@@ -94,6 +94,17 @@ def test_a_16_bit_product_gains_beside_eager():
     assert of(*half).gains() and not of(*half, compiled=True).gains()
 
 
+def test_less_memory_decides_between_about_equal_times():
+    """The gradients of a vocabulary's logsumexp: four products and no logits, or three and logits of 2 GB."""
+    vocabulary = (chains.head_logsumexp, "bfloat16", (8192, 4096, 128256), True)
+    found = of(*vocabulary)
+    assert found.product == 8192 * 128256 * 2 and found.fused.gpu < found.pytorch.gpu
+    assert not found.gains() and not found.gains(max_workspace=found.product)
+    assert found.gains(max_workspace=256 << 20)
+    assert not of(*vocabulary, compiled=True).gains(max_workspace=256 << 20)  # Inductor takes less time
+    assert of(chains.linear_gelu, "bfloat16", BERT).product == 0  # the result takes as much
+
+
 @pytest.mark.parametrize("build", [chains.pointwise, chains.scaled_softmax, chains.add_layer_norm, chains.bias_gelu])
 @pytest.mark.parametrize("shape", [(1, 16), (64, 256), (512, 768)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -42,7 +42,7 @@ def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked:
         if hooked:
             found = replace(found, fused=Time(found.fused.gpu, found.fused.host + HOOKED_GRAPH))
             between = f"; {HOOKED_GRAPH / US:.0f} of host for a graph between hooks"
-        gains = found.gains(cudagraph)
+        gains = found.gains(cudagraph, options.max_workspace)
         if gains:
             require_engine(inputs[0])  # raises now rather than in the first call
         return Verdict(gains, found.summary() + between)

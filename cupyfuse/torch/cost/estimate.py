@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from ... import devices
 from ...devices import Device
+from ...ir import graph as g
 from ..chains.chain import Chain, Meta
 from .eager import eager_time
 from .machine import Machine, Time
@@ -29,19 +30,23 @@ class Estimate:
     fused, pytorch : Time
         As cupyfuse runs it, and as PyTorch eager or Inductor does.
     reason : why there is no estimate; empty where there is one
+    product : bytes of the largest product that all results together are smaller than: PyTorch stores it
     """
 
     fused: Time
     pytorch: Time
     reason: str = ""
+    product: int = 0
 
-    def gains(self, cudagraph: bool = False) -> bool:
+    def gains(self, cudagraph: bool = False, max_workspace: float = math.inf) -> bool:
         """Whether the chain is worth fusing.
 
         It is in three cases: neither host nor GPU takes longer; the GPU saves more than the host loses and is the
         bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the host saves several
         times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
-        each case the gain has to exceed `MARGIN` of PyTorch's time. A chain without an estimate does not gain.
+        each case the gain has to exceed `MARGIN` of PyTorch's time, or nothing where PyTorch stores a product that
+        does not fit in `max_workspace`, such as the logits of a large vocabulary: the chain saves that memory. A chain
+        without an estimate does not gain.
 
         With `cudagraph` the chain is part of a CUDA graph: GPU time alone decides.
         """
@@ -50,13 +55,14 @@ class Estimate:
             return False
         if cudagraph:
             return fused.gpu < pytorch.gpu
+        margin = 0.0 if self.product > max_workspace else MARGIN
         gpu_saved, host_saved = pytorch.gpu - fused.gpu, pytorch.host - fused.host
         if gpu_saved >= 0 and host_saved >= 0:
-            return gpu_saved + host_saved > MARGIN * (pytorch.gpu + pytorch.host)
+            return gpu_saved + host_saved > margin * (pytorch.gpu + pytorch.host)
         if host_saved > 0:  # and the GPU loses
-            return fused.gpu < fused.host and host_saved + GPU_WORTH * gpu_saved > MARGIN * pytorch.host
+            return fused.gpu < fused.host and host_saved + GPU_WORTH * gpu_saved > margin * pytorch.host
         # The GPU saves, and the host loses.
-        return pytorch.gpu > fused.host and gpu_saved + host_saved > MARGIN * pytorch.gpu
+        return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * pytorch.gpu
 
     def summary(self) -> str:
         """Describe both times in one line, fused first."""
@@ -118,4 +124,7 @@ def _estimate(
     pytorch_time = inductor_time if compiled else eager_time
     fixed = frozenset() if compiled else chain.fixed  # compiled graphs keep nothing from call to call
     fused = fused_time(traced, requires_grad, machine, frozen, fixed)
-    return Estimate(fused, pytorch_time(traced, requires_grad, machine))
+    results = [v.tracer._node for v in traced.outputs]
+    product = max((n.nbytes for n in g.topological(results) if n.op == "matmul"), default=0)
+    is_large = product > sum(n.nbytes for n in results)
+    return Estimate(fused, pytorch_time(traced, requires_grad, machine), product=product if is_large else 0)
