@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import abc
-import functools
 from collections.abc import Callable, Iterator
-from types import CodeType
 from typing import Any
 
+from ..generated import Constants, define
 from .members import MISSING, contents_of, user_bases
 from .signature import Signature
 
@@ -17,32 +16,11 @@ def current_check(own: Signature, package: str) -> Callable[[], bool]:
 
     The objects are held, so that their ids stay theirs.
     """
-    constants: dict[str, Any] = {
-        "MISSING": MISSING,
-        "contents_of": contents_of,
-        "items_of": _items,
-        "cache_token": abc.get_cache_token,
-    }
-
-    def name(value: Any) -> str:
-        """Return a name for a value that the function refers to."""
-        label = f"c{len(constants)}"
-        constants[label] = value
-        return label
-
-    changes = " or ".join(_changes(own, package, name)) or "False"
-    lines = ["def is_current():", "    try:", f"        return not ({changes})"]
-    # Where a variable is gone, or a cell was emptied.
-    lines += ["    except (KeyError, ValueError):", "        return False", ""]
-    exec(_compile("\n".join(lines)), constants)
-    check: Callable[[], bool] = constants.pop("is_current")  # a cycle would keep the objects alive
-    return check
-
-
-@functools.lru_cache(maxsize=1024)
-def _compile(text: str) -> CodeType:
-    """Compile the text of a check; those of many functions are alike."""
-    return compile(text, "<the variables of a function>", "exec")
+    constants = Constants(MISSING=MISSING, contents_of=contents_of, items_of=_items, cache_token=abc.get_cache_token)
+    changes = " or ".join(_changes(own, package, constants.name)) or "False"
+    lines = ["try:", f"    return not ({changes})"]
+    lines += ["except (KeyError, ValueError):", "    return False"]  # a variable is gone, or a cell was emptied
+    return define("is_current", "", lines, constants)
 
 
 def _changes(own: Signature, package: str, name: Callable[[Any], str]) -> Iterator[str]:

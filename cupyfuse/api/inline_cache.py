@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..generated import Constants, define
 from . import arrays
 from .call import Runnable
 from .environment import Environment, Snapshot
@@ -200,18 +201,13 @@ class _Writer:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
-        self._constants: dict[str, Any] = {"ndarray": np.ndarray}
+        self._constants = Constants(ndarray=np.ndarray)
+        self.constant = self._constants.name
         self._parameters: list[str] = []
         self._count = 0
         self.leaves: list[str] = []
         self._numbers: list[str] = []
         self._same_arrays = False  # whether arrays have to be the same objects
-
-    def constant(self, value: Any) -> str:
-        """Return a name for a value that the function refers to."""
-        name = f"c{len(self._constants)}"
-        self._constants[name] = value
-        return name
 
     def parameter(self) -> str:
         """Return the name of the next value that the function takes."""
@@ -322,9 +318,7 @@ class _Writer:
         else:
             body.append(f"if len(set(map(id, leaves))) != {len(self.leaves)}: return None")
         body.append(f"return leaves, [{', '.join(self._numbers)}]")
-        lines = ["def match(values):", "    try:", *(f"        {line}" for line in body)]
+        lines = ["try:", *(f"    {line}" for line in body)]
         # A slot without a value, a namedtuple of another length, a container that another thread changes.
-        lines += ["    except (AttributeError, ValueError, RuntimeError):", "        return None"]
-        exec(compile("\n".join(lines), "<a call that is recognised>", "exec"), self._constants)
-        match: Any = self._constants.pop("match")  # from its own globals: the cycle would keep bound arrays alive
-        return match
+        lines += ["except (AttributeError, ValueError, RuntimeError):", "    return None"]
+        return define("match", "values", lines, self._constants)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..generated import define
+
 _NO_NAMES: frozenset[str] = frozenset()
 _ABSENT = object()
 _POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -213,10 +215,8 @@ def _binder_of(parameters: Sequence[inspect.Parameter]) -> Callable[..., tuple[t
         [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Name(absent)) for p in parameters]
     )
     values = "".join(f"{p.name}, " for p in parameters)
-    namespace = {absent: _ABSENT}
-    exec(f"def binder{signature}:\n    return ({values}), {' | '.join(bits) or '0'}", namespace)
-    binder: Any = namespace["binder"]
-    return binder
+    result = f"return ({values}), {' | '.join(bits) or '0'}"
+    return define("binder", str(signature)[1:-1], [result], {absent: _ABSENT})
 
 
 class _Name:

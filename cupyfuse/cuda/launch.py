@@ -12,11 +12,12 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..generated import define
 from ..ir.numbers import Number
 from .driver import Dim, early_launch, takes_early_launches
 from .launch_graph import LaunchGraph
@@ -143,15 +144,33 @@ def sequence(launches: Sequence[StructLaunch | Launch]) -> Launch:
         # In a new thread CuPy's function makes the device's context current.
         return _buffers(structs, _calling, begin_thread)
 
-    text, names = _write(launches)
-    namespace = {**names, "local": local, "prepare": prepare}
-    exec(compile_text(text), namespace)
-    launch: Launch = namespace.pop("launch")  # a cycle would keep the kernels alive
-    return launch
+    lines, names = _write(launches)
+    return define("launch", "at, stream", lines, {**names, "local": local, "prepare": prepare})
 
 
-def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[str, dict[str, Any]]:
-    """Write the function, and list what it refers to by name."""
+def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[list[str], dict[str, Any]]:
+    """Write the body of the function, and list what it refers to by name, beside `local` and `prepare`.
+
+    For one kernel, whose struct has a pointer to a vector and a number, the text is
+
+        try:
+            buffers = local.free.pop() if type(stream) is int else None
+        except (AttributeError, IndexError):
+            buffers = None
+        buffers = buffers or prepare(stream)
+        finish, words0, doubles0, run0_0 = buffers
+        p0 = at[0]
+        if (p0) & 15:
+            other0(at, stream)
+        else:
+            words0[0] = p0
+            doubles0[1] = number0_0(at[1])
+            run0_0(stream)
+        if finish is None:
+            local.free.append(buffers)
+        else:
+            finish()
+    """
     names: dict[str, Any] = {}
     unpacked: list[str] = []
     body: list[str] = []
@@ -186,13 +205,7 @@ def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[str, dict[str, An
         taken += ["except (AttributeError, IndexError):", "    buffers = None", "buffers = buffers or prepare(stream)"]
         body = [*taken, f"finish, {', '.join(unpacked)} = buffers", *body]
         body += ["if finish is None:", "    local.free.append(buffers)", "else:", "    finish()"]
-    return "\n".join(["def launch(at, stream):", *(f"    {line}" for line in body or ["pass"]), ""]), names
-
-
-@functools.lru_cache(maxsize=1024)
-def compile_text(text: str) -> CodeType:
-    """Compile the text of a function that is generated for a plan; those of many plans are alike."""
-    return compile(text, "<a call of a plan>", "exec")
+    return body or ["pass"], names
 
 
 # Structs and the ways to launch them --------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..cuda.launch import Launch, compile_text
+from ..cuda.launch import Launch
 from ..cuda.runtime import Runtime
+from ..generated import define
 
 # Takes the arrays, the float arguments and the arrays for results, if those are given; the device is current.
 QuickCall = Callable[..., list[Any]]
@@ -56,7 +57,4 @@ def quick_call(
         lines += [f"memory = workspace({workspace})", "start = memory.ptr"]
         addresses += [f"start + {offset}" for offset in offsets]
     lines += [f"launch([{', '.join(addresses)}], stream())", f"return [{', '.join(written)}]"]
-    text = "\n".join(["def call(arrays, numbers, targets=()):", *(f"    {line}" for line in lines), ""])
-    exec(compile_text(text), names)
-    found: QuickCall = names.pop("call")  # a cycle would keep the kernels alive
-    return found
+    return define("call", "arrays, numbers, targets=()", lines, names)

@@ -758,15 +758,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "structs in use for another launch",
         LAUNCH_TEXT,
-        "local.free.pop()",
-        "local.free[-1]",
+        '"    buffers = local.free.pop()',
+        '"    buffers = local.free[-1]',
         (LAUNCHES, "-k", "within_a_launch"),
     ),
     Mutant(
         "threads that keep to the first way of launching",
         LAUNCH_TEXT,
-        "finish()",
-        "pass",
+        '"    finish()"',
+        '"    pass"',
         (LAUNCHES, "-k", "first_launch"),
     ),
     Mutant(

@@ -17,7 +17,7 @@ PACKAGE = Path(cupyfuse.__file__).parent
 # Rooms from the bottom to the top; those of one line do not know each other.
 LAYERS = (
     "errors devices",
-    "dtypes settings",
+    "dtypes generated settings",
     "ir",
     "trace rewrite",
     "plan",
@@ -29,7 +29,7 @@ LAYERS = (
     "__main__",
 )
 # All that lies at the top of the package beside its rooms.
-TOP = {"__main__", "devices", "dtypes", "errors", "settings"}
+TOP = {"__main__", "devices", "dtypes", "errors", "generated", "settings"}
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 FOUND = [info for info in pkgutil.walk_packages([str(PACKAGE)], "cupyfuse.") if "kernels_cu" not in info.name]
 PACKAGES = {info.name.removeprefix("cupyfuse.") for info in FOUND if info.ispkg}

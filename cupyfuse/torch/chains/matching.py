@@ -6,13 +6,11 @@ call takes 1 us less.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from types import CodeType
-from typing import Any
 
 import torch
 
+from ...generated import Constants, define
 from .tensors import Tensors
 
 Matches = Callable[[Tensors], bool]
@@ -27,14 +25,8 @@ def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callabl
     numbers : which of them are compared
     current_precision : returns the precision of products; None for chains that do not depend on it
     """
-    constants: dict[str, Any] = {"grad": torch.is_grad_enabled, "default": torch.get_default_dtype}
-
-    def name(value: Any) -> str:
-        """Return a name for a value that the function refers to."""
-        label = f"c{len(constants)}"
-        constants[label] = value
-        return label
-
+    constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype)
+    name = constants.name
     lines, same = [], []
     for k in numbers:
         t = tensors[k]
@@ -46,13 +38,4 @@ def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callabl
     same += [f"grad() is {torch.is_grad_enabled()}", f"default() is {name(torch.get_default_dtype())}"]
     if current_precision is not None:
         same.append(f"{name(current_precision)}() == {current_precision()!r}")
-    lines.append(f"return {' and '.join(same)}")
-    exec(_compile("\n".join(["def matches(tensors):", *(f"    {line}" for line in lines), ""])), constants)
-    matches: Matches = constants.pop("matches")
-    return matches
-
-
-@functools.lru_cache(maxsize=256)
-def _compile(text: str) -> CodeType:
-    """Compile the text of a function; those of many chains are alike."""
-    return compile(text, "<inputs that are recognised>", "exec")
+    return define("matches", "tensors", [*lines, f"return {' and '.join(same)}"], constants)
