@@ -30,7 +30,8 @@ Addresses = list[Any]
 Launch = Callable[[Addresses, Any], None]
 Enqueue = Callable[[Any], None]  # launches one kernel on a stream
 TensorMapOf = Callable[[Addresses], tuple[Any, Any]]
-# What to call after the launches, None to use the buffers again; of each struct its words, its numbers, its launches.
+# What to call after the launches, None to use the buffers again; then of each struct its members as words, the same as
+# doubles, and what enqueues each of its kernels.
 _Buffers = tuple[Any, ...]
 
 
@@ -108,7 +109,7 @@ class StructLaunch:
     aligned : sequence of (slot of the address, bytes from there)
         Pointers in the struct that have to be multiples of `alignment`, a power of two.
     otherwise : Launch, optional
-        Launched in the place of these kernels where they are not.
+        Launched in the place of these kernels where they are not; given wherever `alignment` is more than 1.
     """
 
     kernels: Sequence[KernelCall]
@@ -121,7 +122,8 @@ class StructLaunch:
 def sequence(launches: Sequence[StructLaunch | Launch]) -> Launch:
     """Compile launches, one after the other, to one function.
 
-    Each thread has structs of its own; those in use, or left by a launch that failed, are not among its free ones.
+    Each thread has structs of its own: a launch takes free ones, or packs some, and frees them once all is enqueued. So
+    a launch within it, as by a finalizer, takes others; what a launch held that failed is dropped.
     """
     structs = [launch for launch in launches if isinstance(launch, StructLaunch)]
     if not structs and len(launches) == 1:
@@ -141,7 +143,7 @@ def sequence(launches: Sequence[StructLaunch | Launch]) -> Launch:
         def begin_thread() -> None:
             local.free = [quick]
 
-        # In a new thread CuPy's function makes the device's context current.
+        # In a new thread the first launch is CuPy's own, which makes the device's context current.
         return _buffers(structs, _calling, begin_thread)
 
     lines, names = _write(launches)
@@ -181,19 +183,19 @@ def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[list[str], dict[s
             continue
         runs = [f"run{k}_{j}" for j in range(len(launch.kernels))]
         unpacked += [f"words{k}", f"doubles{k}", *runs]
-        members = launch.struct
-        pointers = {(slot, start): f"p{j}" for j, (_, slot, start) in enumerate(members.pointers)}
+        layout = launch.struct
+        pointers = {(slot, start): f"p{j}" for j, (_, slot, start) in enumerate(layout.pointers)}
         body += [f"{name} = at[{slot}]{f' + {start}' if start else ''}" for (slot, start), name in pointers.items()]
         filled = []
-        for j, (index, function) in enumerate(members.maps):
+        for j, (index, function) in enumerate(layout.maps):
             names[f"map{k}_{j}"] = function
             filled.append(f"words{k}[{index}:{index + WORDS}], held{k}_{j} = map{k}_{j}(at)")
-        filled += [f"words{k}[{index}] = {pointers[slot, start]}" for index, slot, start in members.pointers]
-        for j, (index, slot, source) in enumerate(members.numbers):
+        filled += [f"words{k}[{index}] = {pointers[slot, start]}" for index, slot, start in layout.pointers]
+        for j, (index, slot, source) in enumerate(layout.numbers):
             names[f"number{k}_{j}"] = source.evaluate
             filled.append(f"doubles{k}[{index}] = number{k}_{j}(at[{slot}])")
         filled += [f"{run}(stream)" for run in runs]
-        filled += [f"held{k}_{j} = None" for j in range(len(members.maps))]
+        filled += [f"held{k}_{j} = None" for j in range(len(layout.maps))]
         checked = " | ".join(dict.fromkeys(pointers[each] for each in launch.aligned))
         if checked and launch.alignment > 1:
             names[f"other{k}"] = launch.otherwise
@@ -210,7 +212,7 @@ def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[list[str], dict[s
 
 # Structs and the ways to launch them --------------------------------------------------------------------------------
 
-# Takes the kernel, the struct's memory and a pointer to it.
+# Takes the kernel, the struct's memory and its address as a C value: drivers take the address of that.
 _Way = Callable[[KernelCall, bytearray, ctypes.c_void_p], Enqueue]
 
 
@@ -219,9 +221,9 @@ def _buffers(structs: Iterable[StructLaunch], way: _Way, finish: Callable[[], No
     found: list[Any] = [finish]
     for each in structs:
         packed = bytearray(struct.pack("=" + each.struct.form, *each.struct.members))
-        pointer = ctypes.c_void_p(ctypes.addressof((ctypes.c_char * len(packed)).from_buffer(packed)))
+        address = ctypes.c_void_p(ctypes.addressof((ctypes.c_char * len(packed)).from_buffer(packed)))
         view = memoryview(packed)
-        found += [view.cast("Q"), view.cast("d"), *(way(call, packed, pointer) for call in each.kernels)]
+        found += [view.cast("Q"), view.cast("d"), *(way(call, packed, address) for call in each.kernels)]
     return tuple(found)
 
 
@@ -229,7 +231,7 @@ def _drop() -> None:
     """Leave buffers to the garbage collector."""
 
 
-def _calling(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> Enqueue:
+def _calling(call: KernelCall, packed: bytearray, address: ctypes.c_void_p) -> Enqueue:
     """Call the runtime's function, which may inspect its arguments."""
     function, grid, block, shared = call
     value = np.frombuffer(packed, np.dtype((np.void, len(packed))))
@@ -240,30 +242,30 @@ def _calling(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> E
     return enqueue
 
 
-def _plainly(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> Enqueue:
+def _plainly(call: KernelCall, packed: bytearray, address: ctypes.c_void_p) -> Enqueue:
     """Call the driver, to which an address of the struct is enough; the launch begins when the one before it ends."""
     from cupy.cuda import driver
 
     function, grid, block, shared = call
     launch = functools.partial(driver.launchKernel, function.ptr, *grid, *block, shared)
 
-    def enqueue(stream: int, arguments: int = ctypes.addressof(pointer), held: Any = pointer) -> None:
+    def enqueue(stream: int, arguments: int = ctypes.addressof(address), held: Any = address) -> None:
         launch(stream, arguments, 0)
 
     return enqueue
 
 
-def _early(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> Enqueue:
+def _early(call: KernelCall, packed: bytearray, address: ctypes.c_void_p) -> Enqueue:
     """Call the driver; the launch's blocks may begin before the launch before it has ended."""
     function, grid, block, shared = call
-    return early_launch(function.ptr, grid, block, shared, pointer)
+    return early_launch(function.ptr, grid, block, shared, address)
 
 
-def _recording(call: KernelCall, packed: bytearray, pointer: ctypes.c_void_p) -> Enqueue:
+def _recording(call: KernelCall, packed: bytearray, address: ctypes.c_void_p) -> Enqueue:
     """Add the launch to a graph, which copies the struct."""
     function, grid, block, shared = call
 
     def enqueue(graph: LaunchGraph) -> None:
-        graph.add(function.ptr, grid, block, shared, ctypes.addressof(pointer))
+        graph.add(function.ptr, grid, block, shared, ctypes.addressof(address))
 
     return enqueue
