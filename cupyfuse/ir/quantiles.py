@@ -27,7 +27,10 @@ class Place(NamedTuple):
 
 
 def place_of(n: int, q: float, method: Any = "linear") -> Place:
-    """Return the place of the quantile `q` among `n` sorted elements: of an integer that of an element."""
+    """Return the place of the quantile `q` among `n` sorted elements.
+
+    0 and 1 as integers, by the method "linear", are the places of elements: as in NumPy, nothing is interpolated.
+    """
     if method not in CONTINUOUS:
         position = float(np.quantile(np.arange(n, dtype=np.float64), q, method=method))
         below, above = int(np.floor(position)), int(np.ceil(position))

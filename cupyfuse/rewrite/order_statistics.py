@@ -55,9 +55,9 @@ def sort_once(graph: Graph) -> tuple[Graph, list[Note]]:
 
 
 _FLOATS = ("float32", "float64")
-_MOST_PLACES = 8  # of one call: each element of the result chooses among all
-# The parameters of the functions, behind the array.
-_GIVEN = {
+_MOST_PLACES = 8  # quantiles of one call: each element of the result chooses among all
+# The parameters of the functions that are replaced, behind the array; others that are given leave a call alone.
+_PARAMETERS = {
     "median": ("axis", "out", "overwrite_input", "keepdims"),
     "quantile": ("q", "axis", "out", "overwrite_input", "method", "keepdims"),
     "percentile": ("q", "axis", "out", "overwrite_input", "method", "keepdims"),
@@ -65,37 +65,44 @@ _GIVEN = {
 
 
 def _is_candidate(node: Node) -> bool:
-    known = node.call is not None and node.call.function in _GIVEN
+    known = node.call is not None and node.call.function in _PARAMETERS
     return known and bool(node.size) and node.inputs[0].dtype in _FLOATS
 
 
 def _lone_medians(graph: Graph) -> set[int]:
     """Find the medians that no other order statistic of the same rows is beside: the identities of their calls."""
-    calls: dict[Any, list[LibraryCall]] = {}
+    calls: dict[tuple[Node, tuple[int, ...]], list[LibraryCall]] = {}
     for node in graph.order:
         given = _arguments(node.call) if node.call is not None and _is_candidate(node) else None
         if given is not None and node.call is not None:
-            axis, ndim = given["axis"], len(node.call.shapes[0])
-            axes = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-            calls.setdefault((node.inputs[0], tuple(sorted(p % ndim for p in axes))), []).append(node.call)
+            axes = _axes(given["axis"], len(node.call.shapes[0]))
+            calls.setdefault((node.inputs[0], axes), []).append(node.call)
     return {id(found[0]) for found in calls.values() if len(found) == 1 and found[0].function == "median"}
 
 
 def _arguments(call: LibraryCall) -> dict[str, Any] | None:
-    """Return the arguments of a call behind the array by name; None if it is not of one whole array and one place."""
+    """Return the arguments of a call behind the array, by name.
+
+    None if that is no whole array, if quantiles are weighted or not known before a call, and for any other argument.
+    """
     array, *others = call.arguments or (call.options.get("a"),)
     options = {name: value for name, value in call.options.items() if name != "a"}
-    given = {"axis": None, "method": "linear", "weights": None} | dict(zip(_GIVEN[call.function], others, strict=False))
+    given = {"axis": None, "method": "linear", "weights": None} | dict(
+        zip(_PARAMETERS[call.function], others, strict=False)
+    )
     given |= options
     if len(call.shapes) != 1 or not isinstance(array, Operand) or given["weights"] is not None:
         return None
     if call.function != "median" and _places(given.get("q")) is None:
         return None
-    return given if set(given) <= {*_GIVEN[call.function], "method", "weights"} else None
+    return given if set(given) <= {*_PARAMETERS[call.function], "method", "weights"} else None
 
 
 def _places(q: Any) -> list[Any] | None:
-    """Return one or several places as NumPy takes them, integers only if all are; None for what is no list of some."""
+    """Return a number, or each of a list of at most `_MOST_PLACES`, as NumPy converts them: integers if all are.
+
+    None for anything else, and for an empty list.
+    """
     values = np.asarray(q if isinstance(q, (list, tuple)) else [q])
     one = type(q) in (int, float)
     is_list = isinstance(q, (list, tuple)) and values.ndim == 1 and values.dtype.kind in "if"
@@ -103,19 +110,27 @@ def _places(q: Any) -> list[Any] | None:
 
 
 def _rows(node: Node, shape: tuple[int, ...], axis: Any) -> Node | None:
-    """Return an array of a shape, in C order in a node, as rows of the axes to reduce; None if it takes a copy."""
+    """Return an array as a matrix whose rows lie along the axes to reduce; None if that takes a copy.
+
+    `node` has the elements of the array in C order, `shape` is the array's own.
+    """
     ndim = len(shape)
-    given = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    axes = sorted(p % ndim for p in given)
+    axes = _axes(axis, ndim)
     length = math.prod(shape[p] for p in axes)
     others = math.prod(n for p, n in enumerate(shape) if p not in axes)
-    if axes == list(range(ndim - len(axes), ndim)):
+    if axes == tuple(range(ndim - len(axes), ndim)):
         return g.reshape(node, (others, length))
-    return g.transpose(g.reshape(node, (length, others))) if axes == list(range(len(axes))) else None
+    return g.transpose(g.reshape(node, (length, others))) if axes == tuple(range(len(axes))) else None
+
+
+def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return the positions of the axes to reduce, of all for None, in increasing order."""
+    given = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    return tuple(sorted(p % ndim for p in given))
 
 
 def _of_function(function: str, given: dict[str, Any], ordered: Node, dtype: str) -> list[Node]:
-    """Compute a median, or each of some quantiles, of a dtype, from sorted rows: a column for each."""
+    """Compute a median, or some quantiles, from sorted rows (rows, n): of each a column (rows, 1) of a dtype."""
     rows, n = ordered.shape
 
     def at(place: int) -> Node:
@@ -133,7 +148,7 @@ def _of_function(function: str, given: dict[str, Any], ordered: Node, dtype: str
 
 
 def _stacked(columns: list[Node]) -> Node:
-    """Return columns as the rows of a matrix; a single one as it is."""
+    """Return columns (rows, 1) as the rows of a matrix, (their number, rows); a single one as it is."""
     if len(columns) == 1:
         return columns[0]
     number, result = g.positions(len(columns), 1), columns[-1]
@@ -143,7 +158,7 @@ def _stacked(columns: list[Node]) -> Node:
 
 
 def _one_of(node: Node, columns: list[Node]) -> Node:
-    """Return the column that a slice of those stacked is; the slice if it is none."""
+    """Return the column of which a slice of the stacked ones has all elements; the slice itself if there is none."""
     (row, down), (col, across) = node.dims
     (rows, cols), width, count = node.shape, node.inputs[0].shape[1], columns[0].size
     side_by_side = (rows == 1 or (cols == width and down == 1)) and (cols == 1 or across == 1)

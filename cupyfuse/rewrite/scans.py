@@ -10,7 +10,9 @@ from ..ir.graph import Graph, Node
 from ..ir.library import LibraryCall, Operand
 from .notes import Note
 
-_FEW_ROWS, _LONG = 64, 1 << 12  # fewer rows, if they are longer, are left alone: a row is one block's
+# Fewer rows than these, of more columns than these, are left to the library: a row is one block's, and most of a GPU
+# would be idle.
+_FEW_ROWS, _LONG = 64, 1 << 12
 _FLOATS = ("float32", "float64")
 _FUNCTIONS = {
     **{"cumsum": "cumsum", "nancumsum": "cumsum", "cumulative_sum": "cumsum"},
@@ -47,7 +49,7 @@ def scan_rows(graph: Graph) -> tuple[Graph, list[Note]]:
 
 
 def _is_scan(call: LibraryCall, node: Node) -> bool:
-    """Whether a call is of one whole array, along its last axis or in all, in its own dtype."""
+    """Whether a call is of one whole array, along its last axis or flattened, in the array's own dtype."""
     options = {name: value for name, value in call.options.items() if name not in ("axis", "dtype", "include_initial")}
     given = (*call.arguments[:1], *options.values())
     if len(call.shapes) != 1 or not node.size or node.dtype not in _FLOATS or node.inputs[0].dtype != node.dtype:
