@@ -66,20 +66,20 @@ def layers_of(
     run, tasks = f"{name}-run-{token}", f"{name}-tasks-{token}"
     # A layer with the dimensions, and behind them an axis of one block.
     counts = [len(d.widths) for d in dimensions]
-    indices = Indices(len(counts) + 1, {d: d for d in range(len(counts))}, counts)
+    indices = _Indices(len(counts) + 1, {d: d for d in range(len(counts))}, counts)
     layers: dict[str, Any]
-    if blocks := local_blocks(lowering, graph, given):
+    if blocks := _local_blocks(lowering, graph, given):
         placed = [chunks_of(modes, a, dimensions) for modes, a in zip(blocks[lowering.origin].modes, axes, strict=True)]
         if len(axes) == 1:
             chunks, places = placed[0]
-            made = run_layers(lowering, names[0], Indices(len(chunks), places, counts), axes, given, blocks)
+            made = _run_layers(lowering, names[0], _Indices(len(chunks), places, counts), axes, given, blocks)
             return [Result(names[0], chunks, *made)]
-        layers, dependencies = run_layers(lowering, run, indices, axes, given, blocks)
+        layers, dependencies = _run_layers(lowering, run, indices, axes, given, blocks)
         last = run
-    elif reduced := reduced_blocks(lowering, graph, given):
+    elif reduced := _reduced_blocks(lowering, graph, given):
         shards, blocks = reduced
         states = shards.rounds[0].names
-        layers, dependencies = run_layers(lowering, run, indices, [(0, 1)] * len(states), given, blocks)
+        layers, dependencies = _run_layers(lowering, run, indices, [(0, 1)] * len(states), given, blocks)
         found, read = _merged(lowering, shards, run, indices, axes, given, blocks)
         layers[tasks], dependencies[tasks], last = lowering.tasks, {run, *read}, tasks
     else:
@@ -101,8 +101,8 @@ def layers_of(
     return results
 
 
-class Local(NamedTuple):
-    """What one block computes.
+class _Local(NamedTuple):
+    """What one block computes by itself.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class Local(NamedTuple):
         return not any(p.cuts if isinstance(p, Pieces) else p is not None for p in self.operands)
 
 
-def local_blocks(lowering: Lowering, graph: Graph, given: Sequence[Pieces]) -> dict[Index, Local] | None:
+def _local_blocks(lowering: Lowering, graph: Graph, given: Sequence[Pieces]) -> dict[Index, _Local] | None:
     """Return what each block computes from one block of every argument, or None if that is not all.
 
     Something is left if states merge, or if a result is not split along every dimension, of which there is one at
@@ -131,11 +131,11 @@ def local_blocks(lowering: Lowering, graph: Graph, given: Sequence[Pieces]) -> d
     """
     if not lowering.dimensions:
         return None
-    found: dict[Index, Local] = {}
-    alike: dict[Index, Local] = {}
+    found: dict[Index, _Local] = {}
+    alike: dict[Index, _Local] = {}
     for at in itertools.product(*(range(len(d.widths)) for d in lowering.dimensions)):
         lengths = tuple(d.widths[block] for d, block in zip(lowering.dimensions, at, strict=True))
-        local = alike.get(lengths) or _local(lowering, graph, given, at)
+        local = alike.get(lengths) or _local_at(lowering, graph, given, at)
         if local is None:
             return None
         if local.alike:
@@ -144,9 +144,9 @@ def local_blocks(lowering: Lowering, graph: Graph, given: Sequence[Pieces]) -> d
     return found
 
 
-def reduced_blocks(
+def _reduced_blocks(
     lowering: Lowering, graph: Graph, given: Sequence[Pieces]
-) -> tuple[Shards, dict[Index, Local]] | None:
+) -> tuple[Shards, dict[Index, _Local]] | None:
     """Return what each block computes of states that merge once, where all results follow from the merged states.
 
     None where there is more: several dimensions, several merges, or results of which blocks have a part.
@@ -157,13 +157,13 @@ def reduced_blocks(
     if shards is None or len(shards.rounds) != 1 or set(shards.result_modes) != {WHOLE}:
         return None
     (dimension,) = lowering.dimensions
-    found: dict[Index, Local] = {}
-    alike: dict[int, Local] = {}
+    found: dict[Index, _Local] = {}
+    alike: dict[int, _Local] = {}
     for block, (width, start) in enumerate(zip(dimension.widths, dimension.starts, strict=True)):
         if width not in alike:
             local = lowering.once((id(shards), 0, width), partial(shards.local, 0, width))
             operands = [*lowering.operands_of(shards, given, 0, block), *lowering.known(shards, [], [], start)]
-            found[(block,)] = Local(local, operands, [{} for _ in local.outputs])
+            found[(block,)] = _Local(local, operands, [{} for _ in local.outputs])
             if found[(block,)].alike:
                 alike[width] = found[(block,)]
         else:
@@ -175,10 +175,10 @@ def _merged(
     lowering: Lowering,
     shards: Shards,
     run: str,
-    indices: Indices,
+    indices: _Indices,
     axes: Sequence[Axes],
     given: Sequence[Pieces],
-    blocks: Mapping[Index, Local],
+    blocks: Mapping[Index, _Local],
 ) -> tuple[list[Pieces], set[str]]:
     """Add the tasks behind the states; return the results, and the names of the Dask arrays that these tasks read."""
     states = []
@@ -197,10 +197,12 @@ def _merged(
 
 
 def _constant(key: Any, at: Index) -> Any:
+    """Return the key of a piece that is the same one for all blocks."""
     return key
 
 
-def _local(lowering: Lowering, graph: Graph, given: Sequence[Pieces], at: Index) -> Local | None:
+def _local_at(lowering: Lowering, graph: Graph, given: Sequence[Pieces], at: Index) -> _Local | None:
+    """Return what one block computes; None if something is left, as for `_local_blocks`."""
     operands: list[Any] = list(given)
     modes: list[dict[int, int]] = [{} for _ in graph.outputs]
     for d, (dimension, block) in enumerate(zip(lowering.dimensions, at, strict=True)):
@@ -213,10 +215,10 @@ def _local(lowering: Lowering, graph: Graph, given: Sequence[Pieces], at: Index)
         operands += lowering.known(shards, [], [], dimension.starts[block])
         width = dimension.widths[block]
         graph = lowering.once((id(shards), width), partial(shards.finish, width))
-    return Local(graph, operands, modes)
+    return _Local(graph, operands, modes)
 
 
-class Indices:
+class _Indices:
     """The indices of a layer's axes: one for each dimension, and one for each axis that has one block.
 
     Parameters
@@ -250,15 +252,30 @@ class Indices:
         return tuple(along.get(axis, one) for axis in range(array.ndim))
 
 
-def run_layers(
+def _run_layers(
     lowering: Lowering,
     name: str,
-    indices: Indices,
+    indices: _Indices,
     axes: Sequence[Any],
     given: Sequence[Pieces],
-    blocks: Mapping[Index, Local],
+    blocks: Mapping[Index, _Local],
 ) -> tuple[dict[str, Any], dict[str, set[str]]]:
-    """Return layers, by name, and their dependencies: one whose tasks run the blocks, and one of what they share."""
+    """Return layers, by name, and their dependencies: one whose tasks run the blocks, and one of what they share.
+
+    Parameters
+    ----------
+    lowering : Lowering
+    name : str
+        Of the layer that runs the blocks.
+    indices : _Indices
+        Of its axes.
+    axes : sequence of Axes
+        Of each result of a block.
+    given : sequence of Pieces
+        The arguments.
+    blocks : mapping
+        What each block computes, by its place along each dimension.
+    """
     graphs = {id(local.graph): local.graph for local in blocks.values()}
     numbers = {which: number for number, which in enumerate(graphs)}
     read = sorted(set().union(*map(read_by, graphs.values())))
@@ -267,7 +284,7 @@ def run_layers(
     values = [None if piece is None else piece.value for piece in arguments]
     shared = lowering.shared(programs, values)
 
-    def describe(local: Local) -> Block:
+    def describe(local: _Local) -> Block:
         operands = [local.operands[k] for k in read]
         positions = tuple(None if isinstance(p, Pieces) else p for p in operands)
         return Block(numbers[id(local.graph)], tuple(map(cut_of, operands)), positions)
