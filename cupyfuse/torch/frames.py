@@ -10,7 +10,7 @@ import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -33,17 +33,34 @@ class Captured(Protocol):
         """Forget the graphs and the runners that were captured between two sizes."""
 
 
+class _Known(NamedTuple):
+    """What decides whether the module's call can be used as compiled code; it only ever grows.
+
+    Attributes
+    ----------
+    operations : int
+        How many operations were captured as code of eager.
+    refused : bool
+        Whether one could not be.
+    """
+
+    operations: int = 0
+    refused: bool = False
+
+
 @dataclass
 class _InParts:
     """A call that was captured in parts, or not at all, whose code had asked whether it is compiled.
 
     Attributes
     ----------
-    tried : what was known when a call was last tried as compiled code
-    refused : whether an operation could not be captured as code of eager
+    tried : _Known
+        What was known when a call before it was last tried as compiled code.
+    refused : bool
+        Whether an operation of this call could not be captured as code of eager.
     """
 
-    tried: tuple[int, bool]
+    tried: _Known
     refused: bool = False
 
 
@@ -66,7 +83,7 @@ class FrameCallback:
     undecided : dict
         By thread, the codes that its call met and that Dynamo gives up, with what Dynamo would do with their frames.
     in_parts : dict
-        By thread, its call if that was captured in parts, or not at all, and had asked.
+        By thread, its call if that was captured in parts, or not at all, and its code had asked.
     failures : dict
         The frames that run in eager because of an error, and the error in a line; "" for the module's call itself.
     calls : int
@@ -87,9 +104,9 @@ class FrameCallback:
         self.as_compiled = False
         # The operations of graphs captured as code of eager: names, and how many tensors each reads.
         self._work: set[tuple[str, int]] = set()
-        self._refused = False  # whether an operation could not be captured as code of eager
-        self._tried: tuple[int, bool] = (0, False)  # these two, when the call was last tried as compiled code
-        self._trying = False
+        self._refused = False  # whether one could not be, so that compiled code may have others
+        self._tried = _Known()  # when the call was last tried as compiled code
+        self._trying = False  # whether a capture as compiled code is under way
         self._has_others = False  # whether compiled code had operations that were not captured as code of eager
         self._whole = 0, 0  # the size of what was captured as compiled code, which comes first
         self._in_a_row: dict[types.CodeType, tuple[int, int]] = {}  # the last call that captured a code, and how many
@@ -101,7 +118,8 @@ class FrameCallback:
         from torch._dynamo import exc
         from torch._dynamo.types import ConvertFrameReturn
 
-        if self._is_to_be_tried() and self.in_parts[threading.get_ident()].refused:  # whatever its parts are
+        if self._is_to_be_tried() and self.in_parts[threading.get_ident()].refused:
+            # The next call may have any operations as compiled code: there is no need to know those of further parts.
             return replace(ConvertFrameReturn(), apply_to_code=False)
         reason = ""
         with capturing():
@@ -131,7 +149,10 @@ class FrameCallback:
         return replace(result, apply_to_code=False)
 
     def _convert(self, frame: Any, *arguments: Any) -> Any:
-        """Capture a frame; where that fails, raise the error."""
+        """Capture a frame, the module's call as compiled code where that can be; where all fails, raise the error.
+
+        A call whose code asks, and that is captured in parts or not at all, is noted in `in_parts`.
+        """
         from torch._dynamo.utils import graph_break_reasons
 
         is_call, may_be_whole = frame.f_code is self._code, True
@@ -140,7 +161,7 @@ class FrameCallback:
                 return self._convert_whole(frame, *arguments)
             except Exception as error:
                 _log.info("not captured as compiled code: %s", error)
-                may_be_whole = self._has_others
+                may_be_whole = self._has_others  # once more operations are known; other errors would come again
         size, breaks = self._captures.size, len(graph_break_reasons)
         whole = refused = False
         try:
@@ -240,8 +261,8 @@ class FrameCallback:
         call = self.in_parts.get(threading.get_ident())
         return call is not None and call.tried != self._known_after(call)
 
-    def _known_after(self, call: _InParts) -> tuple[int, bool]:
-        return len(self._work), self._refused or call.refused
+    def _known_after(self, call: _InParts) -> _Known:
+        return _Known(len(self._work), self._refused or call.refused)
 
     def _try_as_compiled(self, failures: dict[str, str]) -> None:
         """Have the module's call captured again, as compiled code, if no other thread just did so."""
@@ -251,7 +272,7 @@ class FrameCallback:
             known = self._known_after(self.in_parts[threading.get_ident()])
             if self._tried == known:
                 return
-            self._tried, self._refused, self.as_compiled = known, known[1], True
+            self._tried, self._refused, self.as_compiled = known, known.refused, True
             reset_code(self._code)
             self.failures.update({name: f"{reason}; {_NEXT_CALL}" for name, reason in failures.items()})
 

@@ -47,6 +47,7 @@ def _example(node: Any) -> Any:
 
 
 def _tensors(node: Node) -> list[Node]:
+    """List the operands of a node that are tensors, each once."""
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor)]
 
 
@@ -115,7 +116,7 @@ def _takes_one_of_repeated(expanded: Node, base: Any, index: Any) -> bool:
     if items is None or _example(base).dim() != len(items):
         return False
     repeated = [statically_known_true(n == 1) for n in _example(base).shape]
-    first = (slice(None, 1, None), slice(0, 1, None), slice(None, 1, 1), slice(0, 1, 1))
+    first = (slice(None, 1, None), slice(0, 1, None), slice(None, 1, 1), slice(0, 1, 1))  # all ways to write `:1`
     return all(item == _WHOLE or (again and item in first) for item, again in zip(items, repeated, strict=True))
 
 
@@ -228,8 +229,9 @@ def _is_product(node: Node) -> bool:
 def _operand_of_rows(node: Node) -> Node | None:
     """Return the operand whose rows give the rows of an operation's result; None if there is no such operand.
 
-    Of a product it is the first one, which has to be the smaller one for its rows to be the better ones to slice. Of
-    an operation on elements it is the one of the result's shape; others may be numbers and rows.
+    Of a product it is the first one, if its rows are not wider than the result's: else a slice of it would take more
+    memory than one of the result. Of an operation on elements it is the one of the result's shape; others may be
+    scalars and vectors along the columns.
     """
     found = _found(node) if _example(node) is not None else None
     if found is None:
@@ -242,7 +244,7 @@ def _operand_of_rows(node: Node) -> Node | None:
         if _example(first).dim() < 2 or _example(second).dim() != 2 or first is second:
             return None
         wider = statically_known_true(_example(node).shape[-1] >= _example(first).shape[-1])
-        return first if wider and len(tensors) == len({*tensors}) else None
+        return first if wider else None
     by_element = not (found.rule.reduces or found.rule.product or found.rule.updates or found.rule.view)
     if not by_element and found.rule.name not in _SAME_ELEMENTS:
         return None
@@ -252,7 +254,7 @@ def _operand_of_rows(node: Node) -> Node | None:
 
 
 def _is_returned(node: Node) -> bool:
-    """Whether the graph returns a tensor in the memory of a node's result."""
+    """Whether the graph returns a tensor that shares the memory of a node's result."""
     memory = storage_of(_example(node))
     (output,) = (n for n in node.graph.nodes if n.op == "output")
     leaves = pytree.tree_leaves([n.meta.get("example_value") for n in output.all_input_nodes])
@@ -281,7 +283,11 @@ def _is_higher_order(node: Node) -> bool:
 
 
 def _reduce_last(node: Node) -> None:
-    """Have a loss whose classes are the second of several dimensions take them as the last one, where they were."""
+    """Compute a loss over the second of several dimensions on the value before a transpose, whose last has the classes.
+
+    Logits (N, C, ...) that are a transposed (N, ..., C) become rows (R, C) of it, labels (N, ...) a vector (R,), and
+    probabilities (N, C, ...) rows (R, C). Losses of each label get their shape back.
+    """
     found = _found(node)
     if found is None or found.rule.name not in ("cross_entropy", "nll_loss"):
         return
@@ -316,16 +322,20 @@ def _reduce_last(node: Node) -> None:
     _replace(node, loss)
 
 
-_Step = Callable[[Node, Node], Node]
+_Step = Callable[[Node, Node], Node]  # (place, rows): adds an operation on rows of classes before a place
 
 
 def _steps_after_transpose(node: Any) -> tuple[Node, Sequence[_Step]] | None:
-    """Trace a value with its classes in the second dimension back to one in C order with the same ones in the last.
+    """Trace a value with its classes in the second dimension back to the value that was transposed, in C order.
 
     Returns
     -------
-    That value, and functions that add each operation in between, before a node, on the rows of classes; None if there
-    is no such value
+    source : Node
+        With the classes in its last dimension.
+    operations : sequence of callable
+        Each adds one of the operations behind the transpose, on rows of classes.
+
+    None if there is no such value.
     """
     if _example(node) is None:
         return None
