@@ -3,7 +3,8 @@
 Arguments, results, matrix products, column reductions and views of computed values are in memory. Everything between
 them is computed inside a step: a `RowProgram` (pointwise work and reductions along rows; `MatVec` if it is one
 matrix-vector product), `ColumnStats` (reductions down the columns, with the pointwise work before and after them), a
-`Gemm`, a `Split`, or a `Copy` of an argument whose layout a kernel cannot read.
+`Gemm`, a `Split`, a `Scan` (running totals along rows), a `Copy` of an argument whose layout a kernel cannot read, or a
+`Library` call.
 
 The layer of a value is one more than the layers of the values in memory that it reads; values of one layer and one
 domain make one step. Cheap work is recomputed rather than stored: `recompute` says how much, `cost` how it is counted.
