@@ -100,13 +100,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the total of the warp itself, scan", SCAN, "place > 0 ? place - 1 : 0", "place", scans("totals and shape5")
     ),
-    Mutant("zero instead of none, scan", SCAN, "T(-0.0)", "T(0.0)", scans("special")),
+    Mutant("zero instead of the identity, scan", SCAN, "T(-0.0)", "T(0.0)", scans("special")),
     Mutant("one set of totals, scan", SCAN, "? 32 : 0);", "? 0 : 0);", scans("totals and shape8")),
     Mutant(
         "columns side by side, scan",
         SCAN,
-        "from[col * col_stride] : Op::template none<T>();\n        const T total",
-        "from[col] : Op::template none<T>();\n        const T total",
+        "from[col * col_stride] : Op::template identity<T>();\n        const T total",
+        "from[col] : Op::template identity<T>();\n        const T total",
         scans("strides"),
     ),
     Mutant(
