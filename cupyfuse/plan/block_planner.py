@@ -45,9 +45,10 @@ from .schedule.cut import (
     rows_within,
     with_rows,
 )
-from .schedule.memory import base_of, insert_copies, view_chain
+from .schedule.memory import base_of, insert_copies, is_reshaped_argument
 
-# How many times longer blocks may take that leave room for what they share within the limit: else it comes on top.
+# Blocks leave room for what they share within the limit, unless they take more than so many times as long as blocks
+# with that on top.
 _MOST_TIME = 2
 
 
@@ -149,7 +150,7 @@ class BlockPlanner:
         summed = tuple(self._result_index(n, direct) for n in parts.summed)
         totals = zeros.outputs if zeros is not None else ()
         fixed = sum(o.node.nbytes for k, o in zip(summed, totals, strict=True) if k is None)
-        computed = [n for n in parts.before if not self._is_reshaped_argument(n)]
+        computed = [n for n in parts.before if not is_reshaped_argument(n, self.layouts)]
         fixed += sum(n.nbytes for n in computed) + shared
         before, after = self._plan_before(computed), self._plan_after(parts, direct, computed)
 
@@ -202,8 +203,8 @@ class BlockPlanner:
 
         Returns
         -------
-        The rows that fit beside the `fixed` bytes, too; then, if these are few, those that fit without them. Only the
-        latter if not even one fits beside them.
+        The rows that fit beside the `fixed` bytes within the limit; if these are fewer than `LEAST_ROWS`, also those
+        that fit if the `fixed` bytes come on top. Only the latter if not even one row fits beside them.
         """
         # The `fixed` bytes, and addends that cuBLAS does not accumulate, are as large for one row as for all.
         users = g.users(block.roots)
@@ -223,10 +224,7 @@ class BlockPlanner:
 
     def _result_index(self, node: Node, direct: Sequence[bool]) -> int | None:
         """Return the index of the result that blocks write directly, if a value is one; else None."""
-        for k, output in enumerate(self.graph.outputs):
-            if direct[k] and output is node:
-                return k
-        return None
+        return next((k for k, output in enumerate(self.graph.outputs) if direct[k] and output is node), None)
 
     def _outputs(self, nodes: Sequence[Node], values: Sequence[Node], direct: Sequence[bool]) -> tuple[Output, ...]:
         """Return the nodes of a plan as its outputs: those that are direct results of `values` with the user's axes."""
@@ -255,12 +253,6 @@ class BlockPlanner:
         if reader.op in ("matmul", "batched_matmul"):
             return f"a {reader.op} takes all rows of what others take row by row"
         return f"{across_rows(reader)} takes all of a value of {node.shape[0]} x {node.shape[1]}"
-
-    def _is_reshaped_argument(self, node: Node) -> bool:
-        """Whether a value shows the memory of a contiguous argument under another shape."""
-        base = base_of(node)
-        layout = self.layouts.get(base.argument, Layout()) if base.op == "input" else None
-        return layout is not None and layout.contiguous and all(v.op == "reshape" for v in view_chain(node))
 
     def _source(self, node: Node, mode: Mode, computed: list[Node]) -> Source:
         """Return where an input of a block comes from; `computed` are the values that precede the blocks."""

@@ -158,6 +158,13 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     return graph.replace(done)
 
 
+def is_reshaped_argument(node: Node, layouts: dict[int, Layout]) -> bool:
+    """Whether a value shows the memory of a contiguous argument under another shape."""
+    base = base_of(node)
+    in_c_order = base.op == "input" and layout_of(base, layouts).contiguous
+    return in_c_order and all(v.op == "reshape" for v in view_chain(node))
+
+
 def _is_contiguous(value: Node, layouts: dict[int, Layout]) -> bool:
     while value.op == "transpose" and min(value.shape) <= 1:
         value = value.inputs[0]
