@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.quantiles import CONTINUOUS, continuous_place, place_of
+from ..ir.quantiles import CONTINUOUS, continuous_place, place_of, reduced_axes
 from .sorting import sort
 
 
@@ -94,7 +94,7 @@ def median(
     xp: Any, a: Any, axis: Any = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Any:
     """Compute `numpy.median`: CuPy's, but of no elements, where that raises."""
-    axes = _normalized(a.ndim, axis)
+    axes = reduced_axes(axis, a.ndim)
     if all(a.shape[p] for p in axes):
         return xp.median(a, axis, keepdims=keepdims)
     dtype = a.dtype if a.dtype.kind in "fc" else "float64"
@@ -177,16 +177,10 @@ def _check_range(xp: Any, q: Any) -> None:
 
 def _sorted_rows(xp: Any, a: Any, axis: Any) -> tuple[Any, tuple[int, ...]]:
     """Return an array with some axes, or all, made one, sorted and last; and these axes."""
-    axes = _normalized(a.ndim, axis)
+    axes = reduced_axes(axis, a.ndim)
     kept = [p for p in range(a.ndim) if p not in axes]
     length = math.prod(a.shape[p] for p in axes)
     return sort(xp, a.transpose((*kept, *axes)).reshape((*(a.shape[p] for p in kept), length))), axes
-
-
-def _normalized(ndim: int, axis: Any) -> tuple[int, ...]:
-    """Return the positions of some axes, or of all for None, in increasing order."""
-    given = range(ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
-    return tuple(sorted(p % ndim for p in given))
 
 
 def _with_axes(xp: Any, found: Any, ndim: int, axes: tuple[int, ...], keepdims: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Where quantiles lie among sorted elements, as NumPy defines them."""
+"""Where quantiles lie among sorted elements, and along which axes, as NumPy defines them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def place_of(n: int, q: float, method: Any = "linear") -> Place:
         return Place(n - 1, n - 1, 0.0)
     below = int(np.floor(position))
     return Place(0, 0, 0.0) if position < 0 else Place(below, below + 1, float(position - below))
+
+
+def reduced_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return the positions of one or some axes, or of all for None, in increasing order."""
+    given = range(ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    return tuple(sorted(p % ndim for p in given))
 
 
 def continuous_place(n: Any, q: Any, method: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..ir.library import LibraryCall, Operand
-from ..ir.quantiles import Place, place_of
+from ..ir.quantiles import Place, place_of, reduced_axes
 from ..ir.slices import slice_view
 from .notes import Note
 
@@ -75,7 +75,7 @@ def _lone_medians(graph: Graph) -> set[int]:
     for node in graph.order:
         given = _arguments(node.call) if node.call is not None and _is_candidate(node) else None
         if given is not None and node.call is not None:
-            axes = _axes(given["axis"], len(node.call.shapes[0]))
+            axes = reduced_axes(given["axis"], len(node.call.shapes[0]))
             calls.setdefault((node.inputs[0], axes), []).append(node.call)
     return {id(found[0]) for found in calls.values() if len(found) == 1 and found[0].function == "median"}
 
@@ -115,18 +115,12 @@ def _rows(node: Node, shape: tuple[int, ...], axis: Any) -> Node | None:
     `node` has the elements of the array in C order, `shape` is the array's own.
     """
     ndim = len(shape)
-    axes = _axes(axis, ndim)
+    axes = reduced_axes(axis, ndim)
     length = math.prod(shape[p] for p in axes)
     others = math.prod(n for p, n in enumerate(shape) if p not in axes)
     if axes == tuple(range(ndim - len(axes), ndim)):
         return g.reshape(node, (others, length))
     return g.transpose(g.reshape(node, (length, others))) if axes == tuple(range(len(axes))) else None
-
-
-def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the positions of the axes to reduce, of all for None, in increasing order."""
-    given = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    return tuple(sorted(p % ndim for p in given))
 
 
 def _of_function(function: str, given: dict[str, Any], ordered: Node, dtype: str) -> list[Node]:
