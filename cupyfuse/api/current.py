@@ -50,12 +50,12 @@ def _changes(own: Signature, package: str, name: Callable[[Any], str]) -> Iterat
         yield f"cache_token() != {name(abc.get_cache_token())}"
     for namespace in (vars(base) for c in classes for base in user_bases(c, package)):
         variable, held = name(namespace), list(namespace.values())
-        name(held)
+        name(held)  # to hold them
         yield f"list(map(id, {variable}.values())) != {name(list(map(id, held)))}"
         yield f"list({variable}) != {name(list(namespace))}"
     for container in own.containers:  # in library functions
         held = _items(container)
-        name(held)
+        name(held)  # to hold them
         yield f"list(map(id, items_of({name(container)}))) != {name(list(map(id, held)))}"
 
 

@@ -120,8 +120,15 @@ class CudaExecutable:
         """Return the call that allocates results by these functions, or takes arrays for them."""
         assert [slot for slot, _ in self._temporaries] == list(range(self._first_unset, self._slots))
         offsets = [offset for _, offset in self._temporaries]
-        counts = len(self.plan.graph.inputs), results, self._numbers >= 0, self._workspace
-        return quick_call(self.runtime, *counts, offsets, self._enqueue)
+        return quick_call(
+            self.runtime,
+            arguments=len(self.plan.graph.inputs),
+            results=results,
+            takes_numbers=self._numbers >= 0,
+            workspace=self._workspace,
+            offsets=offsets,
+            launch=self._enqueue,
+        )
 
     def _slot(self) -> int:
         """Return a new slot of the list of addresses."""
