@@ -183,16 +183,16 @@ def _views_slice(node: Node) -> bool:
 def results_in_memory(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     """Copy results that are arguments, slices, constants or the same value as another result, by a row program.
 
-    An argument that cannot be reshaped where it is, `insert_copies` copies.
+    Those that are reshaped arguments, not contiguous, are left: `insert_copies` copies them.
     """
     used: set[Node] = set()
 
     def in_own_memory(node: Node) -> Node:
         base = base_of(node)
-        copied = any(v.op == "reshape" and not _is_contiguous(v.inputs[0], layouts) for v in view_chain(node))
-        fresh = (copied or base.op not in ("input", "const")) and base not in used and not _views_slice(node)
-        copy = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
-        result = node if fresh else Node(copy, (node,), node.shape, node.dtype)
+        will_be_copied = any(v.op == "reshape" and not _is_contiguous(v.inputs[0], layouts) for v in view_chain(node))
+        fresh = (will_be_copied or base.op not in ("input", "const")) and base not in used and not _views_slice(node)
+        op = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
+        result = node if fresh else Node(op, (node,), node.shape, node.dtype)
         used.add(base_of(result))
         return result
 
