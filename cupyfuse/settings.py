@@ -33,7 +33,7 @@ class Settings:
         they compute a 16-bit product at all. "measured": where that is faster by what was measured (of 16-bit products
         on this GPU, `Device.own_half`); "always": wherever they can; "never".
     on_gpu : bool
-        Whether arrays are on a GPU; always where it has an entry.
+        Whether arrays are on a GPU; always with a `device`. One without an entry in `devices` has none.
     """
 
     precision: str = "highest"

@@ -25,8 +25,8 @@ factor                a factor of such a product, by `name`: row, row_rest or co
 transpose, reshape    another view of the same elements
 slice                 a view of every `step`-th row and column; `dims` has (first, step) for each axis
 strided               a copy of a strided view of the input: (length, stride) pairs in `dims`, first element `offset`
-cumsum, cumprod       totals of each row up to each column
 put                   a copy of the first input with such a view of it replaced by the second input
+cumsum, cumprod       totals of each row up to each column
 guard                 inputs (fast, exact): fast where that is finite, else exact, evaluated only there
 custom_derivative     inputs (value, x, slope, ...): value, with its own partial derivative `slope` by each `x`
 library               result number `result` of `call`, a function of NumPy or CuPy on whole arrays
