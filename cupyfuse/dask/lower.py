@@ -112,6 +112,7 @@ class Lowering:
         return shards
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what was made for a key, which may have ids of values made before; make it the first time."""
         if key not in self._made:
             self._made[key] = make()
             self._graphs.append(self._made[key])
