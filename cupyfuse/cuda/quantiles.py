@@ -62,6 +62,8 @@ def nanquantile(
     interpolation: Any = None,
 ) -> Any:
     """Compute `numpy.nanquantile`, but for weights and some methods."""
+    if not a.size:
+        return _of_no_elements(xp, a, axis, keepdims)
     if a.dtype.kind != "f":
         return quantile(xp, a, q, axis, method=method, keepdims=keepdims, weights=weights, interpolation=interpolation)
     if weights is not None or interpolation is not None:
@@ -69,7 +71,8 @@ def nanquantile(
     rows, axes = _sorted_rows(xp, a, axis)
     if isinstance(q, xp.ndarray):
         _check_range(xp, q)
-    count, places = _numbers(xp, rows), xp.asarray(q, dtype="float64").ravel()
+    count, places = _numbers(xp, rows), xp.asarray(q).ravel()
+    places = places if places.dtype.kind in "iu" else places.astype("float64")
     found = _between(xp, rows, *_places(xp, count, places, method))
     found = xp.where(count == 0, rows.dtype.type(np.nan), found)
     shape = q.shape if isinstance(q, xp.ndarray) else np.shape(q)
@@ -97,6 +100,12 @@ def median(
     axes = reduced_axes(axis, a.ndim)
     if all(a.shape[p] for p in axes):
         return xp.median(a, axis, keepdims=keepdims)
+    return _of_no_elements(xp, a, axis, keepdims)
+
+
+def _of_no_elements(xp: Any, a: Any, axis: Any, keepdims: bool) -> Any:
+    """Return the NaNs that an array of no elements has: of a list of quantiles, too, as many as of one."""
+    axes = _normalized(a.ndim, axis)
     dtype = a.dtype if a.dtype.kind in "fc" else "float64"
     kept = xp.full([n for p, n in enumerate(a.shape) if p not in axes], np.nan, dtype)
     return _with_axes(xp, kept, a.ndim, axes, keepdims)
@@ -120,9 +129,9 @@ def nanmedian(
 
 def _quantile(xp: Any, rows: Any, q: Any, method: str, dtype: Any) -> Any:
     """Return one quantile of sorted rows; its weight has a dtype, or is weak in promotion."""
-    below, above, weight = place_of(rows.shape[-1], q, method)
-    if weight is None:
-        return rows[..., below]
+    below, above, weight = place_of(rows.shape[-1], int(q) if isinstance(q, np.integer) else q, method)
+    if weight is None or (below == above and rows.dtype.kind != "f"):
+        return rows[..., below]  # no integer beyond those that floats hold is rounded
     low, high = rows[..., below], rows[..., above]
     difference = high - low
     if dtype is not None:
@@ -132,12 +141,15 @@ def _quantile(xp: Any, rows: Any, q: Any, method: str, dtype: Any) -> Any:
 
 def _places(xp: Any, n: Any, q: Any, method: str) -> tuple[Any, Any, Any]:
     """Return the elements below and above quantiles, and the weights of the latter, for arrays of `n` or `q`."""
-    position = continuous_place(n, q, method if method in CONTINUOUS else "linear")
-    position = xp.minimum(xp.maximum(position, 0), n - 1)
+    if method == "linear" and q.dtype.kind in "iu":
+        place = (n - 1) * q
+        return place, place, None
+    unclipped = continuous_place(n, q, method if method in CONTINUOUS else "linear")
+    position = xp.minimum(xp.maximum(unclipped, 0), n - 1)
     if method in ("lower", "higher", "nearest"):
         rounding = {"lower": xp.floor, "higher": xp.ceil, "nearest": xp.rint}[method]
         place = rounding(position).astype("int64")
-        return place, place, xp.zeros(1)
+        return place, place, None
     below = xp.floor(position)
     if method == "midpoint":
         weight = xp.where(position == below, 0.0, 0.5)
@@ -146,12 +158,15 @@ def _places(xp: Any, n: Any, q: Any, method: str) -> tuple[Any, Any, Any]:
     else:
         raise NotImplementedError(method)
     below = below.astype("int64")
-    return below, xp.minimum(below + 1, n - 1), weight
+    return below, xp.where(unclipped < 0, below, xp.minimum(below + 1, n - 1)), weight
 
 
 def _between(xp: Any, rows: Any, below: Any, above: Any, weight: Any) -> Any:
     """Interpolate between elements of sorted rows, along a last axis of places."""
-    low, high = _at(xp, rows, below), _at(xp, rows, above)
+    low = _at(xp, rows, below)
+    if weight is None:
+        return low
+    high = _at(xp, rows, above)
     difference = high - low
     return xp.where(weight >= 0.5, high - difference * (1 - weight), low + difference * weight)
 

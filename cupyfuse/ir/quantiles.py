@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,17 +32,26 @@ def place_of(n: int, q: float, method: Any = "linear") -> Place:
 
     0 and 1 as integers, by the method "linear", are the places of elements: as in NumPy, nothing is interpolated.
     """
-    if method not in CONTINUOUS:
-        position = float(np.quantile(np.arange(n, dtype=np.float64), q, method=method))
-        below, above = int(np.floor(position)), int(np.ceil(position))
-        return Place(below, above, None if method in SELECTING else position - below)
-    position = continuous_place(n, q, method)
-    if isinstance(position, int):
-        return Place(position, position, None)
-    if position >= n - 1:
-        return Place(n - 1, n - 1, 0.0)
-    below = int(np.floor(position))
-    return Place(0, 0, 0.0) if position < 0 else Place(below, below + 1, float(position - below))
+    if method in SELECTING:
+        chosen = int(np.quantile(np.arange(n), q, method=method))
+        return Place(chosen, chosen, None)
+    position: float
+    if method == "averaged_inverted_cdf":
+        position = n * q - 1
+    elif method == "midpoint":
+        position = (math.floor((n - 1) * q) + math.ceil((n - 1) * q)) / 2
+    else:
+        position = continuous_place(n, q, method)
+        if isinstance(position, int):
+            return Place(position, position, None)
+    if position < 0 or position >= n - 1:
+        end = 0 if position < 0 else n - 1
+        return Place(end, end, 0.0)
+    below = math.floor(position)
+    weight = float(position - below)
+    if method == "averaged_inverted_cdf":
+        weight = 0.5 if weight == 0 else 1.0
+    return Place(below, below + 1, weight)
 
 
 def reduced_axes(axis: Any, ndim: int) -> tuple[int, ...]:

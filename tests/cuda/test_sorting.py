@@ -211,6 +211,40 @@ def test_quantiles_of_arrays_of_places(rng: np.random.Generator) -> None:
                 function(name)(x, q, axis=1, **refused)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_quantiles_of_infinities(method: str) -> None:
+    """Infinity, where an element is chosen; where there is interpolation, NaN in the cases that are NumPy's."""
+    rows = [[1, 2, np.inf, np.inf], [-np.inf, -np.inf, 3, np.inf], [-np.inf, 1, 2, np.inf], [2, np.inf, np.inf, np.inf]]
+    x = array(np.array(rows))
+    for q in (0, 1, 0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0, [0, 1], [0.0, 0.25], np.int64(1)):
+        names = (
+            ("quantile",) if method.endswith("cdf") or method == "closest_observation" else ("quantile", "nanquantile")
+        )
+        for name in names:
+            wanted = reference(name, np.asarray(x), q, axis=1, method=method)
+            np.testing.assert_allclose(function(name)(x, q, axis=1, method=method), wanted, err_msg=f"{name} {q}")
+
+
+def test_quantiles_that_are_integers_keep_all_digits() -> None:
+    """Floats hold no integers beyond 2**53."""
+    x = np.array([2**62 + 1, -(2**62) - 1, 3])
+    for q in ([0, 1], np.int64(1)):
+        for method in ("linear", "weibull", "averaged_inverted_cdf"):
+            wanted = np.quantile(x, q, method=method)
+            np.testing.assert_array_equal(np.asarray(function("quantile")(array(x), q, method=method)), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("name", ["nanquantile", "nanpercentile"])
+def test_quantiles_of_no_elements(name: str, dtype: str) -> None:
+    x = np.zeros((3, 0), dtype)
+    for q in (0.5, [0.1, 0.5]):
+        for axis, keepdims in ((1, False), (1, True), (None, False)):
+            wanted = reference(name, x, q, axis=axis, keepdims=keepdims)
+            found = function(name)(array(x), q, axis=axis, keepdims=keepdims)
+            assert np.shape(found) == np.shape(wanted) and np.isnan(found).all()
+
+
 @pytest.mark.parametrize(("shape", "axis"), [*AXES, ((3, 0), 1), ((0,), None)])
 def test_medians_of_what_is_no_nan(shape: tuple[int, ...], axis: Any, rng: np.random.Generator) -> None:
     """Infinities beside NaN, too: CuPy 14 takes NaN for the largest finite number."""

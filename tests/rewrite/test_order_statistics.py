@@ -99,6 +99,17 @@ def test_infinities(engine: Engine) -> None:
         np.testing.assert_allclose(got, wanted)
 
 
+@pytest.mark.parametrize("method", ["midpoint", "averaged_inverted_cdf", "lower", "median_unbiased"])
+def test_infinities_by_other_methods(engine: Engine, method: str) -> None:
+    x = np.array([[1, 2, INF, INF], [-INF, -INF, 3, INF], [-INF, 1, 2, INF], [2, INF, INF, INF]])
+
+    def function(x: Any) -> Any:
+        return tuple(np.quantile(x, q, axis=1, method=method) for q in (0, 0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0, 1))
+
+    for got, wanted in zip(engine.host(cf.fuse(function)(engine.array(x))), expected(function, x), strict=True):
+        np.testing.assert_allclose(got, wanted)
+
+
 def test_one_sort_serves_all() -> None:
     def scale(x: Any) -> Any:
         low, high = np.percentile(x, 25, axis=0), np.quantile(x, 0.75, axis=0)
