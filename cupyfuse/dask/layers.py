@@ -63,7 +63,8 @@ def layers_of(
     """
     dimensions = lowering.dimensions
     names = [f"{name}-{token}"] if len(axes) == 1 else [f"{name}-{k}-{token}" for k in range(len(axes))]
-    run, tasks = f"{name}-run-{token}", f"{name}-tasks-{token}"
+    # No task of `tasks` is called as a layer is: Dask takes both for one.
+    run, tasks = f"{name}-blocks-{token}", f"{name}-tasks-{token}"
     # A layer with the dimensions, and behind them an axis of one block.
     counts = [len(d.widths) for d in dimensions]
     indices = _Indices(len(counts) + 1, {d: d for d in range(len(counts))}, counts)
