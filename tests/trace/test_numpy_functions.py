@@ -614,6 +614,27 @@ def test_namespace_of_other_versions() -> None:
         cf.fuse(lambda x: x.__array_namespace__(api_version="2099.12").exp(x))(np.ones(3))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (np.median(x + 1, axis=0, overwrite_input=True), (x + 1) * 2),
+        lambda x: ((x + 1).sum(axis=1), np.nanmedian(x + 1, 0, None, True), np.sort(x + 1, axis=1)),
+        lambda x: (np.quantile(x + 1, 0.3, 0, None, True), np.quantile(x + 1, 0.3, axis=1)),
+        lambda x: (np.nanpercentile(x + 1, [30, 60], axis=0, overwrite_input=True), x + 1),
+    ],
+)
+def test_operands_of_several_steps_are_not_overwritten(function: Any, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((7, 6))
+    with force_plans():
+        results = cf.fuse(function)(x)
+    for got, wanted in zip(results, function(x), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-13)
+    before = x.copy()
+    with force_plans():
+        np.testing.assert_allclose(cf.fuse(lambda x: np.median(x, 1, None, True))(x), np.median(before, axis=1))
+    np.testing.assert_array_equal(x, before)
+
+
 # Anywhere in a plan -------------------------------------------------------------------------------------------------
 
 PIECES: list[Function] = [

@@ -42,6 +42,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     """
     name = public_name(func)
     args, options = _with_named_out(func, args, options)
+    options.pop("overwrite_input", None)  # which permits, but does not require it: other steps read the operand
     out = options.pop("out", None)
     if out is not None:
         out = target_of(f"np.{name} with out=", out)
