@@ -105,7 +105,7 @@ def median(
 
 def _of_no_elements(xp: Any, a: Any, axis: Any, keepdims: bool) -> Any:
     """Return the NaNs that an array of no elements has: of a list of quantiles, too, as many as of one."""
-    axes = _normalized(a.ndim, axis)
+    axes = reduced_axes(axis, a.ndim)
     dtype = a.dtype if a.dtype.kind in "fc" else "float64"
     kept = xp.full([n for p, n in enumerate(a.shape) if p not in axes], np.nan, dtype)
     return _with_axes(xp, kept, a.ndim, axes, keepdims)
