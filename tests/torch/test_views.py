@@ -210,6 +210,19 @@ def rows_and_some_labels(m: Any, y: Any, labels: Any) -> Any:
     return rows[torch.arange(len(rows)), labels[:, :1].reshape(-1)[:1]], rows[torch.arange(3), labels.flatten()[:3]]
 
 
+def rows_from_another_start(m: Any, y: Any, labels: Any) -> Any:
+    rows = y.flatten(0, 1).log_softmax(-1)
+    return rows[torch.arange(-1, end=len(rows) - 1), labels.flatten()]
+
+
+def rows_that_were_changed(m: Any, y: Any, labels: Any) -> Any:
+    rows = y.flatten(0, 1).log_softmax(-1)
+    moved, some = torch.arange(len(rows)), torch.arange(len(rows))
+    moved.sub_(1)
+    some[3:7].zero_()
+    return rows[moved, labels.flatten()], rows[some, labels.flatten()]
+
+
 def an_element_that_was_not_repeated(m: Any, y: Any, labels: Any) -> Any:
     first, _ = torch.broadcast_tensors(y.logsumexp(-1, keepdim=True), y)
     return first[:1, ..., :1], first[..., :2], torch.broadcast_tensors(y, y)[0][..., :1].exp()
@@ -228,10 +241,74 @@ def classes_second_for_each_with_probabilities(m: Any, y: Any, labels: Any) -> A
     return F.cross_entropy(y.mT, y.softmax(-1).mT, reduction="none")
 
 
+@torch.library.custom_op("cupyfuse_tests::triple", mutates_args=("x",))
+def triple(x: torch.Tensor) -> None:
+    x.mul_(3)
+
+
+@triple.register_fake
+def _(x: torch.Tensor) -> None:
+    pass
+
+
+def an_operator_writes_to_a_copy(m: Any, y: Any, labels: Any) -> Any:
+    part = y[:, :-1]
+    rows = part.reshape(-1, CLASSES)
+    with torch.no_grad():
+        triple(rows)
+    return part.logsumexp(-1), rows.logsumexp(-1)
+
+
+def the_operand_is_written_to(m: Any, y: Any, labels: Any) -> Any:
+    weight = m.head.weight.detach()
+    operand = weight.clone()
+    product = operand @ weight.t()
+    operand.mul_(0.0)
+    return product[1:].logsumexp(-1), y.sum()
+
+
+def slopes_of_the_second_dimension(m: Any, y: Any, labels: Any) -> Any:
+    return F.prelu(y, torch.linspace(0.1, 0.9, TOKENS))[:, 1:].logsumexp(-1)
+
+
+def a_matrix_for_a_bias(m: Any, y: Any, labels: Any) -> Any:
+    product = F.linear(m.head.weight * 2, m.head.weight, torch.ones(CLASSES, CLASSES))
+    return product[1:].logsumexp(-1), y.sum()
+
+
+def a_part_has_no_gradients(m: Any, y: Any, labels: Any) -> Any:
+    product = F.linear(m.head.weight * 2, m.head.weight)
+    with torch.no_grad():
+        part = product[1:]
+    return part.logsumexp(-1), y.mean()
+
+
+def logarithms_in_another_dtype(m: Any, y: Any, labels: Any) -> Any:
+    return F.nll_loss(F.log_softmax(y.mT, 1, dtype=torch.float64), labels)
+
+
+def logarithms_have_no_gradients(m: Any, y: Any, labels: Any) -> Any:
+    with torch.no_grad():
+        logarithms = torch.log_softmax(y.mT, 1)
+    return F.nll_loss(logarithms, labels) * m.head.bias[0], y.mean()
+
+
+def logits_are_written_to_before_the_loss(m: Any, y: Any, labels: Any) -> Any:
+    memory = y.detach().flatten() * 2
+    logits = memory.view(y.shape).mT
+    copy, changed = logits.contiguous(), logits.sin()
+    memory[7:].zero_()
+    return F.cross_entropy(copy, labels), F.cross_entropy(changed, labels), y.sum()
+
+
 AS_IT_IS = (
+    *(an_operator_writes_to_a_copy, the_operand_is_written_to, slopes_of_the_second_dimension, a_matrix_for_a_bias),
+    *(a_part_has_no_gradients, logarithms_in_another_dtype, logarithms_have_no_gradients),
+    logits_are_written_to_before_the_loss,
     *(logits_are_returned, a_part_is_returned, a_view_of_a_part_is_returned, a_part_is_written_to),
     *(logits_are_written_to_later, what_is_repeated_is_returned),
     *(a_copy_of_a_part_is_written_to, some_columns, other_rows, rows_and_some_labels, an_element_that_was_not_repeated),
+    *(rows_from_another_start, rows_that_were_changed),
     *(repeated_by_both, other_dimensions_exchanged, classes_second_for_each_with_probabilities),
 )
 
@@ -250,6 +327,26 @@ def test_other_views_are_as_in_eager(code: Any) -> None:
         for each, results in ((module, found), (plain, expected))
     ]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def channels_last(m: Any, y: Any, labels: Any) -> Any:
+    return m.head(torch.ones(2, 3, 4, 32)).contiguous(memory_format=torch.channels_last)[0].logsumexp(-1)
+
+
+def copies_are_returned(m: Any, y: Any, labels: Any) -> Any:
+    """They would share memory."""
+    part = m.head(torch.ones(2, 3, 32))[:, :-1]
+    return part.logsumexp(-1), part.contiguous(), part.reshape(-1, CLASSES)
+
+
+@pytest.mark.parametrize("code", [channels_last, copies_are_returned])
+def test_slices_that_stay(code: Any) -> None:
+    x, labels = drawn()
+    module = ct.fuse(plain := Model(code), only_gains=False)
+    torch.testing.assert_close(module(x, labels), plain(x, labels))
+    (captured,) = (p.captured for p in module._cupyfuse.partitions)
+    names = [o.name for o in reversed(captured.operations)]
+    assert names.index("getitem") < names.index("linear")
 
 
 def test_a_product_that_makes_rows_shorter_is_sliced() -> None:

@@ -140,6 +140,12 @@ def functionalise(graph: Graph) -> None:
                 _return_new(node)
 
 
+def functionalised(graph: Graph) -> list[Any]:
+    """List what the calls wrote to that `functionalise` made return new values, as fake tensors."""
+    calls = (node for node in graph.nodes if _IN_PLACE in node.meta)
+    return [node.args[0].meta["example_value"] for node in calls]
+
+
 def is_in_place(node: Node) -> bool:
     """Whether a node writes to an operand, or did before `functionalise`, and will again where no chain takes it."""
     return _IN_PLACE in node.meta or writes(node.target, node.args, node.kwargs)

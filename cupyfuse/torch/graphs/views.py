@@ -12,11 +12,12 @@ its columns in the second dimension, or by an index for each row would need all 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch.autograd import grad_mode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
@@ -24,19 +25,43 @@ from torch.utils import _pytree as pytree
 from .. import rules
 from ..rules.labels import index_rows_eager
 from .captured import is_dense, storage_of
-from .inplace import is_in_place
+from .importer import ImportedGraph
+from .inplace import functionalised, is_in_place
 
 F = torch.nn.functional
 _SAME_ELEMENTS = ("to", "identity", "positive", "contiguous", "detach")  # rules of views that keep rows and columns
+_BY_CHANNEL = ("prelu",)  # rules whose rows belong to the second dimension, not to the last one
+_SWITCHES = (torch._C._set_grad_enabled, grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
 _WHOLE = slice(None)
+
+
+class _Memory:
+    """The memory that a captured graph writes to."""
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+
+    @cached_property
+    def _written(self) -> set[int]:
+        """The storages that anything writes to; those of all inputs if one of them is, as they may share memory."""
+        captured = ImportedGraph(self._graph).captured
+        written = {storage_of(captured.tensors[n]) for o in captured.operations for n in o.written}
+        written.update(map(storage_of, functionalised(self._graph)))
+        inputs = {storage_of(captured.tensors[n]) for n in captured.inputs}
+        return written if written.isdisjoint(inputs) else written | inputs
+
+    def is_written_to(self, node: Any) -> bool:
+        """Whether the memory of a node's results is written to, before or after."""
+        return any(storage_of(t) in self._written for t in _results(node))
 
 
 def rewrite_views(graph: Graph) -> None:
     """Rewrite the views and indices of a captured graph, in place."""
+    memory = _Memory(graph)
     for rewrite in (_without_broadcasts, _index_rows, _slice_operands, _reduce_last):
         for node in list(graph.nodes):
             if node.op in ("call_function", "call_method") and _example(node) is not None:
-                rewrite(node)
+                rewrite(node, memory)
 
 
 def _example(node: Any) -> Any:
@@ -46,8 +71,12 @@ def _example(node: Any) -> Any:
     return example if plain and not torch._C._functorch.is_functorch_wrapped_tensor(example) else None
 
 
+def _results(node: Node) -> list[Any]:
+    """List the example values of a node's results that are tensors."""
+    return [t for t in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(t, torch.Tensor)]
+
+
 def _tensors(node: Node) -> list[Node]:
-    """List the operands of a node that are tensors, each once."""
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor)]
 
 
@@ -83,7 +112,7 @@ def _insert(place: Node, target: Any, *args: Any, example: Any = None, **kwargs:
 # Broadcasts and indices ---------------------------------------------------------------------------------------------
 
 
-def _without_broadcasts(node: Node) -> None:
+def _without_broadcasts(node: Node, memory: _Memory) -> None:
     """Replace what `broadcast_tensors` returns by its operands, expanded; and a slice of an expanded value by that."""
     if node.target is not operator.getitem:
         return
@@ -116,7 +145,7 @@ def _takes_one_of_repeated(expanded: Node, base: Any, index: Any) -> bool:
     if items is None or _example(base).dim() != len(items):
         return False
     repeated = [statically_known_true(n == 1) for n in _example(base).shape]
-    first = (slice(None, 1, None), slice(0, 1, None), slice(None, 1, 1), slice(0, 1, 1))  # all ways to write `:1`
+    first = (slice(None, 1, None), slice(0, 1, None), slice(None, 1, 1), slice(0, 1, 1))
     return all(item == _WHOLE or (again and item in first) for item, again in zip(items, repeated, strict=True))
 
 
@@ -141,7 +170,7 @@ def _is_slice(item: Any) -> bool:
     return isinstance(item, slice) and all(n is None or _is_number(n) for n in (item.start, item.stop, item.step))
 
 
-def _index_rows(node: Node) -> None:
+def _index_rows(node: Node, memory: _Memory) -> None:
     """Replace `x[arange(len(x)), index]` by `index_rows(x, index)`."""
     if node.target is not operator.getitem or _example(node.args[0]) is None:
         return
@@ -149,7 +178,7 @@ def _index_rows(node: Node) -> None:
     if not isinstance(index, tuple) or len(index) != 2 or _example(source).dim() != 2:
         return
     rows, columns = index
-    if _example(rows) is None or _example(columns) is None or not _is_arange(rows):
+    if _example(rows) is None or _example(columns) is None or not _is_arange(rows) or memory.is_written_to(rows):
         return
     labels, n = _example(columns), _example(source).shape[0]
     if labels.dim() != 1 or labels.dtype is not torch.int64:
@@ -160,17 +189,16 @@ def _index_rows(node: Node) -> None:
 
 def _is_arange(node: Node) -> bool:
     """Whether a node is 0, 1, 2, ... up to some number."""
-    numbers = {k: v for k, v in node.kwargs.items() if k in ("start", "end", "step")}
-    start, step = numbers.get("start", 0), numbers.get("step", 1)
-    if len(node.args) > 1:
-        start, step = node.args[0], (*node.args, step)[2]
-    return node.target is torch.arange and start == 0 and step == 1 and _example(node).dtype is torch.int64
+    names = ("end",) if len(node.args) == 1 and "end" not in node.kwargs else ("start", "end", "step")
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    from_zero = given.get("start", 0) == 0 and given.get("step", 1) == 1
+    return node.target is torch.arange and from_zero and _example(node).dtype is torch.int64
 
 
 # Slices of rows -----------------------------------------------------------------------------------------------------
 
 
-def _slice_operands(node: Node) -> None:
+def _slice_operands(node: Node, memory: _Memory) -> None:
     """Move a slice of the rows of a product to its operand, over operations on elements that the product ends in."""
     if node.target is not operator.getitem or _example(node.args[0]) is None:
         return
@@ -188,9 +216,11 @@ def _slice_operands(node: Node) -> None:
         if _is_product(source):
             break
         source = main
-    if _is_returned(node) or _is_written_to(node):
-        return
     value = path[-1][1]
+    if _is_switched(path[-1][0], node) or memory.is_written_to(value):
+        return
+    if any(memory.is_written_to(n) or _is_returned(n) for n in _sharing(node)):
+        return
     graded = _example(value).requires_grad and _example(path[-1][0]).requires_grad
     value = _insert(path[-1][0], operator.getitem, value, index)
     value.meta["example_value"].requires_grad_(graded)
@@ -229,9 +259,8 @@ def _is_product(node: Node) -> bool:
 def _operand_of_rows(node: Node) -> Node | None:
     """Return the operand whose rows give the rows of an operation's result; None if there is no such operand.
 
-    Of a product it is the first one, if its rows are not wider than the result's: else a slice of it would take more
-    memory than one of the result. Of an operation on elements it is the one of the result's shape; others may be
-    scalars and vectors along the columns.
+    Of a product it is the first one, which has to be the smaller one for its rows to be the better ones to slice. Of
+    an operation on elements it is the one of the result's shape; others may be numbers and rows.
     """
     found = _found(node) if _example(node) is not None else None
     if found is None:
@@ -241,49 +270,75 @@ def _operand_of_rows(node: Node) -> Node | None:
         return None
     if found.rule.name in ("linear", "matmul"):
         first, second = found.arguments[:2]
-        if _example(first).dim() < 2 or _example(second).dim() != 2 or first is second:
+        rest = [t for t in tensors if t is not first and t is not second]
+        if _example(first).dim() < 2 or _example(second).dim() != 2 or first is second or _max_rank(rest) > 1:
             return None
         wider = statically_known_true(_example(node).shape[-1] >= _example(first).shape[-1])
-        return first if wider else None
+        return first if wider and len(tensors) == len({*tensors}) else None
     by_element = not (found.rule.reduces or found.rule.product or found.rule.updates or found.rule.view)
     if not by_element and found.rule.name not in _SAME_ELEMENTS:
         return None
+    if found.rule.name in _BY_CHANNEL or any(isinstance(a, torch.memory_format) for a in _constants(node)):
+        return None
     main = [t for t in tensors if _same_shape(t, node)]
     others = [t for t in tensors if t not in main]
-    return main[0] if len(main) == 1 and all(_example(t).dim() < 2 for t in others) else None
+    return main[0] if len(main) == 1 and _max_rank(others) < 2 else None
 
 
-def _is_returned(node: Node) -> bool:
-    """Whether the graph returns a tensor that shares the memory of a node's result."""
-    memory = storage_of(_example(node))
-    (output,) = (n for n in node.graph.nodes if n.op == "output")
-    leaves = pytree.tree_leaves([n.meta.get("example_value") for n in output.all_input_nodes])
-    return any(isinstance(t, torch.Tensor) and storage_of(t) == memory for t in leaves)
+def _max_rank(nodes: Sequence[Node]) -> int:
+    return max((_example(n).dim() for n in nodes), default=0)
 
 
-def _is_written_to(node: Node) -> bool:
-    """Whether a node's result, or anything that depends on it, may be written to."""
-    seen, stack = {node}, [node]
-    while stack:
-        for user in stack.pop().users:
-            if user.op == "output" or user in seen:
-                continue
-            if user.op not in ("call_function", "call_method") or is_in_place(user) or _is_higher_order(user):
-                return True
-            seen.add(user)
-            stack.append(user)
+def _constants(node: Node) -> list[Any]:
+    """List what an operation is called with, tensors included."""
+    leaves: list[Any] = pytree.tree_leaves((node.args, node.kwargs))
+    return leaves
+
+
+def _is_switched(first: Node, last: Node) -> bool:
+    """Whether anything between two nodes switches gradients: views and what is computed may be recorded or not."""
+    node = first
+    while node is not last:
+        node = node.next
+        if node.target in _SWITCHES:
+            return True
     return False
 
 
-def _is_higher_order(node: Node) -> bool:
-    return isinstance(node.target, HigherOrderOperator)
+def _sharing(node: Node) -> list[Node]:
+    """List the nodes whose results may use the memory of a node's result once that is dense, with the node itself.
+
+    What had to copy rows that lay apart may then return a view.
+    """
+    memory, sharing = {storage_of(_example(node))}, [node]
+    for each in sharing:
+        for user in each.users:
+            results, found = _results(user), _found(user)
+            if user in sharing or not results:
+                continue
+            whole = (found is None or found.rule.view) and any(_same_elements(t, each) for t in results)
+            if whole or any(storage_of(t) in memory for t in results):
+                memory.update(map(storage_of, results))
+                sharing.append(user)
+    return sharing
+
+
+def _same_elements(result: torch.Tensor, node: Node) -> bool:
+    """Whether a result may have all elements of a node's, in some order."""
+    return any(
+        t.dtype is result.dtype and not statically_known_true(t.numel() != result.numel()) for t in _results(node)
+    )
+
+
+def _is_returned(node: Node) -> bool:
+    return any(user.op == "output" for user in node.users)
 
 
 # Losses over the second dimension -----------------------------------------------------------------------------------
 
 
-def _reduce_last(node: Node) -> None:
-    """Compute a loss over the second of several dimensions on the value before a transpose, whose last has the classes.
+def _reduce_last(node: Node, memory: _Memory) -> None:
+    """Have a loss whose classes are the second of several dimensions take them as the last one, where they were.
 
     Logits (N, C, ...) that are a transposed (N, ..., C) become rows (R, C) of it, labels (N, ...) a vector (R,), and
     probabilities (N, C, ...) rows (R, C). Losses of each label get their shape back.
@@ -297,13 +352,12 @@ def _reduce_last(node: Node) -> None:
     labelled = not _example(target).is_floating_point()
     if _example(target).dim() != _example(logits).dim() - labelled or (reduction == "none" and not labelled):
         return
-    steps = _steps_after_transpose(logits)
-    if steps is None or _is_written_to(steps[0]):
+    transposed = _transposed(logits)
+    if transposed is None or memory.is_written_to(transposed[0]):
         return
-    source, operations = steps
-    rows = _insert(node, "flatten", source, 0, -2)
-    for operation in operations:
-        rows = operation(node, rows)
+    rows = _insert(transposed[1], "flatten", transposed[0], 0, -2)
+    for operation in transposed[2:]:
+        rows = _with_classes_last(operation, rows)
     if not labelled:
         last = _example(target).dim() - 1
         target = _insert(node, "permute", target, 0, *range(2, last + 1), 1)
@@ -322,24 +376,14 @@ def _reduce_last(node: Node) -> None:
     _replace(node, loss)
 
 
-_Step = Callable[[Node, Node], Node]  # (place, rows): adds an operation on rows of classes before a place
-
-
-def _steps_after_transpose(node: Any) -> tuple[Node, Sequence[_Step]] | None:
-    """Trace a value with its classes in the second dimension back to the value that was transposed, in C order.
+def _transposed(node: Any) -> list[Node] | None:
+    """Trace a value with its classes in the second dimension back to one in C order with the same ones in the last.
 
     Returns
     -------
-    source : Node
-        With the classes in its last dimension.
-    operations : sequence of callable
-        Each adds one of the operations behind the transpose, on rows of classes.
-
-    None if there is no such value.
+    That value, what transposes it, and the operations from there to the given node; None if there is no such value
     """
-    if _example(node) is None:
-        return None
-    found = _found(node)
+    found = _found(node) if _example(node) is not None else None
     if found is None:
         return None
     name, rank = found.rule.name, _example(node).dim()
@@ -352,26 +396,26 @@ def _steps_after_transpose(node: Any) -> tuple[Node, Sequence[_Step]] | None:
         else:
             order = [d % rank for d in found.arguments[1]]
         in_c_order = _example(source) is not None and is_dense(_example(source), range(rank))
-        return (source, []) if in_c_order and order == [0, rank - 1, *range(1, rank - 1)] else None
+        return [source, node] if in_c_order and order == [0, rank - 1, *range(1, rank - 1)] else None
     main = _operand_of_rows(node)
     if name == "log_softmax" and found.arguments[1] in (1, 1 - rank):
         main = found.arguments[0]
     if main is None or found.rule.product or len(node.users) > 1 or is_in_place(node) or len(_tensors(node)) > 1:
         return None
-    steps = _steps_after_transpose(main)
-    if steps is None:
-        return None
+    before = _transposed(main)
+    return None if before is None else [*before, node]
 
-    def again(place: Node, rows: Node) -> Node:
-        whole = _example(node)
-        with whole.fake_mode, torch.no_grad():
-            example = torch.empty_like(_example(rows).detach(), dtype=whole.dtype).requires_grad_(whole.requires_grad)
-        with place.graph.inserting_before(place):
-            if name == "log_softmax":
-                result = place.graph.call_function(torch.log_softmax, (rows, -1))
-            else:
-                result = place.graph.node_copy(node, lambda argument: rows if argument is main else argument)
-        result.meta = {**node.meta, "example_value": example}
-        return result
 
-    return steps[0], [*steps[1], again]
+def _with_classes_last(operation: Node, rows: Node) -> Node:
+    """Insert an operation with its classes in the second dimension for rows of classes, where it was."""
+    found, whole = _found(operation), _example(operation)
+    with whole.fake_mode, torch.no_grad():
+        example = torch.empty_like(_example(rows).detach(), dtype=whole.dtype).requires_grad_(whole.requires_grad)
+    if found.rule.name == "log_softmax":
+        dtype = found.arguments[2]
+        return _insert(operation, torch.log_softmax, rows, -1, dtype=dtype and getattr(torch, dtype), example=example)
+    (main,) = _tensors(operation)
+    with operation.graph.inserting_before(operation):
+        result = operation.graph.node_copy(operation, lambda argument: rows if argument is main else argument)
+    result.meta = {**operation.meta, "example_value": example}
+    return result
