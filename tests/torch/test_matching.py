@@ -42,6 +42,8 @@ OTHERS: dict[str, Callable[[], torch.Tensor]] = {
     "sparse": lambda: tensor().to_sparse(),
     "to be negated": lambda: torch.complex(tensor(), tensor()).conj().imag,
     "on another device": lambda: tensor(device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([*tensor()]),
+    "zeros without memory": lambda: torch._efficientzerotensor(SHAPE),
 }
 
 
@@ -55,7 +57,7 @@ def test_other_inputs_are_not_recognised(name: str) -> None:
     assert matches([tensor()]) and matches([tensor().clone()])
     other = OTHERS[name]()
     assert not matches([other])
-    if name != "sparse":
+    if name not in ("sparse", "nested"):
         again = matcher([other], [0], None)
         assert again([OTHERS[name]()]) and not again([tensor()])
 
@@ -111,7 +113,7 @@ def test_the_precision_belongs_to_products_alone() -> None:
 def test_calls_of_all_kinds_in_turn_are_right() -> None:
     """More kinds than are recognised, each several times, in one runner."""
     runner = runner_of()
-    kinds = [name for name in OTHERS if name not in ("another rank", "sparse", "on another device")]
+    kinds = [name for name in OTHERS if name not in ("another rank", "sparse", "nested", "on another device")]
     inputs = [tensor(), *(OTHERS[name]() for name in kinds), tensor((2, 6)), tensor((3, 6))]
     for _ in range(3):
         for x in inputs:
@@ -119,6 +121,17 @@ def test_calls_of_all_kinds_in_turn_are_right() -> None:
             torch.testing.assert_close(got.detach(), want.detach())
             assert got.requires_grad == want.requires_grad and type(got) is type(want)
     assert len(runner._recognized) == _MOST_RECOGNIZED
+
+
+@pytest.mark.parametrize("name", ["sparse", "nested", "zeros without memory"])
+def test_inputs_that_are_no_strided_memory_are_left_to_pytorch(name: str) -> None:
+    """After calls with plain tensors of the same shape, and before further ones."""
+    runner = runner_of(Step("tanh", ()))
+    for _ in range(3):
+        runner((tensor(),))
+        got, want = runner((OTHERS[name](),))[0], torch.tanh(OTHERS[name]())
+        assert (got.layout, got.is_nested) == (want.layout, want.is_nested)
+    assert len(runner._recognized) == 1 and sum(runner.refusals.values()) == 3
 
 
 def test_intercepted_calls_are_left_to_pytorch() -> None:

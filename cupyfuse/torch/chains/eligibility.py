@@ -48,6 +48,7 @@ def signature_of(chain: Chain, tensors: Tensors, numbers: Iterable[int]) -> tupl
             return f"{chain.names[k]} is a {type(t).__name__}"
         try:
             signature += (t.shape, t.stride(), t.dtype, t.requires_grad, t.layout, t.is_neg(), t.device)
+            signature.append(t._is_zerotensor())
         except RuntimeError:
             return f"{chain.names[k]} has no strides"
     return tuple(signature)

@@ -35,7 +35,10 @@ def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callabl
         same += [f"t{k}.shape == {name(t.shape)}", f"t{k}.stride() == {name(t.stride())}"]
         same += [f"t{k}.dtype is {name(t.dtype)}", f"t{k}.requires_grad is {t.requires_grad}"]
         same += [f"t{k}.device == {name(t.device)}", f"t{k}.is_neg() is {t.is_neg()}"]
+        same.append(f"t{k}._is_zerotensor() is {t._is_zerotensor()}")  # one without memory
     same += [f"grad() is {torch.is_grad_enabled()}", f"default() is {name(torch.get_default_dtype())}"]
     if current_precision is not None:
         same.append(f"{name(current_precision)}() == {current_precision()!r}")
-    return define("matches", "tensors", [*lines, f"return {' and '.join(same)}"], constants)
+    lines.append(f"return {' and '.join(same)}")
+    guarded = ["try:", *(f"    {line}" for line in lines), "except RuntimeError:", "    return False"]  # nested tensors
+    return define("matches", "tensors", guarded, constants)
