@@ -349,6 +349,15 @@ def test_slices_that_stay(code: Any) -> None:
     assert names.index("getitem") < names.index("linear")
 
 
+def test_rows_that_are_not_read_reach_no_gradient() -> None:
+    """PyTorch multiplies them by zero, which makes NaN of NaN."""
+    module, (x, labels) = ct.fuse(Model(shifted), only_gains=False), drawn()
+    with torch.no_grad():
+        x[:, -1] = torch.nan
+    loss, _, *gradients = trained(module, x, labels)
+    assert all(torch.isfinite(t).all() for t in (loss, *gradients))
+
+
 def test_a_product_that_makes_rows_shorter_is_sliced() -> None:
     """Its operand would take longer to slice than its result."""
 
