@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -324,3 +326,15 @@ def test_changed_arguments_are_checked_before_anything_runs() -> None:
     assert_equal(x, np.ones((2, 2)))
     with pytest.raises(ValueError, match="shares memory"):
         fused(x, x)
+
+
+def test_dtypes_of_other_packages_are_imported_before_a_trace() -> None:
+    """ml_dtypes takes what it finds as `numpy.add` for a ufunc, and a trace replaces that."""
+    pytest.importorskip("ml_dtypes")
+    code = (
+        "import sys, numpy as np, cupyfuse as cf\n"
+        "assert 'ml_dtypes' not in sys.modules\n"
+        "print(len(cf.fuse(lambda x: np.where(x > 0, x, x * 0.1)).plan(cf.spec((4, 3), 'bfloat16')).steps))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "1\n", done.stderr
