@@ -226,3 +226,21 @@ def test_a_precision_of_its_own_is_not_asked_again() -> None:
             assert executor.has_products and matches(inputs) != depends
         finally:
             torch.set_float32_matmul_precision("highest")
+
+
+def test_inputs_beside_changed_weights_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in training: only a weight in other memory is another one to find an executor for."""
+    steps = (Step("linear", (Ref(1),)), Step("sum", (1,)))
+    runner = Runner(build_chain(steps, ("input", "weight"), frozenset([1])), Options(frozen=True))
+    searches = []
+    search = runner._find_or_compile
+    monkeypatch.setattr(runner, "_find_or_compile", lambda *given: searches.append(1) or search(*given))
+    x, weight = tensor(), nn.Parameter(tensor((5, 6)))
+    for step in range(5):
+        torch.testing.assert_close(runner((x, weight))[0], (x @ weight.t()).sum(1))
+        assert len(searches) == 1
+        with torch.no_grad():
+            weight.add_(step)
+    weight.data = weight.data * 2
+    torch.testing.assert_close(runner((x, weight))[0], (x @ weight.t()).sum(1))
+    assert len(searches) == 2

@@ -93,6 +93,17 @@ class Executor:
                 self._weights.invalidate(replaced)
             self._inputs.record(tensors)
 
+    def follow(self, tensors: Tensors) -> bool:
+        """Record changes of the fixed inputs, as `bind` does; False, and nothing is done, where they are other tensors.
+
+        In training the weights of most calls have changed.
+        """
+        with self._lock:
+            followed = self._inputs.recorded and self._inputs.record_changes(tensors)
+            if followed and self._weights is not None:
+                self._weights.invalidate(replaced=False)
+        return followed
+
     def refresh(self) -> None:
         """Have the next call, and the next replay of each graph, prepack all weights."""
         with self._lock:

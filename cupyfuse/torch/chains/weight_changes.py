@@ -107,6 +107,20 @@ class FixedInputs:
                 return False
         return True
 
+    def record_changes(self, tensors: Tensors) -> bool:
+        """Record new values of the recorded tensors; False, and nothing is recorded, where there are other tensors."""
+        for s in self._seen:
+            t = tensors[s.number]
+            same = t is s.tensor and t.is_set_to(s.alias) and t.dtype is s.dtype
+            if not same or t.requires_grad is not s.requires_grad:
+                return False
+        self._steps = optimizer_steps.value
+        self._seen = [
+            s._replace(version=s.version if s.version < 0 else s.tensor._version, gradients=s.counter.value)
+            for s in self._seen
+        ]
+        return True
+
     def replaced(self, tensors: Tensors) -> bool:
         """Whether a prepacked input is another tensor than the recorded one, or lies in other memory."""
         return any(
