@@ -104,6 +104,42 @@ def test_some_gradients_of_some_outputs(device: str) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
+class SumThenNorm(nn.Module):
+    """A residual and its norm: the gradients of both operands are equal."""
+
+    def __init__(self, features: int = 12):
+        super().__init__()
+        self.norm = nn.LayerNorm(features)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + y)
+
+
+@pytest.mark.parametrize("way", ["fuse", "backend"])
+def test_equal_gradients_are_of_each_operand_alone(way: str, device: str) -> None:
+    """However they are kept: neither changes with the other, nor with what comes after."""
+    plain = SumThenNorm().to(device)
+    fused = ct.fuse(copy.deepcopy(plain)) if way == "fuse" else torch.compile(copy.deepcopy(plain), backend="cupyfuse")
+    operands = [torch.randn(7, 12, device=device) for _ in range(2)]
+    found = []
+    for module in (plain, fused):
+        x, y = (t.clone().requires_grad_() for t in operands)
+        for _ in range(2):  # accumulated
+            module(x, y).sin().sum().backward()
+        assert x.grad.data_ptr() != y.grad.data_ptr()
+        x.grad.zero_()
+        found.append(y.grad)
+        x.grad, y.grad = None, None
+        hooked = x + 0
+        hooked.register_hook(lambda g: g * 2)
+        module(hooked, y).sin().sum().backward()
+        found += [x.grad, y.grad]
+        found += torch.autograd.grad(module(x, y).sin().sum(), [x, y])
+    for got, wanted in zip(found[5:], found[:5], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found[6], 2 * found[7])
+
+
 def test_second_derivatives(device: str) -> None:
     results = []
     plain, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)

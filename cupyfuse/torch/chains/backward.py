@@ -24,11 +24,11 @@ Flags = tuple[bool, ...]
 
 
 class _LoadedPlan(NamedTuple):
-    """A loaded backward plan; its results are the gradients of `inputs`, in these shapes unless it is None."""
+    """A loaded backward plan, with the gradients that it gives: input, result and, unless it is the result's, shape."""
 
     plan: Plan
     execute: Any
-    inputs: list[tuple[int, tuple[int, ...] | None]]
+    gradients: list[tuple[int, int, tuple[int, ...] | None]]
 
 
 class _Dependence(NamedTuple):
@@ -46,6 +46,7 @@ class Backward:
     needs : for each input, whether its gradient is wanted
     saving : what the forward pass saves; chosen unless given
     shards : how many processes have a part of the products each
+    distinct : whether gradients share no memory; else equal ones, as those of the operands of a sum, are one tensor
 
     Attributes
     ----------
@@ -63,7 +64,9 @@ class Backward:
         settings: Settings,
         saving: SavedValues | None = None,
         shards: int = 0,
+        distinct: bool = False,
     ):
+        self._distinct = distinct
         self.traced, self.settings = traced, settings
         self._inputs = [v.tracer._node for v in traced.inputs]
         self._outputs = [v.tracer._node for v in traced.outputs]
@@ -154,10 +157,7 @@ class Backward:
         arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         loaded = self._find_loaded(given, wanted, arrays)
         grads = loaded.execute(arrays)
-        return [
-            (k, grad if shape is None else grad.reshape(shape))
-            for (k, shape), grad in zip(loaded.inputs, grads, strict=True)
-        ]
+        return [(k, grads[at] if shape is None else grads[at].reshape(shape)) for k, at, shape in loaded.gradients]
 
     def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Return the plan for a choice of gradients and arrays of these layouts, loaded at the first of such calls."""
@@ -169,19 +169,33 @@ class Backward:
 
     def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
-        roots, traced = self.graph(given, wanted)
-        plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
-        reshaped: list[tuple[int, tuple[int, ...] | None]] = []
-        for k, output in zip(roots, plan.outputs, strict=True):
-            shape = self.traced.inputs[k].shape
-            reshaped.append((k, None if shape == output.shape else shape))
-        return _LoadedPlan(plan, load(plan, arrays), reshaped)
+        roots = self._roots(given, wanted)
+        results: dict[Hashable, int] = {}  # by what makes gradients one result, the first input that it is of
+        same: dict[int, Hashable] = {}
+        for k, node in roots.items():
+            same[k] = k if self._distinct else (node, self.traced.inputs[k].tracer._axes)
+            results.setdefault(same[k], k)
+        computed = {k: roots[k] for k in results.values()}
+        plan = build(self._graph(given, computed), dict(enumerate(map(layout_of, arrays))), self.settings)
+        places = {key: place for place, key in enumerate(results)}
+        gradients: list[tuple[int, int, tuple[int, ...] | None]] = []
+        for k in roots:
+            place, shape = places[same[k]], self.traced.inputs[k].shape
+            gradients.append((k, place, None if shape == plan.outputs[place].shape else shape))
+        return _LoadedPlan(plan, load(plan, arrays), gradients)
+
+    def _roots(self, given: Flags, wanted: Flags) -> dict[int, Node]:
+        """Return the gradients that exist, by input."""
+        return {k: n for k, n in enumerate(self._gradients(given, wanted)) if n is not None}
 
     def graph(self, given: Flags, wanted: Flags) -> tuple[dict[int, Node], Traced]:
         """Return the gradients by input, and the graph of them from inputs, saved values and the given cotangents."""
-        roots = {k: n for k, n in enumerate(self._gradients(given, wanted)) if n is not None}
+        roots = self._roots(given, wanted)
+        return roots, self._graph(given, roots)
+
+    def _graph(self, given: Flags, roots: dict[int, Node]) -> Traced:
         cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
-        return roots, backward_graph(self.traced, roots, self.inputs, self.saving, cotangents)
+        return backward_graph(self.traced, roots, self.inputs, self.saving, cotangents)
 
     def _zeros(self, number: int, device: torch.device) -> torch.Tensor:
         value = self.traced.inputs[number]

@@ -26,7 +26,8 @@ class CompiledChain:
     needs : for each input, whether its gradient is wanted; the values saved for the backward pass are chosen for these
     saving : the values saved for the backward pass, if they are not chosen by `needs`
     prepacked : the inputs from which weights are prepacked, by a plan of their own
-    in_place : whether updates are written to the inputs; else they are results, after the outputs
+    in_place : whether updates are written to the inputs, and equal gradients may be one tensor; else updates are
+        results, after the outputs, and no results share memory
 
     Attributes
     ----------
@@ -46,7 +47,7 @@ class CompiledChain:
         self.traced, self.settings, self.saving = traced, settings, saving or SavedValues([])
         self._backward: dict[tuple[bool, ...], Backward] = {}
         if any(needs):
-            backward = self._backward[tuple(needs)] = Backward(traced, needs, settings)
+            backward = self._backward[tuple(needs)] = Backward(traced, needs, settings, distinct=not in_place)
             if any(backward.differentiable):
                 self.saving = backward.saving
         self._prepacked, self._in_place = prepacked, in_place
@@ -80,7 +81,7 @@ class CompiledChain:
         """Return the backward pass for the gradients of these inputs."""
         key = tuple(needs)
         if key not in self._backward:
-            self._backward[key] = Backward(self.traced, key, self.settings, self.saving)
+            self._backward[key] = Backward(self.traced, key, self.settings, self.saving, distinct=not self._in_place)
         return self._backward[key]
 
     def matrices(self, tensors: Tensors) -> Tensors:
