@@ -60,6 +60,12 @@ def plan_of(text: str) -> Plan:
         ("cf.softmax(x + x.sum(axis=0), axis=1)", "ColumnStats RowProgram"),
         ("np.where(x > x.mean(axis=0), x, 0).sum(axis=0)", "ColumnStats ColumnStats"),
         ("(x.sum(axis=1, keepdims=True) - x).max(axis=0)", "RowProgram ColumnStats"),
+        # The columns of what a later step reads too are reduced there: matrices are read once.
+        ("(x.sum(axis=0), (x.sum(axis=1, keepdims=True) - x).max(axis=0))", "RowProgram ColumnStats"),
+        ("(x.sum(axis=0) + 1, ((x - x.sum(axis=1)[:, None]) * b).max(axis=0))", "RowProgram ColumnStats"),
+        ("(q.sum(axis=0), (x.sum(axis=1, keepdims=True) - x).max(axis=0))", "RowProgram ColumnStats ColumnStats"),
+        ("(x.max(axis=0) - x.sum(axis=1)[:, None] * x).sum(axis=0)", "RowProgram ColumnStats ColumnStats"),
+        ("(x.max(axis=0), (x.sum(axis=1) - r) @ (x / x.max(axis=0)))", "RowProgram ColumnStats ColumnStats"),
         ("x.sum(axis=1)[:, None] * x.sum(axis=0)", "ColumnStats RowProgram"),
         ("(x + 1, x.sum(axis=1), x.sum(axis=0))", "RowProgram ColumnStats"),
         ("x @ w.T", "Gemm"),

@@ -11,7 +11,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
 from .memory import COPIES, base_of, is_exact, is_own_rounding, source_of_copies
-from .steps import Step, fuse_scalar_steps, fuse_splits, separate_stages, step_of
+from .steps import Step, fuse_column_steps, fuse_scalar_steps, fuse_splits, separate_stages, step_of
 
 # The kind of step of each operator that is a step of its own.
 _SINGLE_STEPS = {
@@ -257,7 +257,9 @@ class Scheduler:
 
     def _in_order(self, steps: Iterable[tuple[int, Step]]) -> list[Step]:
         """Sort steps by layer, and fuse those that need no launch of their own."""
-        return fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
+        return fuse_column_steps(
+            fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
+        )
 
     def _build(self) -> Iterator[tuple[int, Step]]:
         """Yield each step with its layer, the last one first."""

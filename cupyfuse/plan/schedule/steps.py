@@ -144,6 +144,38 @@ def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
     return [merged if s is host else s for s in steps if s not in scalar]
 
 
+def fuse_column_steps(steps: list[Step]) -> list[Step]:
+    """Fuse each step of column reductions into a later one that reads the same matrices, if nothing reads it before.
+
+    So the gradients of a scale and of a bias read the cotangent once.
+    """
+    result: list[Step] = []
+    read: set[Node] = set()  # by the steps behind the current one
+    for step in reversed(steps):
+        here = [base_of(i) for i in (*step.inputs, *step.repair_inputs)]
+        host = next((s for s in result if _takes_columns_of(s, step)), None)
+        if host is None or read & set(step.outputs):
+            result.insert(0, step)
+        else:
+            result[result.index(host)] = replace(
+                host,
+                fused=step.fused + host.fused,
+                flops=step.flops + host.flops,
+                nodes=tuple(dict.fromkeys((*step.nodes, *host.nodes))),
+                inputs=tuple(dict.fromkeys((*step.inputs, *host.inputs))),
+                outputs=(*step.outputs, *host.outputs),
+            )
+        read.update(here)
+    return result
+
+
+def _takes_columns_of(host: Step, step: Step) -> bool:
+    """Whether a later step of column reductions reads all matrices that another one does."""
+    if not (host.kind == step.kind == "ColumnStats" and host.domain == step.domain) or step.repair_inputs:
+        return False
+    return all(i in host.inputs for i in step.inputs if i.shape == step.domain)
+
+
 def stages_of(step: Step) -> dict[Node, int]:
     """Find the stage in which a row or column step computes each value; -1 if it depends on no element of the domain.
 
