@@ -11,12 +11,16 @@ from .. import dtypes
 from ..plan.schedule import column_splits, row_shares, state_size
 from .program import COLUMN, FULL, ROW, Program
 
-# Elements of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
+# Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
 # Bytes of a row that a thread may hold as they were loaded.
 _PACKED_BYTES = 128
-# FLOPs for each element that stages may compute again where rows are packed.
-_MOST_RECOMPUTED = 8
+# Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs; then both of a
+# program that computes little. On an H200 the backward passes of softmax and of norms, with 24 FLOPs, 5 values and 12
+# bytes an element, run packed at 0.85 to 0.98 of a copy's rate from 256 to 8192 columns, and with their values in
+# registers at 0.26 to 0.6.
+_MOST_RECOMPUTED, _MOST_PACKED = 40, 16
+_LITTLE_RECOMPUTED, _LITTLE_PACKED = 8, 8
 # A row has to be so many vectors long to be accessed in shifted ones: its single elements are fewer than its threads.
 _SHORTEST_SHIFTED = 32
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
@@ -37,8 +41,10 @@ _LONG_ROW, _MANY_ROWS = 1024, 512
 # first number) for single blocks, n / (n + the second) for those of clusters, which wait for each other. For them it
 # grows with this power of the bytes that a multiprocessor holds, up to so many, and is this share where rows begin
 # between two packs. Fitted to 534 measurements of an H200 from 16384 to 1048576 columns, among which it chooses within
-# 1.3 % of the best on average, within 6 % at worst.
-_BLOCK_LOSS, _CLUSTER_LOSS, _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.08, 0.15, 0.2, 192 << 10, 0.9
+# 1.3 % of the best on average, within 6 % at worst. Clusters that compute more than little lose more: by 13 backward
+# passes of norms and softmax from 8192 to 65536 columns, among which it chooses within 6 % of the best on average.
+_BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
+_HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
 _NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
 
 
@@ -218,11 +224,15 @@ def _lanes(program: Program, packs: int, access: Access, most: int, reduces: boo
 
 
 def _is_packed(program: Program) -> bool:
-    """Whether rows are held as they were loaded, because stages compute little of them again."""
+    """Whether rows are held as they were loaded, and stages compute again what they need of them."""
     guarded = any(n.op == "guard" for n in program.step.nodes)
-    is_light = program.recomputed_flops <= _MOST_RECOMPUTED and not guarded
+    few = program.recomputed_flops <= _MOST_RECOMPUTED and 0 < program.input_bytes <= _MOST_PACKED
     # Sums of exponentials are rescaled for each pack, which float64 results would show.
-    return 0 < program.input_bytes <= 8 and is_light and not _is_double(program)
+    return few and not guarded and not _is_double(program)
+
+
+def _computes_little(program: Program) -> bool:
+    return program.recomputed_flops <= _LITTLE_RECOMPUTED and program.input_bytes <= _LITTLE_PACKED
 
 
 def _is_double(program: Program) -> bool:
@@ -237,7 +247,7 @@ def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: boo
     holds as much as leaves registers for that.
     """
     most = _most_packed(program)
-    options = [(128, min(most, 32 if program.input_bytes == 2 else 16)), (256, min(most, 32))]
+    options = [(128, min(most, 32 if vec == 8 else 16)), (256, min(most, 32))]
     options += [(256, most)] * (packs * vec > 8192) + [(512, most)]
     # A block of a multiprocessor's own waits for its loads, the longer where they are shifted or columns have values.
     options += [(1024, min(most, 32))] * (not clusters or not (shifted or program.reads_columns))
@@ -251,7 +261,8 @@ def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: boo
 def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | None:
     """Choose the blocks that hold a row in shared memory, of a GPU with clusters; None if it is too long."""
     double = _is_double(program)
-    is_light = _is_packed(program) and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
+    little = _computes_little(program)
+    is_light = little and _is_packed(program) and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
     if is_light:
         widens = program.reads_columns and vec == 8
         resident_threads = _COLUMN_THREADS if widens else _LIGHT_THREADS
@@ -271,20 +282,24 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
             blocks = min(_MULTIPROCESSOR_BYTES // taken, resident_threads // threads)
             if held > most or blocks < (2 if cluster > 1 else 1):
                 continue  # a cluster alone on its multiprocessors leaves them idle while it waits
-            rate = packs / (held * threads * cluster) * _held_rate(part, blocks, cluster, shifted)
+            rate = packs / (held * threads * cluster) * _held_rate(part, blocks, cluster, shifted, little)
             if rate > best:
                 best = rate
                 found = Config("row_shared", threads, items, vec, blocks=blocks, cluster=cluster, packs=held)
     return None if found is None else replace(found, shifted=shifted)
 
 
-def _held_rate(part: int, blocks: int, cluster: int, shifted: bool) -> float:
-    """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's."""
+def _held_rate(part: int, blocks: int, cluster: int, shifted: bool, little: bool) -> float:
+    """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's.
+
+    `little` tells whether they compute little.
+    """
     if cluster == 1:
         return blocks / (blocks + _BLOCK_LOSS)
     whole = _NEIGHBOURS * blocks // cluster * cluster / _NEIGHBOURS  # blocks on a multiprocessor, of whole clusters
     held = min(1.0, part * whole / _ENOUGH_HELD) ** _HELD_POWER
-    return blocks / (blocks + _CLUSTER_LOSS) * held * (_SHIFTED_SHARE if shifted else 1.0)
+    loss = _CLUSTER_LOSS if little else _HEAVY_CLUSTER_LOSS
+    return blocks / (blocks + loss) * held * (_SHIFTED_SHARE if shifted else 1.0)
 
 
 def held_bytes(program: Program, elements: int) -> int:
@@ -303,7 +318,7 @@ def _most_held(program: Program) -> int:
     Of float64 it is 256 bytes of inputs, or half of that beside arrays with an element for each column.
     """
     if not _is_double(program):
-        return _MAX_HELD
+        return max(1, _MAX_HELD // max(1, program.held_values - 1))
     held = 16 if program.reads_columns else _MAX_HELD
     return max(1, min(held, 256 // max(program.input_bytes, 8)))
 

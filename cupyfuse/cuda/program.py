@@ -250,6 +250,18 @@ class Program:
                 found[i] = max(stage, found.get(i, stage))
         return found
 
+    @cached_property
+    def held_values(self) -> int:
+        """The most values of an element that are needed at once: what a stage reduces, and what later ones read."""
+        full = {
+            n: max(self.stage.get(n, 0), 0) for n in self.last_readers if self.extent(n) == FULL and n.op != "const"
+        }
+        most = 1
+        for stage in range(self.stages):
+            later = {n for n, computed in full.items() if computed <= stage < self.last_readers[n]}
+            most = max(most, len(later.union(self.reductions(stage))))
+        return most
+
     def accumulators(self, stage: int) -> list[Accumulator]:
         """Return the accumulators of a stage."""
         if stage not in self._accumulators:

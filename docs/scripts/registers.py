@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import cupyfuse as cf
 from benchmarks import row_programs
 from cupyfuse.cuda.compile import cubin
@@ -28,6 +30,21 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 def head_tail(x: Any) -> Any:
     return cf.gelu(cf.gelu(cf.leaky_relu(cf.leaky_relu(cf.logsumexp(x, axis=1)))))
+
+
+def softmax_backward(x: Any, dy: Any) -> Any:
+    """The gradient of softmax from its operand, as chains of PyTorch's operations compute it."""
+    y = cf.softmax(x, axis=1)
+    return y * (dy - (y * dy).sum(axis=1, keepdims=True))
+
+
+def layer_norm_backward(x: Any, dy: Any, gamma: Any) -> tuple[Any, Any, Any]:
+    """The gradients of a layer norm by its operand, its scale and its bias."""
+    centred = x - x.mean(axis=1, keepdims=True)
+    scale = 1 / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+    normal, g = centred * scale, dy * gamma
+    along_rows = scale * (g - g.mean(axis=1, keepdims=True) - normal * (g * normal).mean(axis=1, keepdims=True))
+    return along_rows, (dy * normal).sum(axis=0), dy.sum(axis=0)
 
 
 # Functions of matrices and of vectors as long as a row: those of `python -m benchmarks rows`, and others.
@@ -46,6 +63,8 @@ PROGRAMS: dict[str, tuple[cf.Fused, int, int]] = {
         ("RMS norm", "rms_norm"),
     )
 } | {
+    "softmax, backward from its operand": (cf.fuse(softmax_backward), 2, 0),
+    "layer norm, backward": (cf.fuse(layer_norm_backward), 2, 1),
     "logsumexp and four activations": (cf.fuse(head_tail), 1, 0),
     "sum": (row_programs.PROGRAMS["sum"].fused, 1, 0),
     "GELU": (cf.fuse(lambda x: cf.gelu(x)), 1, 0),

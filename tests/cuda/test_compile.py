@@ -487,6 +487,18 @@ def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(own_ca
     assert len(cupy.compiled) == 1
 
 
+@pytest.mark.parametrize("program", ["softmax, backward from its operand", "layer norm, backward"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cols", [768, 4096, 8192, 16384])
+def test_programs_with_many_values_an_element_spill_no_registers(program, dtype, cols):
+    """Rows are held as they were loaded: values of five stages in registers made these up to four times as slow."""
+    registers = docs_script("registers")
+    function, matrices, vectors = registers.PROGRAMS[program]
+    plan = function.plan(*[cf.spec((4096, cols), dtype)] * matrices, *[cf.spec(cols, dtype)] * vectors)
+    kernels = [k for s in plan.steps for k in kernels_of(s, plan.scheduled.storage, clusters=True)]
+    assert all(registers.resources_of(cubin(k.source, "sm_90")).stack <= 16 for k in kernels)
+
+
 def test_what_a_kernel_takes_is_read_from_its_binary():
     """Registers, stack and shared memory: of a kernel with little of each, and of one with a large local array."""
     resources_of = docs_script("registers").resources_of
