@@ -39,11 +39,13 @@ SPLIT_DEPTH, SPLIT_K = 256, 3.0 * US
 
 # How much longer our backward steps take than their forward rates say (costs): row programs recompute, operands of
 # products are copied into the layout that cuBLAS and the split kernels take.
-BACKWARD_ROWS, BACKWARD_SPLIT, BACKWARD_PRODUCT = 2.0, 1.5, 1.15
+BACKWARD_ROWS, BACKWARD_SPLIT, BACKWARD_PRODUCT = 1.1, 1.5, 1.15
+# What the schedule's estimate of our 16-bit product has for its start, which other work in the queue hides (costs).
+QUEUED = 3.5 * US
 
 # Host seconds
-CALL = 8.0 * US  # a chain: finding its executor, allocating its outputs
-OUR_LAUNCH = 3.0 * US
+CALL = 4.0 * US  # a chain: finding its executor, allocating its outputs
+OUR_LAUNCH = 2.5 * US
 OUR_PRODUCT = 8.0 * US  # cuBLAS: its handle, its mode, its call
 FUNCTION = 47.0 * US  # a node of autograd, forward and backward: costs, softmax(2 x) with gradients
 # A graph between hooks of `fully_shard`, which Dynamo enters and leaves: distributed, bfloat16 on two H100s
