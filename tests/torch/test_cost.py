@@ -58,9 +58,7 @@ def test_chains_that_gain_however_they_would_run(build, dtype, shape, compiled, 
         (chains.linear, "float16", HEAD),
         (chains.linear, "float32", (64, 128, 128)),
         (chains.linear_gelu, "bfloat16", BERT),
-        (chains.mlp, "bfloat16", BERT),
         (chains.softmax, "float32", (64, 256)),
-        (chains.bias_gelu, "bfloat16", (128, 512)),
     ],
 )
 def test_chains_that_do_not_gain_however_they_would_run(build, dtype, shape, compiled, training):
@@ -73,7 +71,7 @@ def test_chains_that_do_not_gain_however_they_would_run(build, dtype, shape, com
     ("build", "dtype", "shape"),
     [
         (chains.logsumexp, "float32", (128, 512)),
-        (chains.scaled_softmax, "float32", HEAD[:2]),
+        (chains.scaled_softmax, "float32", (65536, 1024)),
         (chains.pointwise, "float32", (8192, 8192)),
     ],
 )
@@ -82,11 +80,25 @@ def test_row_work_gains_beside_eager_and_not_beside_inductor(build, dtype, shape
     assert not of(build, dtype, shape, training, compiled=True).gains()
 
 
-def test_what_gains_in_inference_alone():
-    """The backward pass takes back what a small product gains forward."""
-    small = (chains.linear, "float32", (3072, 768, 768))
-    assert of(*small).gains() and not of(*small, True).gains()
-    assert of(*small, compiled=True).gains()
+@pytest.mark.parametrize(
+    ("build", "dtype", "shape", "compiled"),
+    [
+        (chains.linear, "float32", (2048, 768, 768), (False, True)),  # the host loses, more than a small product gains
+        (chains.mlp, "bfloat16", BERT, (False, True)),  # forward 81 us, eager 96
+        (chains.bias_gelu, "bfloat16", (128, 512), (False,)),  # one launch of the host's, eager two
+        (chains.scaled_softmax, "float32", HEAD[:2], (True,)),  # rows that Inductor reads again
+    ],
+)
+def test_what_gains_in_inference_alone(build, dtype, shape, compiled):
+    for each in compiled:
+        inference, training = (of(build, dtype, shape, t, compiled=each) for t in (False, True))
+        assert inference.gains() and not training.gains(), each
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norms_gain_in_training(dtype):
+    """Of 32768 x 2048: forward and backward 632 and 376 us, eager 818 and 478."""
+    assert of(chains.add_layer_norm, dtype, (32768, 2048), True).gains()
 
 
 def test_a_16_bit_product_gains_beside_eager():
@@ -255,9 +267,9 @@ def test_an_estimate_takes_milliseconds(build):
     question = (chain, tuple(metas), (True,) * len(metas), Machine(devices.find("H200"), "highest"), True, False)
     taken = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         cost._estimate.__wrapped__(*question)
-        taken.append(time.perf_counter() - began)
+        taken.append(time.process_time() - began)
     assert min(taken) < 0.02  # 3 ms on an idle machine
 
 

@@ -46,12 +46,12 @@ class Estimate:
         times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
         each case the gain has to exceed `MARGIN` of PyTorch's time, or nothing where PyTorch stores a product that
         does not fit in `max_workspace`, such as the logits of a large vocabulary: the chain saves that memory. A chain
-        without an estimate does not gain.
+        without an estimate, or without elements, does not gain.
 
         With `cudagraph` the chain is part of a CUDA graph: GPU time alone decides.
         """
         fused, pytorch = self.fused, self.pytorch
-        if self.reason or not math.isfinite(fused.gpu + fused.host):
+        if self.reason or not (math.isfinite(fused.gpu + fused.host) and fused.gpu):
             return False
         if cudagraph:
             return fused.gpu < pytorch.gpu

@@ -22,7 +22,8 @@ CHECK = 2.0 * US  # a launch that finds prepacked weights unchanged; an estimate
 
 # Shares of the bandwidth
 STREAM = 0.88  # pointwise work and reductions along rows: rows, copy and logsumexp at 4.2 of 4.8 TB/s
-COLUMNS = 0.7  # reductions down columns; an estimate
+COLUMNS = {2: 0.65, 4: 0.85}  # reductions down columns, by itemsize: costs, gradients of scales and biases
+EAGER_COLUMNS = 0.5  # the same in eager: costs, gradients of biases of 4096 x 3072 float32 in 23 us
 TRANSPOSED = 0.6  # copies that transpose; an estimate
 HELD_COLUMNS, SHARED = 32768, 0.78  # longer rows, which blocks share: rows, softmax, 0.89 to 0.97 of a copy
 INDUCTOR_HELD = 1024  # the longest row that Inductor keeps in registers

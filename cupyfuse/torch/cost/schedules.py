@@ -98,8 +98,14 @@ def _row_time(step: Step, machine: Machine, nbytes: float, share: float) -> floa
     peak = machine.device.simt64 if double else machine.device.simt
     peak *= rates.ALU_ROWS if reductions else rates.ALU
     fixed = rates.LAUNCH * step.launches + (rates.REDUCTION if reductions else 0.0)
-    share = rates.COLUMNS if step.kind == "ColumnStats" else share
+    share = _column_share(step) if step.kind == "ColumnStats" else share
     return fixed + max(machine.memory_time(nbytes, share), step.flops / peak)
+
+
+def _column_share(step: Step) -> float:
+    """Return the share of the bandwidth at which columns of the step's matrices are reduced."""
+    widest = max(step.inputs, key=lambda n: n.size)
+    return rates.COLUMNS[2 if dtypes.ITEMSIZE[widest.dtype] == 2 else 4]
 
 
 # Inductor's ---------------------------------------------------------------------------------------------------------
@@ -178,13 +184,20 @@ def _backward_time(
 def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine, costs: _Costs) -> list[Time]:
     """Estimate the gradients of row work by `reads`: along rows, and down columns for biases and scales."""
     matrices = [n for n in reads if n.shape[0] > 1]
-    moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(matrices)
+    moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(_with_own_gradients(step, matrices))
     rows = _row_time(step, machine, moved, rates.STREAM) * costs.backward_rows
     times = [Time(rows, costs.launch * step.launches)]
     if len(matrices) < len(reads) and step.domain[0] > 1:
         moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
-        times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, rates.COLUMNS), 2 * costs.launch))
+        times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, _column_share(step)), 2 * costs.launch))
     return times
+
+
+def _with_own_gradients(step: Step, matrices: Sequence[Node]) -> list[Node]:
+    """Leave one of the operands whose gradients are equal: those that a step does no more with than to add them."""
+    readers = {n: [m for m in step.nodes if n in m.inputs] for n in matrices}
+    only = {n: found[0] if len(found) == 1 and found[0].op == "add" else n for n, found in readers.items()}
+    return list({only[n]: n for n in matrices}.values())
 
 
 def _backward_product_time(sizes: tuple[int, int, int], dtype: str, machine: Machine, costs: _Costs) -> Time:
