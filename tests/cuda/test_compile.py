@@ -488,10 +488,10 @@ def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(own_ca
 
 
 @pytest.mark.parametrize("program", ["softmax, backward from its operand", "layer norm, backward"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("cols", [768, 4096, 8192, 16384])
 def test_programs_with_many_values_an_element_spill_no_registers(program, dtype, cols):
-    """Rows are held as they were loaded: values of five stages in registers made these up to four times as slow."""
+    """Rows are held as they were loaded: five values an element in registers made these up to four times as slow."""
     registers = docs_script("registers")
     function, matrices, vectors = registers.PROGRAMS[program]
     plan = function.plan(*[cf.spec((4096, cols), dtype)] * matrices, *[cf.spec(cols, dtype)] * vectors)
