@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.rebuild import rebuild
 from ..rewrite.reductions import drop_unit_reductions
 from ..settings import Settings
 from ..trace import Axes, AxisLabels
@@ -317,7 +318,7 @@ class BlockPlanner:
     def _plan_block(self, graph: Graph, parts: Cut, direct: Sequence[bool]) -> Plan:
         """Plan a block; it adds its addends to the sums, which are further arguments."""
         count = len(parts.collected)
-        graph = g.rewrite(graph, drop_unit_reductions)  # of blocks of one row
+        graph = rebuild(graph, drop_unit_reductions)  # of blocks of one row
         addends = graph.outputs[count:]
         users = g.users(graph.roots)
         sums, effects = [], []

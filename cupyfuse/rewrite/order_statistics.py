@@ -15,6 +15,7 @@ from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..ir.library import LibraryCall, Operand
 from ..ir.quantiles import Place, place_of, reduced_axes
+from ..ir.rebuild import rebuild
 from ..ir.slices import slice_view
 from .notes import Note
 
@@ -51,7 +52,7 @@ def sort_once(graph: Graph) -> tuple[Graph, list[Note]]:
             several[result] = found
         return result
 
-    return g.rewrite(graph, rule), notes
+    return rebuild(graph, rule), notes
 
 
 _FLOATS = ("float32", "float64")
