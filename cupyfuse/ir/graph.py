@@ -243,11 +243,11 @@ def promoted_dtype(nodes: Iterable[Node]) -> str:
     return dtypes.promote_weak(strong, [n.value for n in nodes if n.op == "const"])
 
 
-def operand_dtype(node: Node) -> str:
-    """Return the dtype in which a node is computed: its own, or that of the operands of a comparison."""
-    if node.dtype != "bool" or node.op in (*PASS_THROUGH, "where"):
-        return node.dtype
-    return promoted_dtype(node.inputs)
+def operand_dtypes(node: Node) -> list[str]:
+    """Return the dtype in which a pointwise operator takes each operand: its own, or what a comparison promotes to."""
+    if node.op == "where":
+        return ["bool", node.dtype, node.dtype]
+    return [node.dtype if node.dtype != "bool" else promoted_dtype(node.inputs)] * len(node.inputs)
 
 
 def cast(node: Node, dtype: str) -> Node:

@@ -14,6 +14,7 @@ import torch
 
 from .capturing import capturing, running_eagerly, without_messages
 from .codes import Codes, Uncaptured
+from .graphs.nodes import is_tensor, tensors_of
 
 _log = logging.getLogger(__name__)
 _NEXT_CALL = "the next call tries to capture it as compiled code"
@@ -265,13 +266,9 @@ def _list_work(module: torch.fx.GraphModule) -> Iterator[tuple[str, int]]:
     """List the operations of a captured graph, regions included: their names, and how many tensors each reads."""
     for each in (m for m in module.modules() if isinstance(m, torch.fx.GraphModule)):
         for node in each.graph.nodes:
-            read = sum(map(_is_tensor, node.all_input_nodes))
-            if node.op.startswith("call") and (read or _is_tensor(node)):
+            read = len(tensors_of(node))
+            if node.op.startswith("call") and (read or is_tensor(node)):
                 yield str(getattr(node.target, "__name__", node.target)), read
-
-
-def _is_tensor(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("example_value"), torch.Tensor)
 
 
 def _suppressed(code: types.CodeType) -> str:

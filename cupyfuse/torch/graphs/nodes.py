@@ -28,7 +28,12 @@ def results_of(node: Node) -> list[Any]:
 
 
 def tensors_of(node: Node) -> list[Node]:
-    return [n for n in node.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor)]
+    """List the nodes that a node reads and whose result is a tensor."""
+    return [n for n in node.all_input_nodes if is_tensor(n)]
+
+
+def is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("example_value"), torch.Tensor)
 
 
 def replace(node: Node, by: Node) -> None:
