@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -53,9 +53,23 @@ PRECISIONS = ("highest", "high", "medium", "ieee", "tf32")
 
 def check_precision(value: str) -> str:
     """Return a precision, or raise ValueError if it is not one of `PRECISIONS`."""
-    if value not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {', '.join(map(repr, PRECISIONS))}, got {value!r}")
+    return _one_of("precision", value, PRECISIONS)
+
+
+def _one_of(name: str, value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
+
+
+@contextmanager
+def _within(variable: ContextVar[str], value: str) -> Iterator[None]:
+    """Set a variable within a `with` block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 _current: ContextVar[str] = ContextVar("cupyfuse_precision", default="highest")
@@ -83,11 +97,8 @@ def precision(value: str) -> Iterator[None]:
     ValueError
         Any other value.
     """
-    token = _current.set(check_precision(value))
-    try:
+    with _within(_current, check_precision(value)):
         yield
-    finally:
-        _current.reset(token)
 
 
 _epilogues: ContextVar[str] = ContextVar("cupyfuse_epilogues", default="measured")
@@ -112,13 +123,8 @@ def epilogues(value: str) -> Iterator[None]:
     ValueError
         Any other value.
     """
-    if value not in EPILOGUES:
-        raise ValueError(f"epilogues: expected one of {', '.join(map(repr, EPILOGUES))}, got {value!r}")
-    token = _epilogues.set(value)
-    try:
+    with _within(_epilogues, _one_of("epilogues", value, EPILOGUES)):
         yield
-    finally:
-        _epilogues.reset(token)
 
 
 _plans_forced = False

@@ -9,9 +9,8 @@ from typing import Any
 
 from .. import devices
 from ..plan.plan import Plan
-from . import lazy
 from .cache import PlanCache
-from .call import contains_tracer, run
+from .call import run
 from .inline_cache import InlineCache
 from .parameters import Parameters
 from .planned_function import NOT_GIVEN, PlannedFunction
@@ -111,12 +110,7 @@ class Bound:
         try:
             self._add_all(signature, free_values, constants)
         except (TracedArgument, TypeError) as error:
-            # Another check may fail before the walk meets a traced or lazy array.
-            if type(error) is TracedArgument or any(map(contains_tracer, values)):
-                return self._fused.inline_values(values, out)
-            if any(map(lazy.contains_lazy, values)):
-                return lazy.call(self._fused, values, out)
-            raise
+            return self._fused.call_refused(error, values, out)
         key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:

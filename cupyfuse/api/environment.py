@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .class_members import add_members
 from .code import is_own
 from .current import current_check
 from .signature import Signature
@@ -89,13 +90,13 @@ class Environment:
     def add_to(self, signature: Signature) -> None:
         """Add to a signature, after all arguments, the variables around the function and what it reads of classes."""
         if self.is_own:
-            signature.add_members()
+            add_members(signature)
             return
         # Functions among the arguments may read the same variables, which a snapshot would add a second time.
         snapshot = None if signature.has_functions else self.current_snapshot()
         if snapshot is None:
             self._add_variables(signature)
-            signature.add_members()
+            add_members(signature)
             return
         signature.key.append(snapshot.key)
         signature.captured = signature.captured or snapshot.captured
@@ -108,7 +109,7 @@ class Environment:
         else:
             signature.attributes |= snapshot.attributes
             signature.classes = {**snapshot.classes, **signature.classes}
-            signature.add_members()
+            add_members(signature)
 
     def current_snapshot(self) -> Snapshot | None:
         """Return the snapshot of the variables.
@@ -126,7 +127,7 @@ class Environment:
 
     def _take_snapshot(self, own: Signature) -> Snapshot | None:
         """Return the snapshot of a signature and of the members of its classes; None if some are mutable."""
-        return Snapshot.of(own, self.package) if own.add_members() and not own.originals else None
+        return Snapshot.of(own, self.package) if add_members(own) and not own.originals else None
 
     def snapshot_of_classes(self, classes: dict[Any, str], around: Snapshot) -> Snapshot | None:
         """Return what the code reads of classes among the arguments, together with those met around the function.

@@ -9,9 +9,8 @@ from typing import Any, overload
 from .. import devices
 from ..plan.plan import Plan
 from ..settings import DEFAULT_WORKSPACE
-from . import lazy
 from .bind import Bound
-from .call import contains_tracer, run
+from .call import run
 from .inline_cache import RecognizedCall
 from .planned_function import NOT_GIVEN, PlannedFunction
 from .registry import register_own
@@ -66,11 +65,7 @@ class Fused(PlannedFunction):
                     signature.add(value, name)
             self.environment.add_to(signature)
         except (TracedArgument, TypeError) as error:
-            if type(error) is TracedArgument or any(map(contains_tracer, values)):
-                return self.inline(args, kwargs, out)
-            if any(map(lazy.contains_lazy, values)):
-                return lazy.call(self, values, out)
-            raise
+            return self.call_refused(error, values, out)
         key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:

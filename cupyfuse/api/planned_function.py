@@ -26,15 +26,15 @@ from ..settings import (
     settings_of_call,
 )
 from ..trace import fail
-from . import arrays
+from . import arrays, lazy
 from .as_written import AsWritten
 from .cache import PlanCache
-from .call import Prepack, Runnable, deferred, device_of, engine_for, tracer_in
+from .call import Prepack, Runnable, contains_tracer, deferred, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
 from .inline_cache import InlineCache
 from .parameters import Parameters
-from .signature import Signature
+from .signature import Signature, TracedArgument
 from .tracing import Tracing, trace_function
 from .variables import variables_of
 
@@ -156,23 +156,25 @@ class PlannedFunction:
             return None
         return out
 
-    def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """Call the plain function within the trace of another fused function."""
-        self._check_inline((*args, *kwargs.values()), out)
-        return self.__wrapped__(*args, **kwargs)
+    def call_refused(self, error: Exception, values: Sequence[Any], out: Any) -> Any:
+        """Call with values that a signature refuses: traced or lazy arrays; raise the error where there are none.
 
-    def inline_values(self, values: Sequence[Any], out: Any) -> Any:
-        """Call the plain function likewise, given the value of each parameter."""
-        self._check_inline(values, out)
-        return self.parameters.call(self.__wrapped__, values)
+        Another check may fail before the walk meets such an array.
+        """
+        if type(error) is TracedArgument or any(map(contains_tracer, values)):
+            return self._inline(values, out)
+        if any(map(lazy.contains_lazy, values)):
+            return lazy.call(self, values, out)
+        raise error
 
-    def _check_inline(self, values: Iterable[Any], out: Any) -> None:
-        """Note in the traces of traced values that not only NumPy's functions are called; refuse `out`."""
+    def _inline(self, values: Sequence[Any], out: Any) -> Any:
+        """Call the plain function within the trace of another fused function; refuse `out`."""
         for value in values:
             if (traced := tracer_in(value)) is not None:
                 traced._trace.numpy_only = False
         if out is not None:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
+        return self.parameters.call(self.__wrapped__, values)
 
     def signature_of(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
         """Return the signature of a call, given the value of each parameter.

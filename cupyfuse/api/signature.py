@@ -6,9 +6,8 @@ replace the arrays by traced ones.
 
 from __future__ import annotations
 
-import abc
 import types
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import AttributePath, Reads, is_library_module, reads_of
 from .constants import Identity, constant_key, enums_in
-from .members import MISSING, find_members, user_bases
+from .members import MISSING
 from .refusals import check_no_side_effects, describe_refusal
 from .registry import is_own_type, registration
 from .structures import is_dataclass, is_namedtuple, is_record, structure_of
@@ -63,15 +62,17 @@ class Signature:
         The fused and cached functions that were added, which may have attributes of their own.
     attributes : set of str
         The names of all attributes that functions read of anything.
+    package : str
+        The top-level package of the function, whose code is not taken as a library's.
     classes : dict
-        The classes and modules met, with their names; `add_members` adds the attributes that functions read of them.
+        The classes and modules met, with their names; `class_members.add_members` adds what functions read of them.
     """
 
     # fmt: off
     __slots__ = (
-        "_active", "_by_value", "_compared_only", "_package", "_seen", "_specs", "_static", "_subject", "attributes",
+        "_active", "_by_value", "_compared_only", "_seen", "_specs", "_static", "_subject", "attributes",
         "captured", "classes", "containers", "exporters", "functions", "key", "leaves", "names", "numbers", "originals",
-        "probes", "stable", "wrappers",
+        "package", "probes", "stable", "wrappers",
     )
     # fmt: on
 
@@ -90,7 +91,7 @@ class Signature:
         self.wrappers: list[Any] = []
         self.attributes: set[str] = set()
         self.classes: dict[Any, str] = {}
-        self._static, self._package, self._specs = static, package, specs
+        self._static, self.package, self._specs = static, package, specs
         self._by_value = False  # whether floats that are added belong to the key
         self._compared_only = False  # whether tracing does not rebuild what is added
         self._subject = "argument"  # of error messages
@@ -181,7 +182,7 @@ class Signature:
             self.classes.setdefault(value, name)
         elif cls is types.ModuleType:
             self.key.append(Identity(value))
-            if not is_library_module(value, self._package):
+            if not is_library_module(value, self.package):
                 self.classes.setdefault(value, name)
         elif isinstance(value, arrays.Spec):
             self._add_spec(value, name)
@@ -220,12 +221,12 @@ class Signature:
             self.key.append(("again", number))
             return
         self._seen[function] = len(self._seen)
-        if is_library_function(function, self._package):
+        if is_library_function(function, self.package):
             self.key.append(Identity(function))
             self._add_wrapped(function, name)
             return
         reads = reads_of(function.__code__)
-        check_no_side_effects(function, reads, self._package)
+        check_no_side_effects(function, reads, self.package)
         self.attributes |= reads.attributes
         self.key.append(Identity(function.__code__))
         self.functions.append(function)
@@ -259,7 +260,7 @@ class Signature:
         self._seen[id(holder), label] = len(self._seen)
         self.probes.append((holder, label, value))
         self.key.append(label)
-        if not read_by_attribute(value, self._package):
+        if not read_by_attribute(value, self.package):
             self.add(value, label)
         for path in sorted(reads.variables.get(label, ())):
             self._add_attributes(value, label, path)
@@ -277,7 +278,7 @@ class Signature:
     def _add_attributes(self, value: Any, name: str, path: AttributePath) -> None:
         """Add the attribute at a path from a module, a function, or an object that cannot be compared as a whole."""
         known = len(self.leaves)
-        if not path and read_by_attribute(value, self._package):
+        if not path and read_by_attribute(value, self.package):
             self.add(value, name)  # read as a whole
         if not path or not self._has_attributes(value):
             return
@@ -298,7 +299,7 @@ class Signature:
 
     def _has_attributes(self, value: Any) -> bool:
         """Whether attributes of an object are added one by one."""
-        return isinstance(value, types.FunctionType) or read_by_attribute(value, self._package)
+        return isinstance(value, types.FunctionType) or read_by_attribute(value, self.package)
 
     def _read_attribute(self, value: Any, attribute: str) -> Any:
         """Return an attribute of an object or MISSING, and note what shows that it is current."""
@@ -349,56 +350,16 @@ class Signature:
         """Whether functions were added, which may read variables."""
         return bool(self._seen)
 
-    def add_members(self) -> bool:
-        """Add the attributes that functions read of all classes and modules met, and what the methods among them read.
-
-        Returns
-        -------
-        bool
-            Whether all that was added is immutable, as for `stable`.
-        """
-        if not self.classes and not self.wrappers and not any(map(vars, self.functions)):
-            return True
-        self.stable = True
-        done: set[tuple[int, str]] = set()
-        count = -1
-        while count != (count := len(self.attributes) + len(self.classes) + len(self.functions)):
-            for owner, name in list(self.classes.items()):
-                self._add_members_of(owner, name, done)
-            for function in (*self.functions, *self.wrappers):
-                self._add_members_of(function, getattr(function, "__qualname__", str(function)), done)
-        stable, self.stable = self.stable, False
-        return stable
-
-    def _add_members_of(self, owner: Any, name: str, done: set[tuple[int, str]]) -> None:
-        """Add the attributes that functions read of a class, a module or a function, but those `done` before."""
-        found = find_members(owner, self.attributes, self._package)
-        if isinstance(owner, abc.ABCMeta):
-            self.key.append(abc.get_cache_token())  # changes when a class is registered as a virtual subclass
-        if not isinstance(owner, type):
-            self.probes += [(vars(owner), label, value) for _, label, value in found]  # variables may be rebound
-        elif type(owner) is not type and user_bases(type(owner), self._package):
-            self.classes.setdefault(type(owner), f"type({name})")  # a metaclass of the user's
-        new = [m for m in found if m[2] is not MISSING and (id(m[0]), m[1]) not in done]
-        done.update((id(holder), label) for holder, label, _ in new)
-        for _, label, value in new:
-            if label == "__match_args__" and type(value) is tuple:
-                self.attributes.update(value)  # which `case Class(a, b)` reads
-        if getattr(owner, "_is_protocol", False):
-            self.attributes.update(_members_of_protocol(user_bases(owner, self._package)))
-        parts = [((Identity(holder), label), f"{name}.{label}", value) for holder, label, value in new]
-        self._add_compared_only(parts, f"{type(owner).__name__} {getattr(owner, '__name__', name)}", name)
-
     def _add_wrapped(self, function: types.FunctionType, name: str) -> None:
         """Add the user's objects that a library function holds, such as a function that it wraps."""
-        values, probes, containers = held_by(function, self._package, lambda f: is_library_function(f, self._package))
+        values, probes, containers = held_by(function, self.package, lambda f: is_library_function(f, self.package))
         if values:
             self.probes += probes
             self.containers += containers
             parts = [(len(values), *value) for value in values]
-            self._add_compared_only(parts, f"wrapper {function.__qualname__}", name)
+            self.add_compared_only(parts, f"wrapper {function.__qualname__}", name)
 
-    def _add_compared_only(self, parts: Sequence[tuple[Hashable, str, Any]], holder: str, name: str) -> None:
+    def add_compared_only(self, parts: Sequence[tuple[Hashable, str, Any]], holder: str, name: str) -> None:
         """Add values that tracing compares but does not rebuild, so that arrays in them are an error.
 
         Each part is (key, name, value).
@@ -417,11 +378,3 @@ class Signature:
                 "read from outside, cannot be read anew in each call; make it an argument, an attribute of one, or a "
                 "variable of the fused function"
             )
-
-
-def _members_of_protocol(bases: Iterable[type]) -> Iterator[str]:
-    """Yield the names of the members of protocols that `isinstance` reads; special methods are read anyway."""
-    for base in bases:
-        for name in (*vars(base), *getattr(base, "__annotations__", ())):
-            if not name.startswith(("__", "_abc_", "_is_")):
-                yield name

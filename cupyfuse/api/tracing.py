@@ -9,6 +9,7 @@ from typing import Any
 from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
+from ..ir.rebuild import operation_key
 from ..plan.plan import Traced
 from ..trace import Trace, Tracer, refusals_reach_the_caller
 from ..trace.numpy import traced_conversions
@@ -197,6 +198,6 @@ def graph_key(graph: g.Graph) -> list[Hashable]:
     lines: list[Hashable] = []
     for node in g.topological(graph.roots):
         numbers[node] = len(numbers)
-        lines.append((g.operation_key(node), tuple(numbers[i] for i in node.inputs)))
+        lines.append((operation_key(node), tuple(numbers[i] for i in node.inputs)))
     effects = tuple((argument, numbers[n]) for argument, n in graph.effects)
     return [*lines, tuple(numbers[n] for n in graph.outputs), effects]

@@ -10,13 +10,14 @@ from collections import ChainMap
 from functools import cached_property, partial
 
 from ..ir.graph import Node
-from ..ir.operators import REDUCTIONS
 from .configure import Config, held_bytes
 from .expressions import Body, Scope, function_text, indented, struct_text
+from .held import held_rows, take_functions
 from .kernel import CONDITION, Kernel, translation_unit
 from .outlined import outlined
-from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
+from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
 from .repair import repair_function
+from .totals import read_totals, totals_struct
 
 
 def emit(program: Program, config: Config, merge: bool = False, conditional: bool = False) -> Kernel:
@@ -136,11 +137,11 @@ class Writer:
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
-            *(self.emit_totals(s) for s in stages),
+            *(totals_struct(s, self.program.accumulators(s), self.read_field) for s in stages),
             f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
-            self.emit_held(),
+            held_rows(self.program) if self.shared else "",
             *bodies,
             *self.repairs.values(),
             *(f for f in finishes if f),
@@ -156,74 +157,6 @@ class Writer:
         index = f"reinterpret_cast<u64>({array.name}) / sizeof({stored_type(array.dtype)}) + row * {array.name}_rows"
         head = "template <int V>\n__device__ int misaligned(i64 row) const"
         return f"{head} {{ return static_cast<int>(-({index}) & (V - 1)); }}"
-
-    def emit_held(self) -> str:
-        """Emit where packs of full inputs are held in shared memory, an array for each, and how they are copied.
-
-        `Single` holds one element of each. `at_row` is the program with the addresses of a row, which loops would
-        compute for each pack.
-        """
-        if not self.shared:
-            return ""
-        inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", _element_address(p)) for p in self.program.full_inputs]
-        fields = " ".join(f"{kind}* {name};" for name, kind, _ in inputs)
-        places = [f"h.{name} = held_from<{kind}>(memory, count, {address});" for name, kind, address in inputs]
-        copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
-        full = [p.name for p in self.program.parameters if p.extent == FULL]
-        singles = " ".join(f"{kind.replace('V>', '1>')} {name};" for name, kind, _ in inputs)
-        loads = " ".join(f"s.{name} = load_pack<1>({address});" for name, _, address in inputs)
-        return "\n".join(
-            [
-                f"struct Single {{ {singles} }};",
-                f"__device__ void hold(i64 row, i64 col, Single& s) const {{ {loads} }}",
-                f"template <int V> struct Held {{ {fields} }};",
-                "template <int V>",
-                "__device__ Held<V> held(i64 row, i64 col, char* memory, int count) const {",
-                "    Held<V> h;",
-                *(f"    {place}" for place in places),
-                "    return h;",
-                "}",
-                "template <int V>",
-                f"__device__ void hold(i64 row, i64 col, const Held<V>& to, int at) const {{ {copies} }}",
-                "__device__ Program at_row(i64 row) const {",
-                "    Program p = *this;",
-                *(f"    p.{name} = computed_once({name} + row * {name}_rows); p.{name}_rows = 0;" for name in full),
-                "    return p;",
-                "}",
-            ]
-        )
-
-    def emit_totals(self, stage: int) -> str:
-        """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
-
-        Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
-        the first one's position along the reduced axis. Lanes of a warp combine by `lead`, `settle` and `exchange`;
-        `merge` adds the totals of others (see `reductions.cuh`).
-        """
-        accumulators = self.program.accumulators(stage)
-        lines = [f"struct Totals{stage} {{"]
-        lines += [f"    {a.kind} {a.name};" for a in accumulators]
-        lead = " ".join(f"{a.name}.lead(mask, members);" for a in accumulators)
-        settle = " ".join(f"{a.name}.settle();" for a in accumulators)
-        merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
-        exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
-        lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
-        lines.append(f"    __device__ void settle() {{ {settle} }}")
-        lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
-        lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
-        lines.append("};")
-        lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
-        peek = " ".join(f"t.{a.name}.peek({self.read_field(a.operand)});" for a in accumulators)
-        lines.append(f"__device__ void peek(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {peek} }}")
-        lines.append("template <int V>")
-        lines.append(f"__device__ void add(At<{stage}>, const Element* e, i64 at, Totals{stage}& t) const {{")
-        for a in accumulators:
-            operand, kind = self.read_field(a.operand, "e[j]"), c_type(a.operand.dtype)
-            lines.append(f"    {kind} of_{a.name}[V];")
-            lines.append(f"    for (int j = 0; j < V; ++j) of_{a.name}[j] = {operand};")
-            lines.append(f"    add_pack(t.{a.name}, of_{a.name}, at);")
-        lines.append("}")
-        return "\n".join(lines)
 
     def read_field(self, node: Node, element: str = "e") -> str:
         """Return the field of an Element that holds a value; constants are literals."""
@@ -321,7 +254,7 @@ class Writer:
         if self.streamed:
             return []
         readers = program.last_readers
-        fresh = (n for n in body.computed if _is_full(program, n) and n not in self.held)
+        fresh = (n for n in body.computed if program.is_full(n) and n not in self.held)
         return [n for n in fresh if readers.get(n, stage) > stage]
 
     def _emit_element_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
@@ -338,7 +271,7 @@ class Writer:
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
         load = {FULL: "load_pack", COLUMN: "load_each" if self.shifted else "load_pack"}
         loads = {
-            extent: [f"t.{p.name} = {load[extent]}<V>({_element_address(p)});" for p in read if p.extent == extent]
+            extent: [f"t.{p.name} = {load[extent]}<V>({p.element_address});" for p in read if p.extent == extent]
             for extent in (FULL, COLUMN)
         }
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
@@ -372,11 +305,7 @@ class Writer:
             kept = " ".join(f"keep_packed(t.{p.name});" for p in tile if p.extent == FULL)
             lines += ["template <int V>", f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}"]
         if self.shared:
-            taken = " ".join(f"t.{p.name} = from.{p.name}[at];" for p in read if p.extent == FULL)
-            head = f"__device__ void take({at}, const Held<V>& from, int at, Tile{stage}<V>& t) const"
-            lines += ["template <int V>", f"{head} {{ {taken} }}"]
-            taken = " ".join(f"t.{p.name} = from.{p.name};" for p in read if p.extent == FULL)
-            lines += [f"__device__ void take({at}, const Single& from, Tile{stage}<1>& t) const {{ {taken} }}"]
+            lines += take_functions(stage, read)
         if exact is not None:
             body = exact.lines
             if self.outlines and not any("repair_" in line for line in body):  # those are members of the struct
@@ -387,7 +316,7 @@ class Writer:
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit the function that stores a stage's full results, as lines."""
-        stores = " ".join(f"store_global<V>({_element_address(p)}, out.{p.name});" for p in writes)
+        stores = " ".join(f"store_global<V>({p.element_address}, out.{p.name});" for p in writes)
         head = f"__device__ void store(At<{stage}>, i64 row, i64 col, const Out{stage}<V>& out) const"
         return ["template <int V>", f"{head} {{ {stores} }}"]
 
@@ -399,9 +328,9 @@ class Writer:
             return ""
         body = Body(self.row_scope())
         body.repair = lambda node: self.emit_joint_repair(node, stage)
-        reads = _reads(accumulators)
+        reads = read_totals(accumulators)
         for node in program.by_stage[stage]:
-            if _is_full(program, node):
+            if program.is_full(node):
                 continue
             if node in reads:
                 self.row_fields[program.names[node]] = c_type(node.dtype)
@@ -416,7 +345,7 @@ class Writer:
         """Emit `finish` of a column step: the per-column values that follow the reductions, and their stores."""
         program = self.program
         body = Body(Scope(program))
-        reads = _reads(program.accumulators(0))
+        reads = read_totals(program.accumulators(0))
         for node, text in reads.items():
             body.line(f"const {c_type(node.dtype)} {program.names[node]} = {text};")
             body.scope.expressions[node] = program.names[node]
@@ -451,20 +380,3 @@ class Writer:
             nested = partial(self.emit_repair, team="Solo()")
             self.repairs[name] = repair_function(name, node, self.row_scope(), nested)
         return f"{name}({team}, row, r)"
-
-
-def _is_full(program: Program, node: Node) -> bool:
-    """Whether a value has an element for each of the step's, and is read as such."""
-    return program.extent(node) == FULL and not (node in program.loaded and program.loaded[node].extent == ANY)
-
-
-def _reads(accumulators: list[Accumulator]) -> dict[Node, str]:
-    """Return the expressions that read reductions from the totals."""
-    return {n: f"t.{a.name}.{REDUCTIONS[n.op].read}" for a in accumulators for n in a.readers}
-
-
-def _element_address(parameter: Parameter) -> str:
-    """Return the address of the element at (row, col) of a full or per-column array."""
-    if parameter.extent == COLUMN:
-        return f"{parameter.name} + col"
-    return f"{parameter.name} + row * {parameter.name}_rows + col"

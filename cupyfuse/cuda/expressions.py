@@ -232,15 +232,10 @@ class Body:
             return self._pass_through(node)
         if node.op == "positions":
             return f"static_cast<{c_type(node.dtype)}>({self.index[node.axis]})"
-        row = POINTWISE[node.op]
-        if node.op == "where":
-            operands = [self.operand(node.inputs[0], "bool"), *(self.operand(i, node.dtype) for i in node.inputs[1:])]
-            dtype = node.dtype
-        else:
-            dtype = g.operand_dtype(node)
-            if row.arity == 1 and row.result == "bool" and not dtypes.is_float(dtype):
-                dtype = "float32"  # CUDA's isfinite, isnan, ... take floats only
-            operands = [self.operand(i, dtype) for i in node.inputs]
+        row, taken = POINTWISE[node.op], g.operand_dtypes(node)
+        if row.arity == 1 and row.result == "bool" and not dtypes.is_float(taken[0]):
+            taken = ["float32"]  # CUDA's isfinite, isnan, ... take floats only
+        operands, dtype = list(map(self.operand, node.inputs, taken)), taken[-1]
         if node.op == "equal" and c_type(dtype) == "i64" and any(map(_fits_32_bits, node.inputs)):
             short, other = operands if _fits_32_bits(node.inputs[0]) else operands[::-1]
             return f"equals_int({other}, {short})"

@@ -48,6 +48,13 @@ class Parameter:
         """Whether the kernel takes a column stride."""
         return self.extent == ANY and not self.is_number
 
+    @property
+    def element_address(self) -> str:
+        """The address of the element at (row, col) of a full or per-column array."""
+        if self.extent == COLUMN:
+            return f"{self.name} + col"
+        return f"{self.name} + row * {self.name}_rows + col"
+
 
 class Accumulator(NamedTuple):
     """An accumulator of a stage: its field in the totals, its device type, its operand, the reductions that read it."""
@@ -138,6 +145,10 @@ class Program:
         if node.shape == (rows, 1):
             return ROW
         return COLUMN if node.shape == (1, cols) else SCALAR
+
+    def is_full(self, node: Node) -> bool:
+        """Whether a value has an element for each of the step's, and is read as such."""
+        return self.extent(node) == FULL and not (node in self.loaded and self.loaded[node].extent == ANY)
 
     def _add(self, node: Node, extent: str, written: bool, used: set[str]) -> None:
         """Add a parameter of the kernel for a value, under a name that is not in `used`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,45 +61,91 @@ def layers_of(
     name, token : str
         Of the function, and of the call: names of layers are made of these.
     """
-    dimensions = lowering.dimensions
-    names = [f"{name}-{token}"] if len(axes) == 1 else [f"{name}-{k}-{token}" for k in range(len(axes))]
+    own = [f"{name}-{token}"] if len(axes) == 1 else [f"{name}-{k}-{token}" for k in range(len(axes))]
     # No task of `tasks` is called as a layer is: Dask takes both for one.
-    run, tasks = f"{name}-blocks-{token}", f"{name}-tasks-{token}"
-    # A layer with the dimensions, and behind them an axis of one block.
-    counts = [len(d.widths) for d in dimensions]
-    indices = _Indices(len(counts) + 1, {d: d for d in range(len(counts))}, counts)
-    layers: dict[str, Any]
+    names = _Names(own, f"{name}-blocks-{token}", f"{name}-tasks-{token}")
     if blocks := _local_blocks(lowering, graph, given):
-        placed = [chunks_of(modes, a, dimensions) for modes, a in zip(blocks[lowering.origin].modes, axes, strict=True)]
-        if len(axes) == 1:
-            chunks, places = placed[0]
-            made = _run_layers(lowering, names[0], _Indices(len(chunks), places, counts), axes, given, blocks)
-            return [Result(names[0], chunks, *made)]
-        layers, dependencies = _run_layers(lowering, run, indices, axes, given, blocks)
-        last = run
-    elif reduced := _reduced_blocks(lowering, graph, given):
+        return _results_of_blocks(lowering, names, axes, given, blocks)
+    if reduced := _reduced_blocks(lowering, graph, given):
         shards, blocks = reduced
-        states = shards.rounds[0].names
-        layers, dependencies = _run_layers(lowering, run, indices, [(0, 1)] * len(states), given, blocks)
-        found, read = _merged(lowering, shards, run, indices, axes, given, blocks)
-        layers[tasks], dependencies[tasks], last = lowering.tasks, {run, *read}, tasks
-    else:
-        found = lowering.lower(graph, axes, given, range(len(dimensions)))
-        layers, last = {tasks: lowering.tasks}, tasks
-        dependencies = {tasks: {piece.array.name for piece in given if piece.array is not None}}
-    if last == tasks:
-        placed = [chunks_of(piece.axes, a, dimensions) for piece, a in zip(found, axes, strict=True)]
+        indices, states = _Indices.of_dimensions(lowering), shards.rounds[0].names
+        layers, dependencies = _run_layers(lowering, names.blocks, indices, [(0, 1)] * len(states), given, blocks)
+        found, read = _merged(lowering, shards, names.blocks, indices, axes, given, blocks)
+        return _results_of_tasks(lowering, names, axes, found, layers, dependencies, {names.blocks, *read})
+    found = lowering.lower(graph, axes, given, range(len(lowering.dimensions)))
+    read = {piece.array.name for piece in given if piece.array is not None}
+    return _results_of_tasks(lowering, names, axes, found, {}, {}, read)
+
+
+class _Names(NamedTuple):
+    """The names of layers: one for each result, that of the blocks, and that of tasks one by one."""
+
+    results: list[str]
+    blocks: str
+    tasks: str
+
+
+def _results_of_blocks(
+    lowering: Lowering,
+    names: _Names,
+    axes: Sequence[Axes],
+    given: Sequence[Pieces],
+    blocks: Mapping[Index, _Local],
+) -> list[Result]:
+    """Return the results where each block computes its part of all of them: one is the layer of the blocks itself."""
+    dimensions = lowering.dimensions
+    placed = [chunks_of(modes, a, dimensions) for modes, a in zip(blocks[lowering.origin].modes, axes, strict=True)]
+    if len(axes) == 1:
+        ((chunks, places),) = placed
+        indices = _Indices(len(chunks), places, [len(d.widths) for d in dimensions])
+        return [
+            Result(names.results[0], chunks, *_run_layers(lowering, names.results[0], indices, axes, given, blocks))
+        ]
+    indices = _Indices.of_dimensions(lowering)
+    layers, dependencies = _run_layers(lowering, names.blocks, indices, axes, given, blocks)
     results = []
-    for number, (own, (chunks, places)) in enumerate(zip(names, placed, strict=True)):
-        items: dict[Any, Any] = {}
-        for block in itertools.product(*(range(len(c)) for c in chunks)):
-            key, at = (own, *block), tuple(block[places[d]] if d in places else 0 for d in range(len(dimensions)))
-            if last == tasks:
-                items[key] = Alias(key, found[number].key(at))
-            else:
-                items[key] = Task(key, operator.getitem, TaskRef((run, *indices.block(at))), number)
-        results.append(Result(own, chunks, {**layers, own: items}, {**dependencies, own: {last}}))
+    for number, (name, (chunks, places)) in enumerate(zip(names.results, placed, strict=True)):
+        items = {
+            (name, *block): Task((name, *block), operator.getitem, TaskRef((names.blocks, *indices.block(at))), number)
+            for block, at in _blocks_of(chunks, places, len(dimensions))
+        }
+        results.append(Result(name, chunks, {**layers, name: items}, {**dependencies, name: {names.blocks}}))
     return results
+
+
+def _results_of_tasks(
+    lowering: Lowering,
+    names: _Names,
+    axes: Sequence[Axes],
+    found: Sequence[Pieces],
+    layers: Mapping[str, Any],
+    dependencies: Mapping[str, set[str]],
+    read: set[str],
+) -> list[Result]:
+    """Return the results `found`, which the lowering's tasks compute, behind layers that these read.
+
+    `read` are the names of the layers and Dask arrays that the tasks read, and `dependencies` those of the layers.
+    """
+    dimensions = lowering.dimensions
+    layers = {**layers, names.tasks: lowering.tasks}
+    dependencies = {**dependencies, names.tasks: read}
+    results = []
+    for name, piece, a in zip(names.results, found, axes, strict=True):
+        chunks, places = chunks_of(piece.axes, a, dimensions)
+        items = {
+            (name, *block): Alias((name, *block), piece.key(at))
+            for block, at in _blocks_of(chunks, places, len(dimensions))
+        }
+        results.append(Result(name, chunks, {**layers, name: items}, {**dependencies, name: {names.tasks}}))
+    return results
+
+
+def _blocks_of(
+    chunks: Sequence[Sequence[int]], places: Mapping[int, int], dimensions: int
+) -> Iterator[tuple[Index, Index]]:
+    """Yield the blocks of a result, each with its place along every dimension."""
+    for block in itertools.product(*(range(len(c)) for c in chunks)):
+        yield block, tuple(block[places[d]] if d in places else 0 for d in range(dimensions))
 
 
 class _Local(NamedTuple):
@@ -235,6 +281,12 @@ class _Indices:
         self._along = {axis: d for d, axis in places.items()}
         self.names = tuple(self._name(axis) for axis in range(ndim))
         self.numblocks = tuple(blocks[self._along[axis]] if axis in self._along else 1 for axis in range(ndim))
+
+    @classmethod
+    def of_dimensions(cls, lowering: Lowering) -> _Indices:
+        """Return the indices of a layer with all dimensions, and behind them an axis of one block."""
+        counts = [len(d.widths) for d in lowering.dimensions]
+        return cls(len(counts) + 1, {d: d for d in range(len(counts))}, counts)
 
     def _name(self, axis: int) -> str:
         return f"dimension {self._along[axis]}" if axis in self._along else f"axis {axis}"

@@ -313,12 +313,7 @@ class _Block:
             x = self.value(node.inputs[0]) if node.inputs[0].op != "const" else self.operand(node.inputs[0], node.dtype)
             return _reduce(node, x)
         operator = POINTWISE[node.op]
-        if node.op == "where":
-            condition, *choices = node.inputs
-            values = [self.operand(condition, "bool"), *(self.operand(c, node.dtype) for c in choices)]
-        else:
-            dtype = g.operand_dtype(node)
-            values = [self.operand(i, dtype) for i in node.inputs]
+        values = map(self.operand, node.inputs, g.operand_dtypes(node))
         return np.asarray(operator.numpy(*values))
 
     def pass_through(self, node: Node) -> Array:

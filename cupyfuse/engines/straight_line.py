@@ -142,12 +142,7 @@ class StraightLine:
             return self._reduction(node)
         if node.op not in POINTWISE:
             raise _NotStraightLine
-        if node.op == "where":
-            condition, *choices = node.inputs
-            operands = [self._operand(condition, "bool"), *(self._operand(c, node.dtype) for c in choices)]
-        else:
-            dtype = g.operand_dtype(node)
-            operands = [self._operand(i, dtype) for i in node.inputs]
+        operands = map(self._operand, node.inputs, g.operand_dtypes(node))
         return self._add_call(node.op, POINTWISE[node.op].numpy, *operands)
 
     def _operand(self, node: Node, dtype: str) -> _Operand:

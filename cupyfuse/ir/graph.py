@@ -243,11 +243,11 @@ def promoted_dtype(nodes: Iterable[Node]) -> str:
     return dtypes.promote_weak(strong, [n.value for n in nodes if n.op == "const"])
 
 
-def operand_dtype(node: Node) -> str:
-    """Return the dtype in which a node is computed: its own, or that of the operands of a comparison."""
-    if node.dtype != "bool" or node.op in (*PASS_THROUGH, "where"):
-        return node.dtype
-    return promoted_dtype(node.inputs)
+def operand_dtypes(node: Node) -> list[str]:
+    """Return the dtype in which a pointwise operator takes each operand: its own, or what a comparison promotes to."""
+    if node.op == "where":
+        return ["bool", node.dtype, node.dtype]
+    return [node.dtype if node.dtype != "bool" else promoted_dtype(node.inputs)] * len(node.inputs)
 
 
 def cast(node: Node, dtype: str) -> Node:
@@ -332,20 +332,6 @@ def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) 
     return changed
 
 
-def operation_key(node: Node) -> tuple[object, ...]:
-    """Return a key of all fields of a node but its inputs."""
-    # repr tells -0.0 from 0.0, and NaN equals itself.
-    return repr(node.value), *_operation_fields(node)
-
-
-_operation_fields = attrgetter(*(f.name for f in fields(Node) if f.name not in ("inputs", "value")))
-
-
-def expression_key(node: Node) -> tuple[object, ...]:
-    """Return a key that is equal for nodes with the same operation on the same inputs."""
-    return *operation_key(node), node.inputs
-
-
 # Walks --------------------------------------------------------------------------------------------------------------
 
 
@@ -372,24 +358,6 @@ def topological(roots: Iterable[T], inputs: Callable[[T], Iterable[T]] = attrget
             else:
                 path.pop()
                 yield node
-
-
-def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
-    """Rebuild the graph bottom-up, applying `rule` to each node with its rebuilt inputs; itself if nothing changes."""
-    done: dict[Node, Node] = {}
-    changed = False
-    for node in graph.order:
-        done[node] = found = rule(with_inputs(node, [done[i] for i in node.inputs]) if changed else node)
-        changed = changed or found is not node
-    return graph.replace(done) if changed else graph
-
-
-def substitute(graph: Graph, target: Node, value: Node) -> Graph:
-    """Replace the node `target` by `value`, except beneath `value` itself."""
-    done: dict[Node, Node] = {}
-    for node in topological(graph.roots):
-        done[node] = value if node is target else with_inputs(node, [done[i] for i in node.inputs])
-    return graph.replace(done)
 
 
 def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:

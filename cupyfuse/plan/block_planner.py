@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.rebuild import rebuild
 from ..rewrite.reductions import drop_unit_reductions
 from ..settings import Settings
 from ..trace import Axes, AxisLabels
@@ -24,14 +25,8 @@ from .prepacking import (
     split_off,
     with_used_inputs,
 )
-from .schedule import (
-    Layout,
-    NotRowwise,
-    choose_products,
-    one_pass_variances,
-    schedule,
-    takes_epilogues,
-)
+from .report import quantity
+from .schedule import Layout, NotRowwise, choose_products, one_pass_variances, schedule, takes_epilogues
 from .schedule.cut import (
     COLUMNS,
     LEAST_ROWS,
@@ -215,12 +210,14 @@ class BlockPlanner:
         def rows_in(most: int) -> int:
             return rows_within(most - kept - fixed, parts.rows, whole, one, workspace)
 
-        if one + kept + fixed <= limit:
-            rows = rows_in(limit)
-            return [rows] if rows >= LEAST_ROWS or beyond == limit else [rows, rows_in(beyond)]
-        if one > beyond:
-            raise NotRowwise("one row takes more than that")
-        return [rows_within(max(one, beyond - kept - fixed), parts.rows, whole, one, workspace)]
+        least = one + kept + fixed
+        if least > beyond:
+            what = "one row takes more than that"
+            raise NotRowwise(f"{what}, beside the {quantity(kept, 'B')} kept of all rows" if kept else what)
+        if least > limit:
+            return [rows_in(beyond)]
+        rows = rows_in(limit)
+        return [rows] if rows >= LEAST_ROWS or beyond == limit else [rows, rows_in(beyond)]
 
     def _result_index(self, node: Node, direct: Sequence[bool]) -> int | None:
         """Return the index of the result that blocks write directly, if a value is one; else None."""
@@ -317,7 +314,7 @@ class BlockPlanner:
     def _plan_block(self, graph: Graph, parts: Cut, direct: Sequence[bool]) -> Plan:
         """Plan a block; it adds its addends to the sums, which are further arguments."""
         count = len(parts.collected)
-        graph = g.rewrite(graph, drop_unit_reductions)  # of blocks of one row
+        graph = rebuild(graph, drop_unit_reductions)  # of blocks of one row
         addends = graph.outputs[count:]
         users = g.users(graph.roots)
         sums, effects = [], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.rebuild import rebuild
 from .notes import Note
 
 
@@ -28,7 +29,7 @@ def sink_broadcasts(graph: Graph, notes: list[Note]) -> Graph:
             compact.along(result, axis)  # memoise it now, so that searches from later nodes end here
         return result
 
-    graph = g.rewrite(graph, rule)
+    graph = rebuild(graph, rule)
     return graph.replace({n: g.broadcast(compact.along_both(n), n.shape) for n in graph.roots})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.rebuild import expression_key, rebuild
 
 
 def share_common_subexpressions(graph: Graph) -> Graph:
@@ -11,9 +12,9 @@ def share_common_subexpressions(graph: Graph) -> Graph:
     seen: dict[tuple[object, ...], Node] = {}
 
     def rule(node: Node) -> Node:
-        return seen.setdefault(g.expression_key(node), node)
+        return seen.setdefault(expression_key(node), node)
 
-    return g.rewrite(graph, rule)
+    return rebuild(graph, rule)
 
 
 def drop_no_ops(node: Node) -> Node:
@@ -67,7 +68,7 @@ def push_transposes(graph: Graph) -> Graph:
                 transposes[inner] = g.transpose(inner)
         return transposes[node.inputs[0]]
 
-    return g.rewrite(graph, rule)
+    return rebuild(graph, rule)
 
 
 def convert_matmul_operands(node: Node) -> Node:

@@ -12,6 +12,7 @@ from functools import partial, reduce
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.rebuild import substitute
 from .cleanup import drop_no_ops
 from .notes import Note
 
@@ -161,7 +162,7 @@ def eliminate_products(
         target = next((n for n in order if rule(n) is not n), None)
         if target is None:
             return graph
-        attempt = g.substitute(graph, target, rule(target))
+        attempt = substitute(graph, target, rule(target))
         survivors = set(g.topological(attempt.roots, inputs))
         products = [n for n in g.topological([target], inputs) if n.op == "matmul"]
         dead = [p for p in products if p not in survivors]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.rebuild import rebuild
 from .broadcasts import sink_broadcasts, transpose_products
 from .cleanup import (
     cancel_transposes,
@@ -43,18 +43,18 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
         return result
 
     for rule in (drop_custom_derivatives, drop_no_ops, cancel_transposes, convert_matmul_operands):
-        graph = g.rewrite(graph, rule)
+        graph = rebuild(graph, rule)
     graph = transpose_products(sink_broadcasts(share_common_subexpressions(graph), notes))
     graph = pool_products(share_common_subexpressions(graph), notes)
-    graph = g.rewrite(graph, drop_and_note)
+    graph = rebuild(graph, drop_and_note)
     for rule in (lower_mean, lower_logsumexp, recognize_expsum):
-        graph = g.rewrite(graph, rule)
+        graph = rebuild(graph, rule)
     graph = share_common_subexpressions(graph)
     for rule in (recognize_distances, recognize_entropy, sum_of_choices, choose_before_reductions):
-        graph = g.rewrite(graph, rule)
+        graph = rebuild(graph, rule)
     graph = share_common_subexpressions(graph)
     graph = collapse_sums(graph, notes)
-    graph = push_transposes(g.rewrite(graph, drop_unit_reductions))
+    graph = push_transposes(rebuild(graph, drop_unit_reductions))
     graph = fold_scale_chains(share_common_subexpressions(graph), notes)
     return drop_redundant_guards(share_common_subexpressions(graph)), notes
 
@@ -78,9 +78,9 @@ def merge_passes(graph: Graph) -> Graph:
         return node if node.dtype == "float64" else lower_logsumexp(node)
 
     for rule in (drop_custom_derivatives, drop_no_ops, cancel_transposes, lower_mean, lower_one_pass):
-        graph = g.rewrite(graph, rule)
+        graph = rebuild(graph, rule)
     graph = share_common_subexpressions(graph)
-    graph = share_common_subexpressions(g.rewrite(graph, recognize_expsum))
+    graph = share_common_subexpressions(rebuild(graph, recognize_expsum))
     for rule in (recognize_distances, recognize_entropy, sum_of_choices, choose_before_reductions):
-        graph = g.rewrite(graph, rule)
-    return g.rewrite(share_common_subexpressions(graph), recognize_variance)
+        graph = rebuild(graph, rule)
+    return rebuild(share_common_subexpressions(graph), recognize_variance)

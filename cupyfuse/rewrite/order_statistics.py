@@ -5,6 +5,7 @@ For GPUs alone: there libraries sort to find a quantile, on a CPU they partition
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..ir.library import LibraryCall, Operand
 from ..ir.quantiles import Place, place_of, reduced_axes
+from ..ir.rebuild import rebuild
 from ..ir.slices import slice_view
 from .notes import Note
 
@@ -51,21 +53,16 @@ def sort_once(graph: Graph) -> tuple[Graph, list[Note]]:
             several[result] = found
         return result
 
-    return g.rewrite(graph, rule), notes
+    return rebuild(graph, rule), notes
 
 
 _FLOATS = ("float32", "float64")
 _MOST_PLACES = 8  # quantiles of one call: each element of the result chooses among all
-# The parameters of the functions that are replaced, behind the array; others that are given leave a call alone.
-_PARAMETERS = {
-    "median": ("axis", "out", "overwrite_input", "keepdims"),
-    "quantile": ("q", "axis", "out", "overwrite_input", "method", "keepdims"),
-    "percentile": ("q", "axis", "out", "overwrite_input", "method", "keepdims"),
-}
+_SIGNATURES = {name: inspect.signature(getattr(np, name)) for name in ("median", "quantile", "percentile")}
 
 
 def _is_candidate(node: Node) -> bool:
-    known = node.call is not None and node.call.function in _PARAMETERS
+    known = node.call is not None and node.call.function in _SIGNATURES
     return known and bool(node.size) and node.inputs[0].dtype in _FLOATS
 
 
@@ -81,21 +78,18 @@ def _lone_medians(graph: Graph) -> set[int]:
 
 
 def _arguments(call: LibraryCall) -> dict[str, Any] | None:
-    """Return the arguments of a call behind the array, by name.
+    """Return the arguments of a call by name, with the defaults of others.
 
-    None if that is no whole array, if quantiles are weighted or not known before a call, and for any other argument.
+    None if it is not of one whole array, if quantiles are weighted or not known before a call, and where it names its
+    method as older versions of NumPy do.
     """
-    array, *others = call.arguments or (call.options.get("a"),)
-    options = {name: value for name, value in call.options.items() if name != "a"}
-    given = {"axis": None, "method": "linear", "weights": None} | dict(
-        zip(_PARAMETERS[call.function], others, strict=False)
-    )
-    given |= options
-    if len(call.shapes) != 1 or not isinstance(array, Operand) or given["weights"] is not None:
+    bound = _SIGNATURES[call.function].bind(*call.arguments, **call.options)
+    bound.apply_defaults()
+    given = bound.arguments
+    others = any(given.get(name) is not None for name in ("weights", "interpolation"))
+    if len(call.shapes) != 1 or not isinstance(given["a"], Operand) or others:
         return None
-    if call.function != "median" and _places(given.get("q")) is None:
-        return None
-    return given if set(given) <= {*_PARAMETERS[call.function], "method", "weights"} else None
+    return given if call.function == "median" or _places(given["q"]) is not None else None
 
 
 def _places(q: Any) -> list[Any] | None:

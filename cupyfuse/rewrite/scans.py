@@ -8,6 +8,7 @@ from typing import Any
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..ir.library import LibraryCall, Operand
+from ..ir.rebuild import rebuild
 from .notes import Note
 
 # Fewer rows than these, of more columns than these, are left to the library: a row is one block's, and most of a GPU
@@ -45,7 +46,7 @@ def scan_rows(graph: Graph) -> tuple[Graph, list[Note]]:
         notes.append(Note("running totals along rows are one pass", repr(call), "the library's others"))
         return g.reshape(g.scan(_FUNCTIONS[call.function], rows), node.shape)
 
-    return g.rewrite(graph, rule), notes
+    return rebuild(graph, rule), notes
 
 
 def _is_scan(call: LibraryCall, node: Node) -> bool:

@@ -85,7 +85,7 @@ class Capture:
             for k, reason in partition.unfused.items():
                 if reason != NO_TENSOR:
                     _add_or_count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
-        failures = dict(self._callback.failures) if self._callback is not None else {}
+        failures = dict(self._callback.codes.failures) if self._callback is not None else {}
         frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
         if self._bypassed:
             frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
@@ -134,7 +134,7 @@ class Capture:
             except Exception:
                 callback.settle(returned=False)
                 raise
-            if callback.undecided or callback.in_parts:
+            if callback.unsettled:
                 callback.settle(returned=True)
             else:
                 idle.note(self.graphs or activity.calls != before, module, args, kwargs)

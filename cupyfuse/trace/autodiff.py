@@ -19,6 +19,7 @@ from ..ir import graph as g
 from ..ir.adjoints import exclusive_product, extremum_adjoint
 from ..ir.graph import Node, Shape
 from ..ir.operators import POINTWISE, REDUCTIONS
+from ..ir.rebuild import expression_key
 from . import Trace, Tracer, apply
 
 
@@ -73,12 +74,12 @@ def _reuse_forward(forward: Iterable[Node], roots: Sequence[Node | None]) -> lis
     done = {n: n for n in forward}
     seen: dict[object, Node] = {}
     for node in done:
-        seen.setdefault(g.expression_key(node), node)
+        seen.setdefault(expression_key(node), node)
     for node in g.topological(r for r in roots if r is not None):
         if node not in done:
             fresh = g.with_inputs(node, [done[i] for i in node.inputs])
             # Inputs of the graph are distinct even where their names and positions agree.
-            done[node] = seen.setdefault(g.expression_key(fresh), fresh) if node.inputs else node
+            done[node] = seen.setdefault(expression_key(fresh), fresh) if node.inputs else node
     return [None if r is None else done[r] for r in roots]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..ir import graph as g
 from ..ir.operators import COMPARISONS
+from ..ir.rebuild import expression_key
 from .broadcasting import expand
 from .library import call_library
 from .masked_reductions import DOT, FUNCTIONS, MATMUL, METHODS, OF_SHAPE, UFUNCS, Reductions, refuse
@@ -339,7 +340,7 @@ def _are_equal(a: g.Node, b: g.Node) -> bool:
     done: dict[g.Node, g.Node] = {}
     for node in g.topological((a, b)):
         same = g.with_inputs(node, [done[i] for i in node.inputs])
-        done[node] = first.setdefault(g.expression_key(same), same)
+        done[node] = first.setdefault(expression_key(same), same)
     return done[a] is done[b]
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.rebuild import expression_key
 
 
 def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: bool = True) -> list[Node]:
@@ -108,7 +109,7 @@ def _is_stored(node: Node) -> bool:
     """Whether a node is the `stored` form of a reduction."""
     if node.op != "cast" or not node.inputs[0].reduction:
         return False
-    return g.expression_key(node) == g.expression_key(stored(node.inputs[0]))
+    return expression_key(node) == expression_key(stored(node.inputs[0]))
 
 
 def _reachable(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:

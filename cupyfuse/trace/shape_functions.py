@@ -14,11 +14,11 @@ from .axes import Axes, normalize_axes
 from .broadcasting import broadcast_to, expand
 from .folds import in_fold, refolded, strides_of
 from .labels import positions, take_along_axis
-from .library import call_library, reraise
+from .library import call_library
 from .operations import apply, as_tracer, trace_of
 from .parts import put, select
 from .tracer import Tracer
-from .user_code import user_line
+from .user_code import reraise, user_line
 
 
 def _moveaxis(a: Tracer, source: Any, destination: Any) -> Tracer:

@@ -10,6 +10,7 @@ from typing import Any
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.parts import View, operands_as_written
+from ..ir.rebuild import operation_key
 from . import broadcasting, folds, indexing, library, numpy, operations, products
 from .axes import Axes, AxisLabels
 from .flat import Flat
@@ -182,7 +183,7 @@ class Trace:
         """Check that the repeated trace recorded the same operation at this position."""
         assert self._repeats is not None and self._repeats._recorded is not None
         before = self._repeats._recorded
-        if position >= len(before) or g.operation_key(node) != g.operation_key(before[position]):
+        if position >= len(before) or operation_key(node) != operation_key(before[position]):
             fail(
                 "what differs from run to run",
                 "a fused function is traced twice, and the second trace did something else here: random numbers, the "

@@ -97,6 +97,23 @@ def fail(operation: str, reason: str) -> NoReturn:
     raise error
 
 
+_ERRORS = (
+    TypeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+    ZeroDivisionError,
+    np.exceptions.AxisError,
+    np.linalg.LinAlgError,
+)
+
+
+def reraise(name: str, error: Exception) -> NoReturn:
+    """Raise an error of NumPy's again, with the name of the function and the user's line."""
+    kind = type(error) if type(error) in _ERRORS else ValueError if isinstance(error, ValueError) else TypeError
+    raise kind(f"{name}: {error}\n  at {user_line()}") from error
+
+
 @contextlib.contextmanager
 def refusals_reach_the_caller() -> Iterator[None]:
     """Raise what `fail` refuses in a `with` block, even where the user's code catches it.

@@ -446,6 +446,26 @@ def test_blocks_of_halves_stay_within_the_bound() -> None:
         assert plan.workspace <= most or "one row takes more" in plan.whole
 
 
+def test_what_is_kept_of_all_rows_counts_within_the_bound(rng: np.random.Generator) -> None:
+    """Beside it one row may take more than the rest of the bound: then the plan says so."""
+
+    def ordered(x: Any, w: Any) -> Any:
+        return np.sort(cf.logsumexp(x @ w.T, axis=1))
+
+    x, w = normal(rng, (700, 8), (300, 8))
+    kept, row = 4 * 700, 4 * 300
+    for most in (kept, kept + row - 1, kept + row, kept + 3 * row):
+        fused = cf.fuse(ordered, max_workspace=most)
+        plan = fused.plan(x, w)
+        if most < kept + row:
+            assert (
+                plan.blocks is None and plan.whole == "one row takes more than that, beside the 2.8 kB kept of all rows"
+            )
+        else:
+            assert plan.blocks is not None and plan.workspace <= most
+        np.testing.assert_allclose(fused(x, w), ordered(x.astype(np.float64), w), rtol=1e-5)
+
+
 def test_an_empty_array_may_have_any_strides() -> None:
     """NumPy makes empty arrays whose strides are 0: no two elements share a place where there are none."""
     out = np.lib.stride_tricks.as_strided(np.empty(0), (5, 0), (0, 8))

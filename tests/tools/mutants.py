@@ -743,9 +743,9 @@ MUTANTS: tuple[Mutant, ...] = (
     # Emission and launching
     Mutant(
         "32-bit row offsets",
-        "cupyfuse/cuda/emit.py",
-        'return f"{parameter.name} + row * {parameter.name}_rows + col"',
-        'return f"{parameter.name} + int(row) * int({parameter.name}_rows) + int(col)"',
+        "cupyfuse/cuda/program.py",
+        'return f"{self.name} + row * {self.name}_rows + col"',
+        'return f"{self.name} + int(row) * int({self.name}_rows) + int(col)"',
         (KERNELS, "-k", "32_bit"),
     ),
     Mutant(

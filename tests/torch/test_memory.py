@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch_ways import WAYS, Code, plain, same, ways
 
 import cupyfuse.torch as ct
-from cupyfuse.torch import frames
+from cupyfuse.torch import codes
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -206,7 +206,7 @@ def test_a_copied_argument_whose_memory_is_used_again(way: str) -> None:
 
 
 def test_a_code_that_each_call_captures_anew_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_MOST_IN_A_ROW", 4)
+    monkeypatch.setattr(codes, "_MOST_IN_A_ROW", 4)
 
     def code(m: Any, x: Any) -> Any:
         z = m.linear(x)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support import HOST, INF, NAN, NUMPY, Engine, assert_equal, dtype_of, unit
+from support import HOST, INF, NAN, NUMPY, Engine, assert_equal, dtype_of, normal, unit
 
 import cupyfuse as cf
 from cupyfuse.settings import force_plans
+from cupyfuse.trace.numpy import dispatch, signatures
 
 Function = Callable[..., Any]
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -190,7 +193,7 @@ NATIVE: dict[str, tuple[Function, float]] = {
     "where": (lambda x: np.exp(x, out=x * 0, where=x < 1), 16),
     "real": (lambda x: (x.real, np.real(x), x.imag, np.conj(x), x.conj()), 0),
     "transposes": (lambda x: (x.mT + 0, np.matrix_transpose(x) * 2), 2),
-    "namespace": (lambda x: x.__array_namespace__(api_version="2024.12").exp(x), 8),
+    "namespace": (lambda x: x.__array_namespace__(api_version="2023.12").exp(x), 8),
     "vecdot": (lambda x: np.vecdot(x, x), 64),
 }  # fmt: skip
 
@@ -607,6 +610,54 @@ def test_conversions_are_numpys_own_outside_of_traces() -> None:
     with pytest.raises(ZeroDivisionError):
         cf.fuse(lambda x: x / (1 // 0))(np.ones(3))
     assert (np.asarray, np.array) == before
+
+
+@pytest.mark.parametrize("name", signatures.IN_C)
+def test_signatures_of_functions_in_c_are_numpys(name: str) -> None:
+    def parameters(function: Any) -> list[tuple[str, Any]]:
+        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+    try:
+        own = parameters(getattr(np, name))
+    except ValueError:
+        pytest.skip("NumPy tells it from 2.4 on")
+    assert parameters(signatures.IN_C[name]) == own
+
+
+def _masked_changes(x: Any, w: Any) -> None:
+    np.putmask(x, x > 0, 7.0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: np.dot(x, w.T),
+        lambda x, w: np.dot(x, w.T, np.empty((4, 5))),
+        lambda x, w: np.concatenate((x, w), 0, np.empty((9, 3))),
+        lambda x, w: np.concatenate((x, w), dtype=np.float32),
+        lambda x, w: np.where(x > 0, x, 1.0) + np.vdot(w, w),
+        _masked_changes,
+    ],
+)
+def test_functions_that_tell_no_signature(
+    function: Callable[..., Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those in C, before NumPy 2.4."""
+
+    def signature(of: Any) -> inspect.Signature:
+        if not hasattr(of, "__code__") and not hasattr(getattr(of, "__wrapped__", of), "__code__"):
+            raise ValueError(f"no signature found for builtin {of!r}")
+        return inspect.signature(of)
+
+    monkeypatch.setattr(signatures, "inspect", SimpleNamespace(signature=signature))
+    dispatch._names_of_parameters.cache_clear()
+    x, w = normal(rng, (4, 3), "float64"), normal(rng, (5, 3), "float64")
+    ours, theirs = x.copy(), x.copy()
+    found, expected = cf.fuse(function)(ours, w), function(theirs, w)
+    dispatch._names_of_parameters.cache_clear()
+    np.testing.assert_array_equal(ours, theirs)
+    if expected is not None:
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_namespace_of_other_versions() -> None:

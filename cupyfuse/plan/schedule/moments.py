@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...ir.rebuild import rebuild
 from ...rewrite.reductions import recognize_variance
 
 _SOURCES = ("float16", "bfloat16")
@@ -20,7 +21,7 @@ def one_pass_variances(graph: Graph) -> Graph:
         found = recognize_variance(node)
         return found if found.op == "moment2" and found.axis == 1 and _is_of_product(found.inputs[0]) else node
 
-    return g.rewrite(graph, rule)
+    return rebuild(graph, rule)
 
 
 def _is_of_product(x: Node) -> bool:

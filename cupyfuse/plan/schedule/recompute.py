@@ -20,7 +20,8 @@ from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .memory import base_of
-from .partition import Scheduler, StepKey
+from .partition import Scheduler
+from .placement import Placement, StepKey
 from .steps import Step, with_bytes
 
 # Storing a value moves its readers to later steps, which may then share others: how often to look again.
@@ -120,7 +121,7 @@ def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
     scheduler = Scheduler(graph)
     yield scheduler
     for _ in range(_ROUNDS):
-        shared = _shared_values(scheduler, _VECTORS * once.repeatable) - scheduler.kept
+        shared = _shared_values(scheduler.placement, _VECTORS * once.repeatable) - scheduler.kept
         if not shared:
             break
         scheduler = Scheduler(graph, scheduler.kept | shared)
@@ -128,7 +129,7 @@ def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
     yield Scheduler(graph, scheduler.kept, round_stored=True)
 
 
-def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
+def _shared_values(placement: Placement, spare: float) -> Set[Node]:
     """Find the values that several steps compute, each found value being stored by the first step that can compute it.
 
     Vectors are recomputed, and so not found, as long as that costs no more than `spare` FLOPs in all.
@@ -139,34 +140,34 @@ def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
     def require(node: Node) -> None:
         node = base_of(node)
         if node.op not in ("input", "const"):
-            keys.setdefault(node, {})[scheduler.home_step(node)] = None
+            keys.setdefault(node, {})[placement.home_step(node)] = None
 
-    for root in scheduler.graph.roots:
+    for root in placement.graph.roots:
         require(root)
-    for node in reversed(list(g.topological(scheduler.graph.roots))):
+    for node in reversed(list(g.topological(placement.graph.roots))):
         steps = keys.pop(node, {})
-        if len(steps) > 1 and not scheduler.in_memory(node):
-            home = scheduler.home_step(node)
+        if len(steps) > 1 and not placement.in_memory(node):
+            home = placement.home_step(node)
             again = (len(steps) - 1) * g.flops(node)
-            vector = 1 in node.shape and not scheduler.after_reduction[node]
+            vector = 1 in node.shape and not placement.after_reduction[node]
             if vector and home not in steps and again <= spare:
                 spare -= again
-            elif again or home in steps or _is_smaller_cast(node, scheduler):
+            elif again or home in steps or _is_smaller_cast(node, placement):
                 found.add(node)
                 steps = {home: None}
         for key in steps:
-            for i in (*g.eager_inputs(node), *scheduler.guard_only_reads(node, scheduler.live_set)):
+            for i in (*g.eager_inputs(node), *placement.guard_only_reads(node, placement.live_set)):
                 if i.op == "const":
                     continue
-                if scheduler.reads(key, i):
+                if placement.reads(key, i):
                     require(i)
                 else:
                     keys.setdefault(i, {})[key] = None
     return found
 
 
-def _is_smaller_cast(node: Node, scheduler: Scheduler) -> bool:
+def _is_smaller_cast(node: Node, placement: Placement) -> bool:
     """Whether a value is a cast of a computed one that takes no more memory, and so is the better one to store."""
-    if node.op != "cast" or scheduler.in_memory(node.inputs[0]):
+    if node.op != "cast" or placement.in_memory(node.inputs[0]):
         return False
     return dtypes.ITEMSIZE[node.dtype] <= dtypes.ITEMSIZE[dtypes.compute_dtype(node.inputs[0].dtype)]

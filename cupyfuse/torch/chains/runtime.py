@@ -88,16 +88,19 @@ class _CpuPlan:
     def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor]):
         self._execute = row_blocks.load(NumpyExecutable, plan, [to_numpy(t) for t in tensors])
         self._changed = [arg for arg, _ in plan.graph.effects]
-        self._no_outs = [None] * len(plan.outputs)
 
     def __call__(
         self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None] | None = None
     ) -> list[torch.Tensor]:
-        outs = self._no_outs if outs is None else outs
-        targets = [None if out is None else to_numpy(out) for out in outs]
+        targets = None if outs is None else [None if out is None else to_numpy(out) for out in outs]
         results = self._execute([to_numpy(t) for t in tensors], targets)
-        for written in (*(tensors[arg] for arg in self._changed), *(out for out in outs if out is not None)):
-            bump_version(written)
+        for arg in self._changed:
+            bump_version(tensors[arg])
+        if outs is None:
+            return [from_numpy(result) for result in results]
+        for out in outs:
+            if out is not None:
+                bump_version(out)
         return [from_numpy(result) if out is None else out for result, out in zip(results, outs, strict=True)]
 
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from ..rules import NUMPY_FUNCTIONS, draws
 from ..rules.table import OVERLOADS
 from .captured import is_dense, storage_of
+from .nodes import results_of
 
 F = torch.nn.functional
 _OUT_OF_PLACE = {
@@ -99,12 +100,12 @@ def _rebase_views(graph: Graph, node: Node, source: Node) -> bool:
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return True
     memory, shift = storage_of(old), new.storage_offset() - old.storage_offset()
-    views = [n for n in graph.nodes if n is not node and any(_is_in(memory, t) for t in _examples(n))]
+    views = [n for n in graph.nodes if n is not node and any(storage_of(t) == memory for t in results_of(n))]
     if not views or not hasattr(new, "fake_mode"):
         return not views
 
     def moved(value: Any) -> Any:
-        if not _is_in(memory, value):
+        if not isinstance(value, torch.Tensor) or storage_of(value) != memory:
             return value
         with new.fake_mode, torch.no_grad():
             view = new.detach().as_strided(value.shape, value.stride(), value.storage_offset() + shift)
@@ -115,23 +116,12 @@ def _rebase_views(graph: Graph, node: Node, source: Node) -> bool:
     return True
 
 
-def _examples(node: Node) -> list[Any]:
-    """Return the example values of a node's results."""
-    leaves: list[Any] = pytree.tree_leaves(node.meta.get("example_value"))
-    return leaves
-
-
-def _is_in(memory: int, value: Any) -> bool:
-    """Whether a value is a tensor in this memory."""
-    return isinstance(value, torch.Tensor) and storage_of(value) == memory
-
-
 def functionalise(graph: Graph) -> None:
     """Make operations in place return new values, where nothing else aliases what they change."""
     sharing: dict[int, list[Node]] = {}
     for node in graph.nodes:
-        for each in pytree.tree_leaves(node.meta.get("example_value")):
-            if isinstance(each, torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(each):
+        for each in results_of(node):
+            if not torch._C._functorch.is_functorch_wrapped_tensor(each):
                 sharing.setdefault(storage_of(each), []).append(node)
     for owner, *others in list(sharing.values()):
         computed = owner.op in ("call_function", "call_method")

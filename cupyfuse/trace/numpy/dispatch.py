@@ -17,6 +17,7 @@ from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
 from . import callbacks, functions, norms, products, reductions, writing
+from .signatures import signature_of
 from .steps import LIBRARY, NATIVE_FOR_REALS, REFUSED, public_name
 from .writing import CONVERTING, assign_out, dtype_with_out, target_of
 
@@ -46,7 +47,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     out = options.pop("out", None)
     if out is not None:
         out = target_of(f"np.{name} with out=", out)
-        has_dtype = name in CONVERTING and "dtype" in inspect.signature(func).parameters
+        has_dtype = name in CONVERTING and "dtype" in signature_of(func).parameters
         if has_dtype and options.get("dtype") is None and (dtype := dtype_with_out(args[0], out)) is not None:
             options["dtype"] = dtype
         return assign_out(name, out, call_function(func, args, options))
@@ -82,7 +83,7 @@ def _with_named_out(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -
 @cache
 def _names_of_parameters(func: Any) -> tuple[str, ...]:
     """Return the names of the parameters that may be given by position; none if any number may."""
-    found = list(inspect.signature(func).parameters.values())
+    found = list(signature_of(func).parameters.values())
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)
     return tuple(p.name for p in found if p.kind in kinds) if named else ()

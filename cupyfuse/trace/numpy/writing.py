@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from ..promotion import Casting, checked_number
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..watched import note
+from .signatures import signature_of
 
 # Functions that convert results to any dtype of `out`, as ufuncs' reductions do; others only within the same kind.
 _NAMES = """
@@ -54,7 +54,7 @@ def assign_out(name: str, out: Tracer, result: Tracer, converting: bool = False)
 
 def _write_by_library(name: str, *arguments: Any, **options: Any) -> None:
     """Assign to an array the result of a library step, which writes to a copy of it."""
-    x, *values = inspect.signature(getattr(np, name)).bind(*arguments, **options).args
+    x, *values = signature_of(getattr(np, name)).bind(*arguments, **options).args
     target = target_of(f"np.{name}", x)
     target._assign(call_library(writing_call(name), [target, *values]))
 

@@ -1,0 +1,53 @@
+"""Emit the totals of a stage: its accumulators, how elements are added to them, and how reductions read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..ir.graph import Node
+from ..ir.operators import REDUCTIONS
+from .program import Accumulator, c_type
+
+
+def totals_struct(stage: int, accumulators: list[Accumulator], field: Callable[[Node, str], str]) -> str:
+    """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
+
+    Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
+    the first one's position along the reduced axis. Lanes of a warp combine by `lead`, `settle` and `exchange`;
+    `merge` adds the totals of others (see `reductions.cuh`).
+
+    Parameters
+    ----------
+    stage : int
+    accumulators : list of Accumulator
+    field : callable
+        Returns the expression of a value that an Element, named by its second argument, holds.
+    """
+    lines = [f"struct Totals{stage} {{"]
+    lines += [f"    {a.kind} {a.name};" for a in accumulators]
+    lead = " ".join(f"{a.name}.lead(mask, members);" for a in accumulators)
+    settle = " ".join(f"{a.name}.settle();" for a in accumulators)
+    merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
+    exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
+    lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
+    lines.append(f"    __device__ void settle() {{ {settle} }}")
+    lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
+    lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
+    lines.append("};")
+    lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
+    peek = " ".join(f"t.{a.name}.peek({field(a.operand, 'e')});" for a in accumulators)
+    lines.append(f"__device__ void peek(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {peek} }}")
+    lines.append("template <int V>")
+    lines.append(f"__device__ void add(At<{stage}>, const Element* e, i64 at, Totals{stage}& t) const {{")
+    for a in accumulators:
+        operand, kind = field(a.operand, "e[j]"), c_type(a.operand.dtype)
+        lines.append(f"    {kind} of_{a.name}[V];")
+        lines.append(f"    for (int j = 0; j < V; ++j) of_{a.name}[j] = {operand};")
+        lines.append(f"    add_pack(t.{a.name}, of_{a.name}, at);")
+    lines.append("}")
+    return "\n".join(lines)
+
+
+def read_totals(accumulators: list[Accumulator]) -> dict[Node, str]:
+    """Return the expressions that read reductions from the totals."""
+    return {n: f"t.{a.name}.{REDUCTIONS[n.op].read}" for a in accumulators for n in a.readers}

@@ -1,0 +1,55 @@
+"""Operations of a captured graph that give each row of their result from one row of an operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
+
+from .nodes import example_of, find_rule, same_shape, tensors_of
+
+_SAME_ELEMENTS = ("to", "identity", "positive", "contiguous", "detach")  # rules of views that keep rows and columns
+_BY_CHANNEL = ("prelu",)  # rules whose rows belong to the second dimension, not to the last one
+
+
+def operand_of_rows(node: Node) -> Node | None:
+    """Return the operand whose rows give the rows of an operation's result; None if there is no such operand.
+
+    Of a product it is the first one, which has to be the smaller one for its rows to be the better ones to slice. Of
+    an operation on elements it is the one of the result's shape; others may be numbers and rows.
+    """
+    found = find_rule(node) if example_of(node) is not None else None
+    if found is None:
+        return None
+    tensors = tensors_of(node)
+    if any(example_of(t) is None for t in tensors):
+        return None
+    if found.rule.name in ("linear", "matmul"):
+        first, second = found.arguments[:2]
+        rest = [t for t in tensors if t is not first and t is not second]
+        if example_of(first).dim() < 2 or example_of(second).dim() != 2 or first is second or _max_rank(rest) > 1:
+            return None
+        wider = statically_known_true(example_of(node).shape[-1] >= example_of(first).shape[-1])
+        return first if wider and len(tensors) == len({*tensors}) else None
+    by_element = not (found.rule.reduces or found.rule.product or found.rule.updates or found.rule.view)
+    if not by_element and found.rule.name not in _SAME_ELEMENTS:
+        return None
+    if found.rule.name in _BY_CHANNEL or any(isinstance(a, torch.memory_format) for a in _constants(node)):
+        return None
+    main = [t for t in tensors if same_shape(t, node)]
+    others = [t for t in tensors if t not in main]
+    return main[0] if len(main) == 1 and _max_rank(others) < 2 else None
+
+
+def _max_rank(nodes: Sequence[Node]) -> int:
+    return max((example_of(n).dim() for n in nodes), default=0)
+
+
+def _constants(node: Node) -> list[Any]:
+    """List what an operation is called with, tensors included."""
+    leaves: list[Any] = pytree.tree_leaves((node.args, node.kwargs))
+    return leaves
