@@ -163,10 +163,10 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     rows, cols = program.domain
     if program.by_columns:
         strip = max(vec, min(32, _power_of_two(cols)))
-        threads = 256 if rows <= 2048 else 512
+        threads = 256
         while threads > 32 and threads // 32 * strip * state_size(program.step) > _SHARED_BYTES:
             threads //= 2  # every warp has accumulators of its own in shared memory
-        return Config("column_stats", threads, 4 if vec < 8 else 2, vec, strip, column_splits(program.domain))
+        return Config("column_stats", threads, 4, vec, strip, column_splits(program.domain))
     if not any(n.reduction for n in program.step.nodes):
         if cols >= _LONG_ROW and rows >= _MANY_ROWS and sum(p.extent == ROW for p in program.parameters) > 1:
             threads, blocks = (256, 6) if cols < 16384 else (512, 3)

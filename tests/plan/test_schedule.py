@@ -151,7 +151,7 @@ def test_tall_columns_are_shared_among_blocks() -> None:
     for rows in (1, 255, 256, 512, 10_000, 10**9):
         for columns in (1, 31, 32, 33, 4096, 10**6):
             splits = column_splits((rows, columns))
-            assert splits & (splits - 1) == 0 and 1 <= splits <= 128
+            assert splits & (splits - 1) == 0 and 1 <= splits <= 256
             assert splits == 1 or rows // splits >= 256
 
 

@@ -204,7 +204,7 @@ def column_splits(domain: Shape) -> int:
     rows, cols = domain
     strips = max(1, -(-cols // 32))
     splits = 1
-    while strips * splits < 128 and rows // (2 * splits) >= 256:
+    while strips * splits < 256 and rows // (2 * splits) >= 256:
         splits *= 2
     return splits
 
