@@ -50,6 +50,11 @@ class NamedFunction:
         return pkgutil.resolve_name(self.name)(*arguments, **options)
 
 
+def of_linear_algebra(function: str) -> bool:
+    """Whether a function, by its name in a `LibraryCall`, may solve or decompose matrices."""
+    return function.startswith(("linalg.", "scipy.linalg.", "scipy.stats.multivariate_"))
+
+
 @dataclass(frozen=True)
 class LibraryCall:
     """One call of a library's function; the graph has a node for each of its results.

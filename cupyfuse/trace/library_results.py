@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..ir.library import display_name, filler, flatten, resolve_function
+from ..ir.library import display_name, filler, flatten, of_linear_algebra, resolve_function
 from .library_shapes import SHAPES, Shape
 from .result_structures import map_results
 from .tracer import Tracer
@@ -72,7 +72,7 @@ def infer_results(call: FutureCall) -> Any:
         zeros = attempt("zeros")
     except _Rejected as rejected:
         return _agreed_results(call.name, attempt, rejected.error)
-    if (len(metadata) == 1 or _is_linear_algebra(call.function)) and not call.are_selected:
+    if (len(metadata) == 1 or of_linear_algebra(call.function)) and not call.are_selected:
         return zeros
     try:
         ones = attempt("ones")
@@ -162,10 +162,6 @@ def _call_on_samples(call: FutureCall, kind: str) -> Any:
     return map_results(lambda r: _describe(call.name, r, samples), result)
 
 
-def _is_linear_algebra(function: str) -> bool:
-    return function.startswith(("linalg.", "scipy.linalg.", "scipy.stats.multivariate_"))
-
-
 # Kinds of sample arrays. Zeros are identity matrices for linear algebra; shares sum to one along the first axis.
 _KINDS = ("zeros", "ones", "increasing", "shares", "large", "identity", "random")
 
@@ -180,9 +176,9 @@ def _sample(function: str, operand: Tracer, kind: str, number: int) -> Any:
 def _sample_array(function: str, operand: Tracer, kind: str, number: int) -> Any:
     shape = operand.shape
     array = np.full(shape, kind != "zeros", operand.dtype)  # zeros, or ones that other kinds replace
-    if kind == "zeros" and _is_linear_algebra(function) and len(shape) >= 2:
+    if kind == "zeros" and of_linear_algebra(function) and len(shape) >= 2:
         array[...] = np.eye(shape[-2], shape[-1])  # it can be inverted and decomposed
-    elif kind == "zeros" and _is_linear_algebra(function) and shape and shape[0]:
+    elif kind == "zeros" and of_linear_algebra(function) and shape and shape[0]:
         array[0] = 1  # the first column of the identity
     elif kind == "identity" and len(shape) >= 2 and shape[-1] == shape[-2]:
         array[...] = np.eye(shape[-1])

@@ -337,3 +337,18 @@ def test_what_is_made_of_weights_is_made_once_for_all_blocks(chain: Any, precisi
     assert plan.blocks is not None and plan.blocks.rows >= 128 and plan.blocks.plan.workspace <= 256 << 20
     assert all(step.domain[0] == plan.blocks.rows for step in plan.blocks.plan.steps)
     assert plan.flops < 1.01 * sum(s.flops for s in plan.scheduled.steps)
+
+
+def test_what_linear_algebra_reads_is_computed_in_float32() -> None:
+    """Through anything but another product; what else a plan multiplies is split."""
+    big = cf.spec((4096, 4096))
+    for function, forms in {
+        "np.linalg.inv(s @ s.T)": ["cuBLAS float32: linear algebra"],
+        "np.linalg.cholesky(0.5 * (s @ s.T) + np.eye(4096, dtype=s.dtype))": ["cuBLAS float32: linear algebra"],
+        "np.linalg.inv(s) @ s": ["fp16 hi/lo split"],
+        "np.linalg.inv((s @ s) @ s)": ["fp16 hi/lo split", "cuBLAS float32: linear algebra"],
+        "np.sort(s @ s.T)": ["fp16 hi/lo split"],
+    }.items():
+        plan = cf.fuse(eval(f"lambda s: {function}", {"np": np})).plan(big)
+        found = [step.how for step in plan.steps if step.kind == "Gemm"]
+        assert len(found) == len(forms) and all(map(str.startswith, found, forms)), found

@@ -2,7 +2,8 @@
 
 At "highest", x = inverse (hi + 2**-11 lo), with float16 numbers hi and lo and a power of two for each row, keeps 22 of
 24 bits. The product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both
-low parts, is below the rounding of the result. At "high", "medium" and "tf32", x = inverse hi keeps 11 bits, as TF32
+low parts, is below the rounding of the result. It is no noise: x @ x.T without it has smaller eigenvalues, so what is
+to be solved or decomposed is computed in float32. At "high", "medium" and "tf32", x = inverse hi keeps 11 bits, as TF32
 does, and the product is one of float16 matrices. Elements too small for float16 beside the largest of their row,
 infinities and NaN are repaired in float32 either way.
 """
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...ir.library import of_linear_algebra
 from ...ir.products import split_matmul, with_factors
 from ...settings import Settings
 
@@ -38,6 +40,7 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
     results = set(graph.roots)
+    decomposed = _read_by_linear_algebra(graph)
     done: dict[Node, Node] = {}
     shared: _Shared = {}
     for node in g.topological(graph.roots):
@@ -45,8 +48,18 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
         if node.op == "matmul" and node in live:
             left_prepacked, right_prepacked = (settings.keep_halves and i in fixed for i in node.inputs)
             prepacked = _Prepacked(left_prepacked, right_prepacked)
-            done[node] = _choose_product(done[node], settings, prepacked, node in results, shared)
+            if node in decomposed and settings.precision not in ROUNDED and not _library_reason(node, settings):
+                how = f"cuBLAS {node.dtype}: linear algebra amplifies what the hi/lo split leaves out"
+                done[node] = replace(done[node], how=how)
+            else:
+                done[node] = _choose_product(done[node], settings, prepacked, node in results, shared)
     return graph.replace(done)
+
+
+def _read_by_linear_algebra(graph: Graph) -> set[Node]:
+    """Return the products that a matrix to be solved or decomposed is computed from, without another one in between."""
+    calls = [n for n in g.topological(graph.roots) if n.call is not None and of_linear_algebra(n.call.function)]
+    return {n for n in g.topological(calls, lambda n: () if n.op == "matmul" else n.inputs) if n.op == "matmul"}
 
 
 # Transposes and splits that several products may share, by ("transposed" or "split", the original).
