@@ -116,11 +116,12 @@ class SumThenNorm(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["fuse", "backend"])
-def test_equal_gradients_are_of_each_operand_alone(way: str, device: str) -> None:
+@pytest.mark.parametrize("shape", [(7, 12), (3, 5, 12)], ids=str)
+def test_equal_gradients_are_of_each_operand_alone(way: str, shape: tuple[int, ...], device: str) -> None:
     """However they are kept: neither changes with the other, nor with what comes after."""
     plain = SumThenNorm().to(device)
     fused = ct.fuse(copy.deepcopy(plain)) if way == "fuse" else torch.compile(copy.deepcopy(plain), backend="cupyfuse")
-    operands = [torch.randn(7, 12, device=device) for _ in range(2)]
+    operands = [torch.randn(shape, device=device) for _ in range(2)]
     found = []
     for module in (plain, fused):
         x, y = (t.clone().requires_grad_() for t in operands)

@@ -24,11 +24,12 @@ Flags = tuple[bool, ...]
 
 
 class _LoadedPlan(NamedTuple):
-    """A loaded backward plan, with the gradients that it gives: input, result and, unless it is the result's, shape."""
+    """A loaded backward plan, the shapes of its results unless these have them, and the result of each gradient."""
 
     plan: Plan
     execute: Any
-    gradients: list[tuple[int, int, tuple[int, ...] | None]]
+    shapes: list[tuple[int, ...] | None]
+    gradients: list[tuple[int, int]]
 
 
 class _Dependence(NamedTuple):
@@ -156,8 +157,10 @@ class Backward:
         """Compute the gradients that exist, with the inputs they are of, from the cotangents of outputs."""
         arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         loaded = self._find_loaded(given, wanted, arrays)
-        grads = loaded.execute(arrays)
-        return [(k, grads[at] if shape is None else grads[at].reshape(shape)) for k, at, shape in loaded.gradients]
+        results = loaded.execute(arrays)
+        # Equal gradients have to be one tensor, of which autograd sees that others have it: not views of one memory.
+        grads = [r if shape is None else r.reshape(shape) for r, shape in zip(results, loaded.shapes, strict=True)]
+        return [(k, grads[place]) for k, place in loaded.gradients]
 
     def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Return the plan for a choice of gradients and arrays of these layouts, loaded at the first of such calls."""
@@ -170,19 +173,16 @@ class Backward:
     def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
         roots = self._roots(given, wanted)
-        results: dict[Hashable, int] = {}  # by what makes gradients one result, the first input that it is of
-        same: dict[int, Hashable] = {}
+        inputs: dict[Hashable, list[int]] = {}  # of each result, the inputs that it is the gradient of
         for k, node in roots.items():
-            same[k] = k if self._distinct else (node, self.traced.inputs[k].tracer._axes)
-            results.setdefault(same[k], k)
-        computed = {k: roots[k] for k in results.values()}
+            result = k if self._distinct else (node, self.traced.inputs[k].tracer._axes)
+            inputs.setdefault(result, []).append(k)
+        computed = {first: roots[first] for first, *_ in inputs.values()}
         plan = build(self._graph(given, computed), dict(enumerate(map(layout_of, arrays))), self.settings)
-        places = {key: place for place, key in enumerate(results)}
-        gradients: list[tuple[int, int, tuple[int, ...] | None]] = []
-        for k in roots:
-            place, shape = places[same[k]], self.traced.inputs[k].shape
-            gradients.append((k, place, None if shape == plan.outputs[place].shape else shape))
-        return _LoadedPlan(plan, load(plan, arrays), gradients)
+        wished = [tuple(self.traced.inputs[k].shape) for k in computed]
+        shapes = [None if s == o.shape else s for s, o in zip(wished, plan.outputs, strict=True)]
+        gradients = [(k, place) for place, given_to in enumerate(inputs.values()) for k in given_to]
+        return _LoadedPlan(plan, load(plan, arrays), shapes, gradients)
 
     def _roots(self, given: Flags, wanted: Flags) -> dict[int, Node]:
         """Return the gradients that exist, by input."""
