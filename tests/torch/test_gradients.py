@@ -141,6 +141,25 @@ def test_equal_gradients_are_of_each_operand_alone(way: str, shape: tuple[int, .
     torch.testing.assert_close(found[6], 2 * found[7])
 
 
+@pytest.mark.parametrize("shapes", [((2, 3, 12), (3, 2, 12)), ((6, 12), (72,)), ((6, 12), (12, 6))], ids=str)
+def test_equal_gradients_of_operands_of_other_shapes(shapes: tuple[tuple[int, ...], ...], device: str) -> None:
+    norm = SumThenNorm().to(device)
+
+    class Reshaped(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return norm(x.reshape(6, 12), y.t() if y.shape == (12, 6) else y.reshape(6, 12))
+
+    operands = [torch.randn(s, device=device) for s in shapes]
+    found = []
+    for module in (Reshaped(), ct.fuse(Reshaped())):
+        x, y = (t.clone().requires_grad_() for t in operands)
+        module(x, y).sin().sum().backward()
+        assert x.grad.data_ptr() != y.grad.data_ptr()
+        found.append((x.grad, y.grad))
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_second_derivatives(device: str) -> None:
     results = []
     plain, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)

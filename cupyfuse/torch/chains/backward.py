@@ -175,7 +175,8 @@ class Backward:
         roots = self._roots(given, wanted)
         inputs: dict[Hashable, list[int]] = {}  # of each result, the inputs that it is the gradient of
         for k, node in roots.items():
-            result = k if self._distinct else (node, self.traced.inputs[k].tracer._axes)
+            value = self.traced.inputs[k]
+            result = k if self._distinct else (node, value.tracer._axes, tuple(value.shape))
             inputs.setdefault(result, []).append(k)
         computed = {first: roots[first] for first, *_ in inputs.values()}
         plan = build(self._graph(given, computed), dict(enumerate(map(layout_of, arrays))), self.settings)
