@@ -154,8 +154,9 @@ def test_equal_gradients_of_operands_of_other_shapes(shapes: tuple[tuple[int, ..
     for module in (Reshaped(), ct.fuse(Reshaped())):
         x, y = (t.clone().requires_grad_() for t in operands)
         module(x, y).sin().sum().backward()
-        assert x.grad.data_ptr() != y.grad.data_ptr()
         found.append((x.grad, y.grad))
+    got, other = found[1]
+    assert got.data_ptr() != other.data_ptr()  # eager's may be views of one memory
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
 
