@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.plan import Plan, Traced
 from ...settings import Settings
+from ..rules.symbols import references
 from ..rules.values import Value
-from .chain import TracedChain
+from .chain import Chain, TracedChain
 from .eligibility import is_plain
 from .runtime import load
 from .saving import SavedValues, backward_graph, choose_saved, cotangents_of, derive, scale_gradients
@@ -47,7 +49,7 @@ class Backward:
     needs : for each input, whether its gradient is wanted
     saving : what the forward pass saves; chosen unless given
     shards : how many processes have a part of the products each
-    distinct : whether gradients share no memory; else equal ones, as those of the operands of a sum, are one tensor
+    distinct : whether gradients share no memory; else those of two operands of one sum are one tensor, as in PyTorch
 
     Attributes
     ----------
@@ -67,7 +69,7 @@ class Backward:
         shards: int = 0,
         distinct: bool = False,
     ):
-        self._distinct = distinct
+        self._addends = {} if distinct else _addends(traced.chain)
         self.traced, self.settings = traced, settings
         self._inputs = [v.tracer._node for v in traced.inputs]
         self._outputs = [v.tracer._node for v in traced.outputs]
@@ -158,7 +160,7 @@ class Backward:
         arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         loaded = self._find_loaded(given, wanted, arrays)
         results = loaded.execute(arrays)
-        # Equal gradients have to be one tensor, of which autograd sees that others have it: not views of one memory.
+        # Of a tensor that two inputs get, autograd sees that it is shared; not so of two views of its memory.
         grads = [r if shape is None else r.reshape(shape) for r, shape in zip(results, loaded.shapes, strict=True)]
         return [(k, grads[place]) for k, place in loaded.gradients]
 
@@ -173,11 +175,11 @@ class Backward:
     def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
         roots = self._roots(given, wanted)
-        inputs: dict[Hashable, list[int]] = {}  # of each result, the inputs that it is the gradient of
+        inputs: dict[int, list[int]] = {}  # of each result, the inputs that it is the gradient of
         for k, node in roots.items():
-            value = self.traced.inputs[k]
-            result = k if self._distinct else (node, value.tracer._axes, tuple(value.shape))
-            inputs.setdefault(result, []).append(k)
+            other = self._addends.get(k, k)
+            same = roots.get(other) is node and self.traced.inputs[other].shape == self.traced.inputs[k].shape
+            inputs.setdefault(other if same else k, []).append(k)
         computed = {first: roots[first] for first, *_ in inputs.values()}
         plan = build(self._graph(given, computed), dict(enumerate(map(layout_of, arrays))), self.settings)
         wished = [tuple(self.traced.inputs[k].shape) for k in computed]
@@ -231,6 +233,19 @@ class Backward:
             ends, weights = zip(*pairs, strict=True)
             found = iter(torch.autograd.grad(ends, sources, weights, create_graph=again, allow_unused=True))
             return [next(found) if want else None for want in wanted]
+
+
+def _addends(chain: Chain) -> dict[int, int]:
+    """Find inputs that a chain does no more with than to add them to another one: that one, by the input's number."""
+    uses = Counter(n for call in chain.calls for n in references(call.arguments))
+    found = {}
+    for call in chain.calls:
+        numbers = list(references(call.arguments))
+        if call.rule == "add" and len(numbers) == 2 and call.arguments[2] == 1:
+            first, second = sorted(numbers)
+            if second < len(chain.names) and uses[first] == uses[second] == 1:
+                found[second] = first
+    return found
 
 
 def _differentiable_inputs(node: Node) -> Sequence[Node]:

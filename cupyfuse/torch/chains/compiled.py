@@ -26,8 +26,8 @@ class CompiledChain:
     needs : for each input, whether its gradient is wanted; the values saved for the backward pass are chosen for these
     saving : the values saved for the backward pass, if they are not chosen by `needs`
     prepacked : the inputs from which weights are prepacked, by a plan of their own
-    in_place : whether updates are written to the inputs, and equal gradients may be one tensor; else updates are
-        results, after the outputs, and no results share memory
+    in_place : whether updates are written to the inputs, and gradients of two inputs may be one tensor; else updates
+        are results, after the outputs, and no results share memory
 
     Attributes
     ----------
