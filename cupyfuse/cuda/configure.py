@@ -163,7 +163,7 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     rows, cols = program.domain
     if program.by_columns:
         strip = max(vec, min(32, _power_of_two(cols)))
-        threads = 256
+        threads = 256  # with twice the blocks as good as 512 at least: 32 sums and moments on an H200
         while threads > 32 and threads // 32 * strip * state_size(program.step) > _SHARED_BYTES:
             threads //= 2  # every warp has accumulators of its own in shared memory
         return Config("column_stats", threads, 4, vec, strip, column_splits(program.domain))
@@ -237,7 +237,7 @@ def _holds_much(program: Program) -> bool:
     On an H200 the backward pass of a float64 layer norm takes 1010 us so, 1630 with its five values in registers.
     """
     few = 2 if _is_double(program) else 3
-    return program.held_values > few and program.recomputed_flops <= _MOST_RECOMPUTED
+    return program.held_values > few and program.recomputed_flops <= _MOST_RECOMPUTED and program.input_bytes > 0
 
 
 def _computes_little(program: Program) -> bool:
@@ -298,16 +298,13 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
     return None if found is None else replace(found, shifted=shifted)
 
 
-def _held_rate(part: int, blocks: int, cluster: int, shifted: bool, little: bool) -> float:
-    """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's.
-
-    `little` tells whether they compute little.
-    """
+def _held_rate(part: int, blocks: int, cluster: int, shifted: bool, computes_little: bool) -> float:
+    """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's."""
     if cluster == 1:
         return blocks / (blocks + _BLOCK_LOSS)
     whole = _NEIGHBOURS * blocks // cluster * cluster / _NEIGHBOURS  # blocks on a multiprocessor, of whole clusters
     held = min(1.0, part * whole / _ENOUGH_HELD) ** _HELD_POWER
-    loss = _CLUSTER_LOSS if little else _HEAVY_CLUSTER_LOSS
+    loss = _CLUSTER_LOSS if computes_little else _HEAVY_CLUSTER_LOSS
     return blocks / (blocks + loss) * held * (_SHIFTED_SHARE if shifted else 1.0)
 
 
@@ -324,10 +321,12 @@ def _most_packed(program: Program) -> int:
 def _most_held(program: Program) -> int:
     """Return how many elements of a row a thread may hold, converted, and have registers left to compute with.
 
-    Of float64 it is 256 bytes of inputs, or half of that beside arrays with an element for each column.
+    Of float64 it is 256 bytes of inputs, or half of that beside arrays with an element for each column; of others
+    `_MAX_HELD` values, of which an element has `Program.held_values` but one that takes the place of what it is
+    computed from. It is a pack at least.
     """
     if not _is_double(program):
-        return max(1, _MAX_HELD // max(1, program.held_values - 1))
+        return max(widest_vec(program), _MAX_HELD // max(1, program.held_values - 1))
     held = 16 if program.reads_columns else _MAX_HELD
     return max(1, min(held, 256 // max(program.input_bytes, 8)))
 

@@ -237,9 +237,9 @@ class Program:
         return found
 
     @cached_property
-    def last_readers(self) -> dict[Node, int]:
-        """The last stage that reads each value to compute another one for the first time."""
-        computed: dict[Node, int] = {}  # the first stage that computes a value
+    def first_computed(self) -> dict[Node, int]:
+        """The first stage that computes each value, as far as results and reductions need it."""
+        computed: dict[Node, int] = {}
         guards: dict[int, list[Node]] = {}
         for stage in range(self.stages):
             targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
@@ -255,8 +255,13 @@ class Program:
             exact = [guard.inputs[1] for guard in guards.get(stage, ())]
             for node in g.topological(exact, lambda n: () if n in computed or n in self.loaded else n.inputs):
                 computed.setdefault(node, stage)
+        return computed
+
+    @cached_property
+    def last_readers(self) -> dict[Node, int]:
+        """The last stage that reads each value to compute another one for the first time."""
         found: dict[Node, int] = {}
-        for node, stage in computed.items():
+        for node, stage in self.first_computed.items():
             for i in node.inputs:
                 found[i] = max(stage, found.get(i, stage))
         return found
@@ -264,12 +269,10 @@ class Program:
     @cached_property
     def held_values(self) -> int:
         """The most values of an element that are needed at once: what a stage reduces, and what later ones read."""
-        full = {
-            n: max(self.stage.get(n, 0), 0) for n in self.last_readers if self.extent(n) == FULL and n.op != "const"
-        }
+        full = {n: stage for n, stage in self.first_computed.items() if self.extent(n) == FULL and n.op != "const"}
         most = 1
         for stage in range(self.stages):
-            later = {n for n, computed in full.items() if computed <= stage < self.last_readers[n]}
+            later = {n for n, computed in full.items() if computed <= stage < self.last_readers.get(n, 0)}
             most = max(most, len(later.union(self.reductions(stage))))
         return most
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import cupyfuse as cf
-from cupyfuse.cuda import sources
+from cupyfuse.cuda import emit, sources
 from cupyfuse.cuda.configure import Access, default_config, fitting_vec
 from cupyfuse.cuda.expressions import formatted, literal
 from cupyfuse.cuda.fingerprint import fingerprint_kernel
@@ -189,6 +190,39 @@ def test_configurations_cover_the_row(cols, dtype, form):
         if config.template == "row_lanes":
             assert config.group * config.items * config.vec >= cols
             assert 32 % config.group == 0
+
+
+def norm_of_a_gate_backward(x, gate, dy):
+    """The gradients of an RMS norm of silu(x) * gate: seven values an element, and more FLOPs than are repeated."""
+    s = 1 / (1 + np.exp(-x))
+    y = x * s * gate
+    r = 1 / np.sqrt((y * y).mean(axis=1, keepdims=True) + 1e-6)
+    n = y * r
+    d = r * (dy - n * (dy * n).mean(axis=1, keepdims=True))
+    return d * gate * np.tanh(s * (1 + x * (1 - s))), d * np.exp(-np.abs(np.sin(x * s))), n
+
+
+@pytest.mark.parametrize("cols", [64, 256, 1024])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_short_rows_with_many_values_an_element_stay_in_registers(cols, dtype):
+    plan = cf.fuse(norm_of_a_gate_backward).plan(*[cf.spec((10_000, cols), dtype)] * 3)
+    program = Program(plan.steps[0], plan.scheduled.storage)
+    assert program.held_values > 3
+    for clusters in (False, True):
+        config = default_config(program, Access(fitting_vec(program)), clusters)
+        assert config.template in ("row_lanes", "row_block") and not config.packed
+
+
+@pytest.mark.parametrize("function", [norm_of_a_gate_backward, lambda x, gate, dy: cf.softmax(x * gate, axis=1) * dy])
+def test_values_that_are_held_are_fields_of_elements(function):
+    """No more are counted than the Element has, beside those that a stage only reduces."""
+    plan = cf.fuse(function).plan(*[cf.spec((1000, 2048))] * 3)
+    program = Program(plan.steps[0], plan.scheduled.storage)
+    text = emit.emit(
+        program, replace(default_config(program, Access(4)), template="row_block", packed=False, packs=0)
+    ).source
+    fields = re.search(r"struct Element {(.*?)};", text)[1].count("float ")
+    assert 1 <= program.held_values <= fields
 
 
 def test_every_kernel_follows_earlier_launches():

@@ -144,36 +144,43 @@ def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
     return [merged if s is host else s for s in steps if s not in scalar]
 
 
-def fuse_column_steps(steps: list[Step]) -> list[Step]:
-    """Fuse each step of column reductions into a later one that reads the same matrices, if nothing reads it before.
+_MOST_COLUMN_REDUCTIONS = 16  # of a fused step: each takes registers and shared memory of all threads
 
-    So the gradients of a scale and of a bias read the cotangent once.
+
+def fuse_column_steps(steps: list[Step]) -> list[Step]:
+    """Fuse each step of column reductions into a later one that reads all its matrices, if no later step reads it.
+
+    So the gradients of a scale and of a bias read the cotangent once. A step reads nothing that the later one computes,
+    since its layer is lower; results in place of arguments are placed once the steps are final.
     """
     result: list[Step] = []
-    read: set[Node] = set()  # by the steps behind the current one
+    read_later: set[Node] = set()
     for step in reversed(steps):
-        here = [base_of(i) for i in (*step.inputs, *step.repair_inputs)]
         host = next((s for s in result if _takes_columns_of(s, step)), None)
-        if host is None or read & set(step.outputs):
+        if host is None or read_later & set(step.outputs):
             result.insert(0, step)
         else:
+            inputs = tuple(dict.fromkeys((*step.inputs, *host.inputs)))
             result[result.index(host)] = replace(
                 host,
                 fused=step.fused + host.fused,
                 flops=step.flops + host.flops,
                 nodes=tuple(dict.fromkeys((*step.nodes, *host.nodes))),
-                inputs=tuple(dict.fromkeys((*step.inputs, *host.inputs))),
+                inputs=inputs,
                 outputs=(*step.outputs, *host.outputs),
+                repair_inputs=tuple(n for n in host.repair_inputs if n not in inputs),
             )
-        read.update(here)
+        read_later.update(base_of(i) for i in (*step.inputs, *step.repair_inputs))
     return result
 
 
 def _takes_columns_of(host: Step, step: Step) -> bool:
-    """Whether a later step of column reductions reads all matrices that another one does."""
+    """Whether a later step of column reductions reads all matrices that another one does, and has few reductions."""
     if not (host.kind == step.kind == "ColumnStats" and host.domain == step.domain) or step.repair_inputs:
         return False
-    return all(i in host.inputs for i in step.inputs if i.shape == step.domain)
+    matrices = [i for i in step.inputs if i.shape == step.domain]
+    reductions = sum(n.reduction for n in (*step.nodes, *host.nodes))
+    return bool(matrices) and all(i in host.inputs for i in matrices) and reductions <= _MOST_COLUMN_REDUCTIONS
 
 
 def stages_of(step: Step) -> dict[Node, int]:

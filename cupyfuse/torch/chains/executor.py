@@ -93,16 +93,17 @@ class Executor:
                 self._weights.invalidate(replaced)
             self._inputs.record(tensors)
 
-    def follow(self, tensors: Tensors) -> bool:
-        """Record changes of the fixed inputs, as `bind` does; False, and nothing is done, where they are other tensors.
+    def bind_changed(self, tensors: Tensors) -> bool:
+        """Record that the recorded tensors have new values; False, and nothing is done, for others, which need `bind`.
 
-        In training the weights of most calls have changed.
+        Weights change between most calls of training: these need no key of all inputs. Another thread that finds the
+        tensors current waits in `run` until the weights are invalid.
         """
         with self._lock:
-            followed = self._inputs.recorded and self._inputs.record_changes(tensors)
-            if followed and self._weights is not None:
+            found = self._inputs.recorded and self._inputs.record_changes(tensors)
+            if found and self._weights is not None:
                 self._weights.invalidate(replaced=False)
-        return followed
+        return found
 
     def refresh(self) -> None:
         """Have the next call, and the next replay of each graph, prepack all weights."""

@@ -71,7 +71,7 @@ class Runner:
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
         if not is_intercepted():
             for matches, found in self._recognized:
-                if matches(tensors) and (found.is_current(tensors) or found.follow(tensors)):
+                if matches(tensors) and (found.is_current(tensors) or found.bind_changed(tensors)):
                     return found(tensors)
         executor = self._executor_for(tensors)
         if not isinstance(executor, str):
@@ -131,7 +131,7 @@ class Runner:
         grad = torch.is_grad_enabled()
         key = (grad, self.options.current_precision(), torch.get_default_dtype(), signature)
         executor = self._latest.get(key)
-        if executor is not None and (executor.is_current(tensors) or executor.follow(tensors)):
+        if executor is not None and (executor.is_current(tensors) or executor.bind_changed(tensors)):
             self._recognize(executor, tensors)
             return executor
         return self._find_or_compile(key, tensors, grad)

@@ -104,8 +104,8 @@ def _row_time(step: Step, machine: Machine, nbytes: float, share: float) -> floa
 
 def _column_share(step: Step) -> float:
     """Return the share of the bandwidth at which columns of the step's matrices are reduced."""
-    widest = max(step.inputs, key=lambda n: n.size)
-    return rates.COLUMNS[2 if dtypes.ITEMSIZE[widest.dtype] == 2 else 4]
+    largest = max(step.inputs, key=lambda n: n.nbytes, default=None)
+    return rates.COLUMNS[2 if largest is not None and dtypes.ITEMSIZE[largest.dtype] == 2 else 4]
 
 
 # Inductor's ---------------------------------------------------------------------------------------------------------
@@ -194,10 +194,14 @@ def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine, cos
 
 
 def _with_own_gradients(step: Step, matrices: Sequence[Node]) -> list[Node]:
-    """Leave one of the operands whose gradients are equal: those that a step does no more with than to add them."""
+    """Leave one of two operands that a step only adds to each other: their gradients are one tensor."""
     readers = {n: [m for m in step.nodes if n in m.inputs] for n in matrices}
-    only = {n: found[0] if len(found) == 1 and found[0].op == "add" else n for n, found in readers.items()}
-    return list({only[n]: n for n in matrices}.values())
+
+    def sum_of(n: Node) -> Node:
+        (first, *others) = readers[n] or [n]
+        return first if not others and first.op == "add" and (first.shape, first.dtype) == (n.shape, n.dtype) else n
+
+    return list({sum_of(n): n for n in matrices}.values())
 
 
 def _backward_product_time(sizes: tuple[int, int, int], dtype: str, machine: Machine, costs: _Costs) -> Time:
