@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ..rules import PLACING, draws
 from ..rules.symbols import Ref, Size, references
 from .captured import CapturedGraph, Operation, keeps_placement, storage_of
-from .inplace import SYMBOLIC, argument_of, follows_naming, writes
+from .inplace import SYMBOLIC, argument_of, follows_naming, uses_autocast, writes
 
 NO_TENSOR = "it returns no tensor"
 WITHIN_TRANSFORM = "it is within a transform of torch.func or of forward-mode differentiation"
@@ -46,7 +46,7 @@ class ImportedGraph:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.captured = CapturedGraph(autocast=_uses_autocast(graph))
+        self.captured = CapturedGraph(autocast=uses_autocast(graph))
         self.nodes: list[Any] = []
         self.operators: list[Node] = []
         self.getters: dict[int, list[Node]] = {}
@@ -242,13 +242,6 @@ def _transform_nesting(operation: Operation) -> int:
     """
     begins = operation.name.endswith(("_increment_nesting", "_enter_dual_level"))
     return begins - operation.name.endswith(("_decrement_nesting", "_exit_dual_level"))
-
-
-def _uses_autocast(graph: Graph) -> bool:
-    """Whether autocast is on anywhere in a graph."""
-    if torch._C._is_any_autocast_enabled():
-        return True
-    return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
 
 
 def _operands_also_written(target: Any, operation: Operation) -> frozenset[int]:

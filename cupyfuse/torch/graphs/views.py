@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.autograd import grad_mode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
@@ -26,12 +25,11 @@ from .. import rules
 from ..rules.labels import index_rows_eager
 from .captured import is_dense, storage_of
 from .importer import ImportedGraph
-from .inplace import functionalised, is_in_place
+from .inplace import SWITCHES, functionalised, is_in_place
 
 F = torch.nn.functional
 _SAME_ELEMENTS = ("to", "identity", "positive", "contiguous", "detach")  # rules of views that keep rows and columns
 _BY_CHANNEL = ("prelu",)  # rules whose rows belong to the second dimension, not to the last one
-_SWITCHES = (torch._C._set_grad_enabled, grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
 _WHOLE = slice(None)
 
 
@@ -300,7 +298,7 @@ def _is_switched(first: Node, last: Node) -> bool:
     node = first
     while node is not last:
         node = node.next
-        if node.target in _SWITCHES:
+        if node.target in SWITCHES:
             return True
     return False
 
