@@ -199,6 +199,22 @@ def test_what_second_derivatives_alone_read_is_freed(device: str) -> None:
     assert memory() is None and y.grad_fn is not None
 
 
+def test_features_of_inference_mode(device: str) -> None:
+    """PyTorch saves what it computes from them, a chain the features."""
+    head = nn.Sequential(nn.LayerNorm(12, elementwise_affine=False), nn.Linear(12, 7), nn.Softmax(1))
+    plain, fused, x = pair(head, device, torch.float64)
+    with torch.inference_mode():
+        features = x * 2
+    for given in (x * 2, features, features):
+        found = []
+        for module in (plain, fused):
+            module.zero_grad()
+            module(given).square().sum().backward()
+            found.append([p.grad for p in module.parameters()])
+        torch.testing.assert_close(*found)
+    assert fused_chains(fused)
+
+
 def test_backward_twice_is_pytorchs_error(device: str) -> None:
     _, fused, x = pair(models.HeadLogSumExp(), device)
     loss = fused(x).sum()

@@ -27,10 +27,10 @@ class _ChainFunction(torch.autograd.Function):
             ctx.mark_non_differentiable(*[outputs[k] for k in backward.constants])
         numbers = backward.second_order_inputs
         ctx.call, ctx.second_order = (executor, executor.gradients), _SecondOrder(numbers, tensors) if numbers else None
-        if executor.chain.copied:
-            ctx.save_for_backward(*[executor.chain.saved_input(k, tensors[k]) for k in backward.inputs], *saved)
-        else:
-            ctx.save_for_backward(*[tensors[k] for k in backward.inputs], *saved)
+        kept = [tensors[k] for k in backward.inputs]
+        if executor.chain.copied or any(t.is_inference() for t in kept):
+            kept = [executor.chain.saved_input(k, tensors[k]) for k in backward.inputs]
+        ctx.save_for_backward(*kept, *saved)
         return tuple(outputs)
 
     @staticmethod
