@@ -512,6 +512,20 @@ def test_what_is_changed_without_gradients_keeps_its_own(code: Any, way: str) ->
         assert [c for c in fused_chains(fused) if {"softmax", "mul", "exp"} <= set(c)]
 
 
+def _transposed_in_place(m: Any, x: Any) -> Any:
+    h = -m.linear(x)
+    y = h.transpose_(0, 1)
+    return h.exp() * 2, y, m.linear(x).unsqueeze_(0).softmax(-1).exp()
+
+
+@ways
+def test_shapes_are_changed_in_place(way: str) -> None:
+    """Also as a result, and where the lengths are equal, so that only strides differ."""
+    fused = same(Code(_transposed_in_place), lambda: (torch.randn(6, 6, 12, requires_grad=True),), way)
+    if way == "fuse":
+        assert any({"softmax", "exp"} <= set(c) for c in fused_chains(fused))
+
+
 def test_autocast_leaves_the_dtype_of_what_is_changed() -> None:
     """Out of place it would choose that of `addmm`. A number that changes keeps `addmm_` out of chains."""
 

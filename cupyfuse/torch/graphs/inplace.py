@@ -35,6 +35,8 @@ _WRITING_OPERATORS = (
     "setitem",
 )
 _UNDERSCORED = ("and_", "or_", "not_", "is_")  # functions of `operator` named after keywords
+# Methods that change their operand's own shape or strides, and so the example value of what made it.
+RESHAPING = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "set_")
 _ENTER, _EXIT = grad_mode._enter_inference_mode, grad_mode._exit_inference_mode
 SWITCHES = (torch._C._set_grad_enabled, _ENTER, _EXIT)  # of gradients
 _IN_PLACE = "cupyfuse_in_place"  # in a node's meta: the target of the call in place that `functionalise` replaced
@@ -188,7 +190,7 @@ def _can_return_new(node: Node, owner: Node, others: Sequence[Node]) -> bool:
     `owner` is the node that allocates the memory, `others` are the nodes of all other tensors in it.
     """
     first = node.args[0] if node.args else None
-    if not isinstance(first, Node) or (first is not owner and first not in others):
+    if not isinstance(first, Node) or (first is not owner and first not in others) or node.target in RESHAPING:
         return False
     if node.op == "call_method":
         overload = OVERLOADS.get(getattr(torch.Tensor, str(node.target), None))
