@@ -26,9 +26,9 @@ class _ChainFunction(torch.autograd.Function):
         if backward.constants:
             ctx.mark_non_differentiable(*[outputs[k] for k in backward.constants])
         numbers = backward.second_order_inputs
-        ctx.call, ctx.second_order = (executor, executor.gradients), _SecondOrder(numbers, tensors) if numbers else None
+        ctx.call = executor, executor.gradients, _SecondOrder(numbers, tensors) if numbers else None
         kept = [tensors[k] for k in backward.inputs]
-        if executor.chain.copied or any(t.is_inference() for t in kept):
+        if executor.chain.copied or True in [t.is_inference() for t in kept]:
             kept = [executor.chain.saved_input(k, tensors[k]) for k in backward.inputs]
         ctx.save_for_backward(*kept, *saved)
         return tuple(outputs)
@@ -36,18 +36,18 @@ class _ChainFunction(torch.autograd.Function):
     @staticmethod
     @uncaptured
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        executor, gradients = ctx.call
+        executor, gradients, second_order = ctx.call
         backward, wanted = executor.backward, ctx.needs_input_grad[1:]
         kept = ctx.saved_tensors
         if torch.is_grad_enabled() or not backward.takes(cotangents):
             inputs = dict(zip(backward.inputs, kept, strict=False))
-            if ctx.second_order is not None:
-                inputs |= ctx.second_order.unpack(executor.chain)
+            if second_order is not None:
+                inputs |= second_order.unpack(executor.chain)
             grads = backward.eager_gradients(inputs, cotangents, wanted)
         else:
             grads = backward(kept, cotangents, wanted)
-        if ctx.second_order is not None and not _keeps_graph():
-            ctx.second_order.release()
+        if second_order is not None and not _keeps_graph():
+            second_order.release()
         for k, counter in gradients:
             if grads[k] is not None:
                 counter.value += 1
@@ -70,9 +70,14 @@ class _SecondOrder:
     __slots__ = ("_leaves", "_others")
 
     def __init__(self, numbers: Sequence[int], tensors: Tensors):
-        found = [(k, tensors[k]) for k in numbers]
-        self._leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in found if t.is_leaf]
-        self._others = [(k, _save(t, False)) for k, t in found if not t.is_leaf]
+        self._leaves: list[tuple[int, Any, int]] = []
+        self._others: list[tuple[int, Any]] = []
+        for k in numbers:
+            t = tensors[k]
+            if t.is_leaf:
+                self._leaves.append((k, t, -1 if t.is_inference() else t._version))
+            else:
+                self._others.append((k, _save(t, False)))
 
     def unpack(self, chain: Chain) -> dict[int, Any]:
         """Return them by number; raise the error that PyTorch has for changed ones."""
