@@ -480,6 +480,67 @@ def test_operands_of_changes_in_place_are_what_a_chain_returns(way: str, recwarn
     assert not [w for w in recwarn if "cupyfuse" in str(w.message)]
 
 
+def _scaled_without_gradients(m: Any, x: Any) -> Any:
+    h = F.normalize(m.linear(x), dim=-1)
+    with torch.no_grad():
+        h.mul_(0.5)
+    return h
+
+
+def _scaled_in_inference_mode(m: Any, x: Any) -> Any:
+    h = F.normalize(m.linear(x), dim=-1)
+    with torch.inference_mode():
+        h.mul_(0.5)
+    return h.tanh() * 2, h
+
+
+def _scaled_where_all_has_none(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        h = m.linear(x).softmax(-1)
+        h.mul_(0.5)
+        h = h.exp()
+    return m.linear(x).softmax(-1) * h
+
+
+@pytest.mark.parametrize("way", ["fuse", "operators"])  # PyTorch's tracing for compilers refuses inference mode
+@pytest.mark.parametrize("code", [_scaled_without_gradients, _scaled_in_inference_mode, _scaled_where_all_has_none])
+def test_what_is_changed_without_gradients_keeps_its_own(code: Any, way: str) -> None:
+    fused = same(Code(code), graded, way)
+    results = fused(*graded())
+    assert all(not t.is_inference() for t in torch.utils._pytree.tree_leaves(results))
+    if way == "fuse" and code is _scaled_where_all_has_none:
+        assert [c for c in fused_chains(fused) if {"softmax", "mul", "exp"} <= set(c)]
+
+
+def _transposed_in_place(m: Any, x: Any) -> Any:
+    h = -m.linear(x)
+    y = h.transpose_(0, 1)
+    return h.exp() * 2, y, m.linear(x).unsqueeze_(0).softmax(-1).exp()
+
+
+@ways
+def test_shapes_are_changed_in_place(way: str) -> None:
+    """Also as a result, and where the lengths are equal, so that only strides differ."""
+    fused = same(Code(_transposed_in_place), lambda: (torch.randn(6, 6, 12, requires_grad=True),), way)
+    if way == "fuse":
+        assert any({"softmax", "exp"} <= set(c) for c in fused_chains(fused))
+
+
+def test_autocast_leaves_the_dtype_of_what_is_changed() -> None:
+    """Out of place it would choose that of `addmm`. A number that changes keeps `addmm_` out of chains."""
+
+    def code(m: Any, x: Any, scale: float) -> Any:
+        h = F.normalize(x * m.memory, dim=-1)
+        h.addmm_(x, m.linear.weight, beta=scale)
+        return h
+
+    fused = ct.fuse(module := Code(code), only_gains=False)
+    for scale in (0.5, 0.7, 0.9):
+        x = torch.randn(5, 12)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(fused(x, scale), module(x, scale))
+
+
 # Transforms, draws --------------------------------------------------------------------------------------------------
 
 

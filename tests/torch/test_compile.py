@@ -242,6 +242,27 @@ def test_the_number_of_rows_is_free() -> None:
     assert counter.frame_count == 1 and len(graphs.chains()) == 1
 
 
+@pytest.mark.parametrize("loss", [F.cross_entropy, lambda y, t, **k: F.nll_loss(y.log_softmax(1), t, **k)])
+def test_losses_of_each_row_in_any_number(loss: Any) -> None:
+    """Beneath autograd PyTorch takes them for a scalar where the number of rows is a symbol."""
+
+    def function(x: Any, weight: Any, labels: Any) -> Any:
+        return loss(x @ weight, labels, reduction="none")
+
+    def aot(module: Any, inputs: Any) -> Any:
+        fuse_graph(module.graph)
+        module.recompile()
+        return torch._dynamo.lookup_backend("aot_eager")(module, inputs)
+
+    compiled = torch.compile(function, backend=aot, fullgraph=True)
+    for rows in (5, 6, 9):
+        x, weight = torch.randn(rows, 4), torch.randn(4, 7, requires_grad=True)
+        labels, cotangent = torch.randint(7, (rows,)), torch.randn(rows)
+        results = [run(x, weight, labels) for run in (compiled, function)]
+        close(*results)
+        close(*(torch.autograd.grad(y, weight, cotangent)[0] for y in results))
+
+
 def test_without_gradients_nothing_is_saved() -> None:
     graphs = Graphs()
     compiled = torch.compile(models.HeadLogSumExp(), backend=graphs)

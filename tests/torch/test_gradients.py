@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -239,6 +240,58 @@ def test_a_weight_changed_before_the_backward_pass_is_an_error(device: str) -> N
         fused.linear.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_what_second_derivatives_alone_read_may_be_changed(device: str) -> None:
+    """PyTorch keeps no argument of a product by a frozen weight; a chain keeps it for second derivatives."""
+    _, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)
+    fused.requires_grad_(False)
+
+    def gradient(changes: bool, **options: Any) -> Any:
+        leaf = x.detach().clone().requires_grad_()
+        argument = leaf * 1
+        y = fused(argument).sum()
+        if changes:
+            argument.mul_(2.0)
+        (found,) = torch.autograd.grad(y, leaf, **options)
+        return found
+
+    torch.testing.assert_close(gradient(True), gradient(False))
+    assert gradient(False, create_graph=True).requires_grad
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradient(True, create_graph=True)
+
+
+def test_what_second_derivatives_alone_read_is_freed(device: str) -> None:
+    """By the backward pass, though the graph lives on; hooks of saved tensors see it."""
+    _, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)
+    fused.requires_grad_(False)
+    argument = x.requires_grad_() * 1
+    memory, packed = weakref.ref(argument), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.data_ptr()) or t, lambda t: t):
+        y = fused(argument).sum()
+    assert argument.data_ptr() in packed
+    del argument
+    y.backward(retain_graph=True)
+    assert memory() is not None
+    y.backward()
+    assert memory() is None and y.grad_fn is not None
+
+
+def test_features_of_inference_mode(device: str) -> None:
+    """PyTorch saves what it computes from them, a chain the features."""
+    head = nn.Sequential(nn.LayerNorm(12, elementwise_affine=False), nn.Linear(12, 7), nn.Softmax(1))
+    plain, fused, x = pair(head, device, torch.float64)
+    with torch.inference_mode():
+        features = x * 2
+    for given in (x * 2, features, features):
+        found = []
+        for module in (plain, fused):
+            module.zero_grad()
+            module(given).square().sum().backward()
+            found.append([p.grad for p in module.parameters()])
+        torch.testing.assert_close(*found)
+    assert fused_chains(fused)
 
 
 def test_backward_twice_is_pytorchs_error(device: str) -> None:

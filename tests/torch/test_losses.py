@@ -166,6 +166,10 @@ def test_margins_and_similarity() -> None:
     for shape, dim in (((4, 6), 1), ((4, 6), 0), ((2, 3, 4), -1), ((5,), 0)):
         check(F.cosine_similarity, draw(*shape), draw(*shape, seed=1), dim=dim)
         same_gradients(F.cosine_similarity, draw(*shape), draw(*shape, seed=1), dim=dim)
+    for shape in ((4, 1), (1, 6), (1, 1)):
+        for dim in (0, 1):
+            check(F.cosine_similarity, draw(4, 6), draw(*shape, seed=1), dim=dim)
+            same_gradients(F.cosine_similarity, draw(*shape), draw(4, 6, seed=1), dim=dim)
     small = torch.tensor([[0.0, 0.0, 0.0], [1e-9, 0.0, 2e-9], [1.0, INF, 0.0], [NAN, 1.0, 2.0]], dtype=torch.float64)
     for a, b in ((small, draw(4, 3)), (draw(4, 3), small), (small, small)):
         check(F.cosine_similarity, a, b)

@@ -11,42 +11,43 @@ from .chain import Chain
 from .tensors import Tensors, as_base
 from .uncaptured import uncaptured
 
+_save = torch._C._autograd._make_saved_tensor  # with the hooks of `torch.autograd.graph.saved_tensors_hooks`
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
 
 class _ChainFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, executor: Any, *tensors: Any) -> Any:
         outputs, saved = executor.run(tensors)
-        backward, inputs, leaves = executor.backward, executor.backward.inputs, []
+        backward = executor.backward
         ctx.set_materialize_grads(False)
         if executor.returns_views:
             outputs = [as_base(t) for t in outputs]
         if backward.constants:
             ctx.mark_non_differentiable(*[outputs[k] for k in backward.constants])
-        if backward.second_order_inputs:
-            # Leaves that only second derivatives read are not saved: as in PyTorch's own graph, changing one is an
-            # error only once second derivatives are computed.
-            second_order = [(k, tensors[k]) for k in backward.second_order_inputs]
-            leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
-            inputs = [*inputs, *(k for k, t in second_order if not t.is_leaf)]
-        ctx.call = executor, executor.gradients, inputs, leaves
-        if executor.chain.copied:
-            ctx.save_for_backward(*[executor.chain.saved_input(k, tensors[k]) for k in inputs], *saved)
-        else:
-            ctx.save_for_backward(*[tensors[k] for k in inputs], *saved)
+        numbers = backward.second_order_inputs
+        ctx.call = executor, executor.gradients, _SecondOrder(numbers, tensors) if numbers else None
+        kept = [tensors[k] for k in backward.inputs]
+        if executor.chain.copied or True in [t.is_inference() for t in kept]:
+            kept = [executor.chain.saved_input(k, tensors[k]) for k in backward.inputs]
+        ctx.save_for_backward(*kept, *saved)
         return tuple(outputs)
 
     @staticmethod
     @uncaptured
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        executor, gradients, numbers, leaves = ctx.call
+        executor, gradients, second_order = ctx.call
         backward, wanted = executor.backward, ctx.needs_input_grad[1:]
         kept = ctx.saved_tensors
-        inputs, saved = kept[: len(numbers)], kept[len(numbers) :]
         if torch.is_grad_enabled() or not backward.takes(cotangents):
-            tensors = {**dict(zip(numbers, inputs, strict=True)), **_unmodified(leaves, executor.chain)}
-            grads = backward.eager_gradients(tensors, cotangents, wanted)
+            inputs = dict(zip(backward.inputs, kept, strict=False))
+            if second_order is not None:
+                inputs |= second_order.unpack(executor.chain)
+            grads = backward.eager_gradients(inputs, cotangents, wanted)
         else:
-            grads = backward([*inputs[: len(backward.inputs)], *saved], cotangents, wanted)
+            grads = backward(kept, cotangents, wanted)
+        if second_order is not None and not _keeps_graph():
+            second_order.release()
         for k, counter in gradients:
             if grads[k] is not None:
                 counter.value += 1
@@ -59,15 +60,38 @@ class _ChainFunction(torch.autograd.Function):
         return None, *grads
 
 
-def _unmodified(leaves: Sequence[tuple[int, Any, int]], chain: Chain) -> dict[int, Any]:
-    """Return the leaves that second derivatives read, by input; raise the error that PyTorch has for changed ones."""
-    for k, t, version in leaves:
-        if version >= 0 and t._version != version:
-            raise RuntimeError(
-                f"{chain.names[k]}, which derivatives of the gradient depend on, has been modified by an "
-                f"inplace operation: it is at version {t._version}; expected version {version}"
-            )
-    return {k: t for k, t, _ in leaves}
+class _SecondOrder:
+    """The inputs that only derivatives of the gradients read.
+
+    They are not among `ctx.saved_tensors`: as in PyTorch's own graph, changing one is an error only once second
+    derivatives are computed.
+    """
+
+    __slots__ = ("_leaves", "_others")
+
+    def __init__(self, numbers: Sequence[int], tensors: Tensors):
+        self._leaves: list[tuple[int, Any, int]] = []
+        self._others: list[tuple[int, Any]] = []
+        for k in numbers:
+            t = tensors[k]
+            if t.is_leaf:
+                self._leaves.append((k, t, -1 if t.is_inference() else t._version))
+            else:
+                self._others.append((k, _save(t, False)))
+
+    def unpack(self, chain: Chain) -> dict[int, Any]:
+        """Return them by number; raise the error that PyTorch has for changed ones."""
+        for k, t, version in self._leaves:
+            if version >= 0 and t._version != version:
+                raise RuntimeError(
+                    f"{chain.names[k]}, which derivatives of the gradient depend on, has been modified by an "
+                    f"inplace operation: it is at version {t._version}; expected version {version}"
+                )
+        return {**{k: t for k, t, _ in self._leaves}, **{k: saved.unpack() for k, saved in self._others}}
+
+    def release(self) -> None:
+        """Free what no parameter or argument keeps, as PyTorch does with saved tensors."""
+        self._others = []
 
 
 # `Function.apply` without its check for function transforms: `eligibility.is_intercepted` has made it.

@@ -152,8 +152,12 @@ class Chain:
         return Chain(names, listed, outputs, updates, frozenset(fixed), sizes, frozenset(copied))
 
     def saved_input(self, number: int, tensor: Any) -> Any:
-        """Return what is saved of an input for the backward pass: the tensor, or a copy if a later call changes it."""
-        return tensor.detach().clone() if number in self.copied and not tensor.requires_grad else tensor
+        """Return what is saved of an input for the backward pass: the tensor, or a copy if a later call changes it.
+
+        Or if it is of inference mode: autograd saves none, and eager none that it only computes with.
+        """
+        copied = tensor.is_inference() or (number in self.copied and not tensor.requires_grad)
+        return tensor.detach().clone() if copied else tensor
 
 
 @lru_cache(maxsize=4096)

@@ -180,11 +180,22 @@ def fake_forward(inputs: list[Any], sizes: Sequence[Any], chain: str, saved: str
     """Return the results of `cupyfuse::chain` for fake tensors."""
     filled = Chain.from_json(chain).with_sizes(tuple(sizes))
     # Hooks of saved tensors, as those of checkpoints, are not for these; and sizes may be symbols.
-    with torch.no_grad(), enable_python_dispatcher():
+    with torch.no_grad(), _above_autograd(), enable_python_dispatcher():
         values = filled.values(inputs)
         numbers = (*filled.outputs, *(number for _, number in filled.updates))
         fresh = [torch.empty_like(values[n], memory_format=_CONTIGUOUS) for n in numbers]
         return [*fresh, *_empty_saved(values, saved)]
+
+
+def _above_autograd() -> Any:
+    """Return a context in which operations reach autograd first, which takes composite ones apart, also beneath it.
+
+    There PyTorch 2.13 takes `nll_loss(..., reduction="none")` of rows in a symbolic number for a scalar.
+    """
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradOther, torch._C.DispatchKey.AutogradFunctionality):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def _backward(

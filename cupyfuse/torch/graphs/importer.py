@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ..rules import PLACING, draws
 from ..rules.symbols import Ref, Size, references
 from .captured import CapturedGraph, Operation, keeps_placement, storage_of
-from .inplace import SYMBOLIC, argument_of, follows_naming, writes
+from .inplace import RESHAPING, SYMBOLIC, argument_of, follows_naming, uses_autocast, writes
 
 NO_TENSOR = "it returns no tensor"
 WITHIN_TRANSFORM = "it is within a transform of torch.func or of forward-mode differentiation"
@@ -46,7 +46,7 @@ class ImportedGraph:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.captured = CapturedGraph(autocast=_uses_autocast(graph))
+        self.captured = CapturedGraph(autocast=uses_autocast(graph))
         self.nodes: list[Any] = []
         self.operators: list[Node] = []
         self.getters: dict[int, list[Node]] = {}
@@ -56,6 +56,7 @@ class ImportedGraph:
         self._transforms = 0  # depth of torch.func transforms at the current node
         for node in graph.nodes:
             self._import(node)
+        self._refuse_reshaped()
 
     def nodes_of(self, k: int) -> list[Node]:
         """List an operation's node and those that get its results."""
@@ -115,6 +116,16 @@ class ImportedGraph:
         self._stand_ins[node] = results
         self.captured.operations.append(operation)
         self.operators.append(node)
+
+    def _refuse_reshaped(self) -> None:
+        """Leave to PyTorch what makes or reads values whose shape or strides are changed in place later."""
+        tensors, changed = self.captured.tensors, set[int]()
+        for operation in reversed(self.captured.operations):
+            memory = {storage_of(tensors[n]) for n in (*operation.read, *operation.results)}
+            if operation.name in RESHAPING:
+                changed |= memory
+            if not memory.isdisjoint(changed):
+                operation.refusal = operation.refusal or "a shape or strides are changed in place"
 
     def _record_effects(self, operation: Operation, node: Node, target: Any, example: Any) -> None:
         """Set what an operation writes to, whether it draws random numbers, and how it may be reordered."""
@@ -242,13 +253,6 @@ def _transform_nesting(operation: Operation) -> int:
     """
     begins = operation.name.endswith(("_increment_nesting", "_enter_dual_level"))
     return begins - operation.name.endswith(("_decrement_nesting", "_exit_dual_level"))
-
-
-def _uses_autocast(graph: Graph) -> bool:
-    """Whether autocast is on anywhere in a graph."""
-    if torch._C._is_any_autocast_enabled():
-        return True
-    return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
 
 
 def _operands_also_written(target: Any, operation: Operation) -> frozenset[int]:

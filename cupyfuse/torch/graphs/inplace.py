@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import grad_mode
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
@@ -35,6 +36,10 @@ _WRITING_OPERATORS = (
     "setitem",
 )
 _UNDERSCORED = ("and_", "or_", "not_", "is_")  # functions of `operator` named after keywords
+# Methods that change their operand's own shape or strides, and so the example value of what made it.
+RESHAPING = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "set_")
+_ENTER, _EXIT = grad_mode._enter_inference_mode, grad_mode._exit_inference_mode
+SWITCHES = (torch._C._set_grad_enabled, _ENTER, _EXIT)  # of gradients
 _IN_PLACE = "cupyfuse_in_place"  # in a node's meta: the target of the call in place that `functionalise` replaced
 
 
@@ -117,7 +122,11 @@ def _rebase_views(graph: Graph, node: Node, source: Node) -> bool:
 
 
 def functionalise(graph: Graph) -> None:
-    """Make operations in place return new values, where nothing else aliases what they change."""
+    """Make operations in place return new values, where nothing else aliases what they change.
+
+    Not where gradients are off: what is changed keeps its gradient, which a new value would not have.
+    """
+    modes = _grad_modes(graph)
     sharing: dict[int, list[Node]] = {}
     for node in graph.nodes:
         for each in results_of(node):
@@ -125,9 +134,33 @@ def functionalise(graph: Graph) -> None:
                 sharing.setdefault(storage_of(each), []).append(node)
     for owner, *others in list(sharing.values()):
         computed = owner.op in ("call_function", "call_method")
-        if computed and all(_can_return_new(n, owner, others) for n in others):
+        if computed and all(_can_return_new(n, owner, others) and _keeps_gradient(n, owner, modes) for n in others):
             for node in others:
                 _return_new(node)
+
+
+_GradModes = dict[Node, tuple[bool, tuple[Any, ...]]]
+
+
+def _grad_modes(graph: Graph) -> _GradModes:
+    """Tell for each node whether gradients have been switched off, and the inference modes that it is in."""
+    found: _GradModes = {}
+    off, entered = False, tuple[Any, ...]()
+    for node in graph.nodes:
+        found[node] = off, entered
+        if node.target is torch._C._set_grad_enabled:
+            off = not node.args[0]
+        elif node.target is _ENTER:
+            entered = (*entered, node)
+        elif node.target is _EXIT:
+            entered = tuple(each for each in entered if each is not node.args[0])
+    return found
+
+
+def _keeps_gradient(node: Node, owner: Node, modes: _GradModes) -> bool:
+    """Whether a new value would have a gradient, and be of inference mode, as what `owner` has allocated."""
+    off, entered = modes[node]
+    return entered == modes[owner][1] and not (off and node.args[0].meta["example_value"].requires_grad)
 
 
 def functionalised(graph: Graph) -> list[Any]:
@@ -147,7 +180,7 @@ def _can_return_new(node: Node, owner: Node, others: Sequence[Node]) -> bool:
     `owner` is the node that allocates the memory, `others` are the nodes of all other tensors in it.
     """
     first = node.args[0] if node.args else None
-    if not isinstance(first, Node) or (first is not owner and first not in others):
+    if not isinstance(first, Node) or (first is not owner and first not in others) or node.target in RESHAPING:
         return False
     if node.op == "call_method":
         overload = OVERLOADS.get(getattr(torch.Tensor, str(node.target), None))
@@ -242,11 +275,18 @@ def _cast_result(node: Node, computed_in: torch.dtype, dtype: torch.dtype) -> No
     return cast
 
 
+def uses_autocast(graph: Graph) -> bool:
+    """Whether autocast is on anywhere in a graph."""
+    if torch._C._is_any_autocast_enabled():
+        return True
+    return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
+
+
 def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
     """Restore the operations in place that `functionalise` replaced and no chain took.
 
     Where the operand has to stay as it is, operations on a transposed one change a copy: out of place, some return
-    another memory layout.
+    another memory layout. So they do under autocast, which may choose another dtype for them.
 
     Parameters
     ----------
@@ -254,6 +294,7 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
     chains : nodes of chains, whose operands and results may be saved for a backward pass
     """
     places = {node: k for k, node in enumerate(graph.nodes)}
+    autocast = uses_autocast(graph)
     for node in graph.nodes:
         if _IN_PLACE not in node.meta:
             continue
@@ -263,7 +304,7 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
         saved = any(n in chains for n in (source, *others))
         used_later = any(places[n] > places[node] for n in others)
         if saved or used_later:
-            if is_dense(source.meta["example_value"], range(source.meta["example_value"].dim())):
+            if not autocast and is_dense(source.meta["example_value"], range(source.meta["example_value"].dim())):
                 continue
             with graph.inserting_before(node):
                 node.args = (graph.call_method("clone", (source,)), *node.args[1:])

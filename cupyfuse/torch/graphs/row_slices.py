@@ -10,17 +10,14 @@ import operator
 from typing import Any
 
 import torch
-from torch.autograd import grad_mode
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .captured import storage_of
-from .inplace import is_in_place
+from .inplace import SWITCHES, is_in_place
 from .nodes import WHOLE, example_of, find_rule, insert, items_of, replace, results_of
 from .rowwise import operand_of_rows
 from .written_memory import WrittenMemory
-
-_SWITCHES = (torch._C._set_grad_enabled, grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
 
 
 def slice_operands(node: Node, memory: WrittenMemory) -> None:
@@ -79,7 +76,7 @@ def _is_switched(first: Node, last: Node) -> bool:
     node = first
     while node is not last:
         node = node.next
-        if node.target in _SWITCHES:
+        if node.target in SWITCHES:
             return True
     return False
 

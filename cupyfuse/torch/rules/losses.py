@@ -13,7 +13,16 @@ from .labels import loss_rule, reduce_loss
 from .promotion import promote
 from .reductions import reduce_dims, vector_norm
 from .table import F, rule
-from .values import Value, pointwise, refuse, require_float, stop_gradient, with_slopes
+from .values import (
+    Value,
+    broadcast_shapes,
+    expand_to,
+    pointwise,
+    refuse,
+    require_float,
+    stop_gradient,
+    with_slopes,
+)
 
 # Regression ---------------------------------------------------------------------------------------------------------
 
@@ -232,8 +241,9 @@ def cosine_similarity(x1: Value, x2: Value, dim: int = 1, eps: float = 1e-8) -> 
         refuse("cosine_similarity", f"operands of {x1.dtype} and {x2.dtype}")
     if x1.ndim != x2.ndim:
         refuse("cosine_similarity", f"operands of shapes {x1.shape} and {x2.shape}")
+    shape = broadcast_shapes([x1.shape, x2.shape], "cosine_similarity")
     directions = []
-    for x in (x1, x2):
+    for x in (expand_to(x1, shape), expand_to(x2, shape)):  # norms are of what the products are of
         size = vector_norm(x, 2, dim, True)
         directions.append(x / with_slopes(pointwise("maximum", size, eps), (size, 1.0)))
     return reduce_dims("sum", directions[0] * directions[1], dim)
