@@ -51,7 +51,7 @@ class Codes:
     new        leaves it uncaptured, and raises      new; given up after `_FAILURES` such calls
     captured   leaves a frame of it uncaptured       captured; given up after `_FAILURES` such calls
     captured   captures it anew                      captured; given up after `_MOST_IN_A_ROW` calls in a row
-    captured   captures all codes as one (`renew`)   new, without failures
+    any        captures all codes as one (`renew`)   new, without failures
     =========  ====================================  =====================================================
 
     What Dynamo cannot capture runs in eager, and Dynamo would never look at its code again. But code that raises an
@@ -112,11 +112,11 @@ class Codes:
             self.failures[self.name(code)] = reason
 
     def renew(self) -> None:
-        """Forget, once the module's call is captured whole, what was captured of its parts, and all failures."""
+        """Forget, once the module's call is captured whole, what was captured of its parts and which are given up."""
         from torch._C._dynamo.eval_frame import reset_code
 
-        for code, record in list(self._records.items()):  # other threads may add to them
-            if record.captured and code is not self._call:
+        for code in list(self._records):  # other threads may add to them
+            if code is not self._call:
                 reset_code(code)
-            record.captured, record.failures = False, 0
+            self._records[code] = _Record()
         self.failures.clear()

@@ -234,7 +234,7 @@ class FrameCallback:
         if returned and self._is_to_be_tried(call):
             self._try_as_compiled(call)
             return
-        for frame in call.uncaptured:
+        for frame in {frame.code: frame for frame in call.uncaptured}.values():  # layers of a model share one
             self.codes.note_uncaptured(frame, returned)
 
     def _is_to_be_tried(self, call: _Call) -> bool:

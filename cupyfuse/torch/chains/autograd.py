@@ -11,7 +11,8 @@ from .chain import Chain
 from .tensors import Tensors, as_base
 from .uncaptured import uncaptured
 
-_save = torch._C._autograd._make_saved_tensor  # with the hooks of `torch.autograd.graph.saved_tensors_hooks`
+# Saves one tensor, with the hooks of `torch.autograd.graph.saved_tensors_hooks`; None in PyTorch 2.11.
+_save = getattr(torch._C._autograd, "_make_saved_tensor", None)
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -26,21 +27,26 @@ class _ChainFunction(torch.autograd.Function):
         if backward.constants:
             ctx.mark_non_differentiable(*[outputs[k] for k in backward.constants])
         numbers = backward.second_order_inputs
-        ctx.call = executor, executor.gradients, _SecondOrder(numbers, tensors) if numbers else None
+        # Without `_save` these are saved like all others: changing one is an error in the backward pass.
+        together = [k for k in numbers if _save is None and not tensors[k].is_leaf]
+        apart = _SecondOrder([k for k in numbers if k not in together], tensors) if numbers else None
+        ctx.call = executor, executor.gradients, together, apart
         kept = [tensors[k] for k in backward.inputs]
         if executor.chain.copied or True in [t.is_inference() for t in kept]:
             kept = [executor.chain.saved_input(k, tensors[k]) for k in backward.inputs]
-        ctx.save_for_backward(*kept, *saved)
+        ctx.save_for_backward(*kept, *saved, *[tensors[k] for k in together])
         return tuple(outputs)
 
     @staticmethod
     @uncaptured
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        executor, gradients, second_order = ctx.call
+        executor, gradients, together, second_order = ctx.call
         backward, wanted = executor.backward, ctx.needs_input_grad[1:]
-        kept = ctx.saved_tensors
+        kept, others = ctx.saved_tensors, ()
+        if together:
+            kept, others = kept[: -len(together)], kept[-len(together) :]
         if torch.is_grad_enabled() or not backward.takes(cotangents):
-            inputs = dict(zip(backward.inputs, kept, strict=False))
+            inputs = {**dict(zip(backward.inputs, kept, strict=False)), **dict(zip(together, others, strict=True))}
             if second_order is not None:
                 inputs |= second_order.unpack(executor.chain)
             grads = backward.eager_gradients(inputs, cotangents, wanted)
@@ -77,6 +83,7 @@ class _SecondOrder:
             if t.is_leaf:
                 self._leaves.append((k, t, -1 if t.is_inference() else t._version))
             else:
+                assert _save is not None
                 self._others.append((k, _save(t, False)))
 
     def unpack(self, chain: Chain) -> dict[int, Any]:
