@@ -5,7 +5,9 @@ Planning needs no library's dtype objects; `to_numpy` and `name_of` convert at t
 
 from __future__ import annotations
 
-from functools import lru_cache
+import importlib
+import importlib.util
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,16 @@ def to_numpy(name: str) -> np.dtype[Any]:
             raise TypeError("bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes") from error
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)
+
+
+@cache
+def prepare_bfloat16() -> None:
+    """Import ml_dtypes, which plans with bfloat16 need, if it is installed.
+
+    It cannot be imported while a trace runs: it takes what it finds as `numpy.add` for a ufunc.
+    """
+    if importlib.util.find_spec("ml_dtypes") is not None:
+        importlib.import_module("ml_dtypes")
 
 
 @lru_cache(maxsize=64)

@@ -50,7 +50,10 @@ def spec(shape: Any, dtype: Any = "float32") -> Spec:
     lengths = tuple(map(operator.index, shape)) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape: lengths cannot be negative, got {lengths}")
-    return Spec(lengths, dtypes.name_of(dtype))
+    name = dtypes.name_of(dtype)
+    if name == "bfloat16":
+        dtypes.prepare_bfloat16()
+    return Spec(lengths, name)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def _missing_nvrtc() -> str:
 def _compile(target: Target) -> None:
     """Compile the kernels that a target has collected; those that do not compile are failures."""
     pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
-    waiting = [(pool.submit(cubin, source, _ARCHITECTURE), kernel) for source, kernel in target.kernels.items()]
+    waiting = [(pool.submit(cubin, source, _ARCHITECTURE), kernel) for (source, _), kernel in target.kernels.items()]
     try:
         for done, kernel in waiting:
             try:

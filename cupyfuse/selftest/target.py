@@ -58,14 +58,14 @@ class Target:
     ----------
     xp : the array library
     collecting : whether to collect the kernels that a GPU would launch while NumPy runs the calls
-    kernels : distinct kernels by source
+    kernels : distinct kernels by source and the part that they play
     products : number of matrix products, splits and copies that were launched
     failures : wrong results, in the order found
     """
 
     xp: Any
     collecting: bool = False
-    kernels: dict[str, LaunchedKernel] = field(default_factory=dict)
+    kernels: dict[tuple[str, str], LaunchedKernel] = field(default_factory=dict)
     products: int = 0
     failures: list[Failure] = field(default_factory=list)
 
@@ -129,8 +129,9 @@ class Target:
                     self.products += 1
                     continue
                 for kernel in kernels_of(step, part.scheduled.storage, clusters=clusters):
-                    here = LaunchedKernel(_template(kernel), form.name, kernel.config.vec > 1)
-                    self.kernels.setdefault(kernel.source, here)
+                    part_played = _template(kernel)
+                    here = LaunchedKernel(part_played, form.name, kernel.config.vec > 1)
+                    self.kernels.setdefault((kernel.source, part_played), here)
 
 
 def _template(kernel: Kernel) -> str:

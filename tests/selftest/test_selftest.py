@@ -282,7 +282,7 @@ def test_after_an_interruption_nothing_more_is_compiled(monkeypatch: pytest.Monk
     monkeypatch.setattr(selftest, "cubin", interrupted)
     monkeypatch.setattr(selftest.os, "cpu_count", lambda: 1)
     target = Target(np, collecting=True)
-    target.kernels = {str(i): LaunchedKernel("elementwise", "float32", False) for i in range(10_000)}
+    target.kernels = {(str(i), "elementwise"): LaunchedKernel("elementwise", "float32", False) for i in range(10_000)}
     with pytest.raises(KeyboardInterrupt):
         selftest._compile(target)
     assert 0 < len(compiled) < 10_000

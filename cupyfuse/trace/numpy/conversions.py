@@ -10,12 +10,11 @@ imported by name.
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import Any, NoReturn
 
 import numpy as np
@@ -38,7 +37,6 @@ _originals: list[tuple[dict[str, Any], dict[str, Any]]] = []  # what modules hol
 def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
     """Replace functions without a protocol by ones that take the arrays of a trace, within a `with` block."""
     global _depth
-    _import_dtypes()
     with _lock:
         if not _depth:
             for space, name, replacement in (*choices.REPLACED, _VECTORIZE, *scipy.replacements()):
@@ -64,16 +62,6 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
                 held.update(before)
             while not _depth and _replaced:
                 setattr(*_replaced.pop())
-
-
-@cache
-def _import_dtypes() -> None:
-    """Import ml_dtypes, which plans with bfloat16 need, if it is installed.
-
-    It cannot be imported while a trace runs: it takes what it finds as `numpy.add` for a ufunc.
-    """
-    if importlib.util.find_spec("ml_dtypes") is not None:
-        importlib.import_module("ml_dtypes")
 
 
 def replacement_of(value: Any) -> Any:
