@@ -16,7 +16,7 @@ _MAX_HELD = 32
 # Bytes of a row that a thread may hold as they were loaded.
 _PACKED_BYTES = 128
 # Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs; then both of a
-# program that computes little. On an H200 the backward passes of softmax and of norms, with 24 FLOPs, 5 values and 12
+# program that computes little. On an H200 the backward passes of softmax and of norms, with 24 FLOPs, 4 values and 12
 # bytes an element, run packed at 0.85 to 0.98 of a copy's rate from 256 to 8192 columns, and with their values in
 # registers at 0.26 to 0.6.
 _MOST_RECOMPUTED, _MOST_PACKED = 40, 16
@@ -42,7 +42,7 @@ _LONG_ROW, _MANY_ROWS = 1024, 512
 # grows with this power of the bytes that a multiprocessor holds, up to so many, and is this share where rows begin
 # between two packs. Fitted to 534 measurements of an H200 from 16384 to 1048576 columns, among which it chooses within
 # 1.3 % of the best on average, within 6 % at worst. Clusters that compute more than little lose more: by 13 backward
-# passes of norms and softmax from 8192 to 65536 columns, among which it chooses within 6 % of the best on average.
+# passes of norms and softmax from 8192 to 65536 columns, among which it chooses within 7 % of the best on average.
 _BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
 _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
 _NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
@@ -234,7 +234,7 @@ def _is_packed(program: Program) -> bool:
 def _holds_much(program: Program) -> bool:
     """Whether values in registers take more time than to compute them again from shared memory.
 
-    On an H200 the backward pass of a float64 layer norm takes 1010 us so, 1630 with its five values in registers.
+    On an H200 the backward pass of a float64 layer norm takes 1010 us so, 1630 with its four values in registers.
     """
     few = 2 if _is_double(program) else 3
     return program.held_values > few and program.recomputed_flops <= _MOST_RECOMPUTED and program.input_bytes > 0
