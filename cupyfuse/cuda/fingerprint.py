@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from .configure import Config
+from .config import Config
 from .kernel import Kernel, translation_unit
 from .launch import KernelCall, Struct, StructLaunch, integers, pointer, sequence
 from .runtime import Runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..ir.graph import Node, Shape
-from .configure import Config
+from .config import Config
 from .kernel import Kernel, translation_unit
 from .launch import KernelCall, StructLaunch, integers, pointer
 from .runtime import Runtime

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..cuda import split
-from ..cuda.configure import Access, fitting_vec
+from ..cuda.config import Access, fitting_vec
 from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
 from ..cuda.kernel import Kernel
 from ..cuda.launch import Addresses, KernelCall, StructLaunch, integers, pointer, tensor_map

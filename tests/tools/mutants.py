@@ -355,10 +355,24 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a row too many for groups of lanes",
-        "kernels_cu/row_lanes.cu",
-        "if (row < p.rows)",
-        "if (row <= p.rows)",
+        STAGES,
+        "if (first < p.rows)",
+        "if (first <= p.rows)",
         kernels("affine_softmax-37x3-float64"),
+    ),
+    Mutant(
+        "a row too many for groups of lanes that load several",
+        STAGES,
+        "if (row < p.rows) {\n                typename P::Row r;",
+        "if (row <= p.rows) {\n                typename P::Row r;",
+        rows("row_lanes and 2rows"),
+    ),
+    Mutant(
+        "the second of the rows that lanes load computed from the first",
+        STAGES,
+        "row, Span<P, V, int>(p, row), r, loaded[k])",
+        "row, Span<P, V, int>(p, row), r, loaded[0])",
+        rows("row_lanes and 2rows"),
     ),
     Mutant(
         "a share of a row left out",
