@@ -12,7 +12,7 @@ from ..errors import EngineError
 
 Dim = tuple[int, int, int]
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the CUlaunchAttributeID
-_LEAST_DRIVER = 12030  # whose graphs capture such launches
+_LEAST_DRIVER = 12030  # whose graphs hold such launches
 
 
 @lru_cache(maxsize=1)

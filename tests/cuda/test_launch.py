@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cupyfuse.cuda import driver
+from cupyfuse.cuda import driver, launch_graph
 from cupyfuse.cuda.gemm import ForeignBlas
 from cupyfuse.cuda.launch import KernelCall, Launch, StructLaunch, integers, number, pointer, sequence, tensor_map
 from cupyfuse.cuda.launch_graph import LaunchGraph
@@ -297,6 +297,35 @@ def test_a_graph_records_launches(device: Device) -> None:
         launch([k, [0.5]], Graph())
     assert added == [(HANDLE, GRID, BLOCK, 4, members(k, 0.5)) for k in (1, 2)]
     assert not device.plain and not device.quick
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_launches_of_a_graph_follow_each_other(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the one before it; where that may begin early, for all blocks of it to have begun."""
+    nodes: list[tuple[int, int]] = []  # of each node the handle of the kernel, and the node that it waits for
+    edges: list[tuple[int, int, bytes]] = []
+
+    def add_kernel(node: Any, graph: Any, after: Any, count: int, params: Any) -> int:
+        node._obj.value = len(nodes) + 1
+        nodes.append((params._obj.function, after._obj.value if count else 0))
+        return 0
+
+    def add_edges(graph: Any, start: Any, end: Any, data: Any, count: Any) -> int:
+        edges.append((start._obj.value, end._obj.value, bytes(data._obj)))
+        return 0
+
+    calls = dict.fromkeys(("cuGraphCreate", "cuGraphInstantiateWithFlags", "cuGraphDestroy"), lambda *_: 0)
+    calls |= {"cuGraphAddKernelNode": add_kernel, "cuGraphAddDependencies_v2": add_edges}
+    monkeypatch.setattr(launch_graph, "driver", lambda: SimpleNamespace(**calls))
+    monkeypatch.setattr(launch_graph, "takes_early_launches", lambda: early)
+    graph = LaunchGraph()
+    for handle in (11, 12, 13):
+        graph.add(handle, GRID, BLOCK, 0, 0)
+    graph.finish(None)
+    assert nodes == [(11, 0), (12, 0 if early else 1), (13, 0 if early else 2)]
+    assert edges == (
+        [(1, 2, bytes([1, 0, 1, 0, 0, 0, 0, 0])), (2, 3, bytes([1, 0, 1, 0, 0, 0, 0, 0]))] if early else []
+    )
 
 
 def test_threads_at_once_have_structs_of_their_own(device: Device) -> None:
