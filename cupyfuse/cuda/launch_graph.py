@@ -12,10 +12,8 @@ from typing import Any
 from ..errors import EngineError
 from .driver import Dim, driver, takes_early_launches
 
-_WHEN_BLOCKS_ALLOW, _PROGRAMMATIC = (
-    1,
-    1,
-)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+# CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, once all blocks have begun; and CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+_ONCE_BEGUN, _PROGRAMMATIC = 1, 1
 
 
 class _EdgeData(ctypes.Structure):
