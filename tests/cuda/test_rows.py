@@ -246,6 +246,20 @@ def test_lanes_load_several_rows_where_they_have_little_of_one(
     assert (config.template, config.rows) == ("row_lanes", rows)
 
 
+@pytest.mark.parametrize(
+    ("function", "arrays", "template"),
+    [
+        (softmax, [(64, 262144)], "row_shared"),
+        (softmax, [(64, 524288)], "row_shared"),  # one block on a multiprocessor, instead of rows that are read twice
+        (affine_softmax, [(64, 524288), 524288, 524288], "row_stream"),  # but not where columns have values
+        (normalised, [(64, 524288)], "row_shared"),
+    ],
+)
+def test_the_longest_rows_that_a_cluster_holds(function: Any, arrays: Any, template: str) -> None:
+    program = program_of(function, *map(cf.spec, arrays))
+    assert default_config(program, next(accesses(program)), clusters=True).template == template
+
+
 ANYWHERE = {
     "rows": lambda y, bias, factor: softmax(y),
     "elements": lambda y, bias, factor: np.maximum(y, 0) * 0.5,
