@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..cuda.launch import Addresses, sequence
+from ..cuda.launch import sequence
 from ..cuda.runtime import Runtime
+from ..cuda.structs import Addresses
 from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node

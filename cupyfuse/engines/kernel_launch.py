@@ -14,10 +14,11 @@ from typing import Any
 from .. import dtypes
 from ..cuda.configure import Access, Config, accesses, default_config
 from ..cuda.kernel import Kernel
-from ..cuda.launch import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer, sequence
+from ..cuda.launch import sequence
 from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
+from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer
 from ..ir.graph import Node
 from ..plan.schedule import Step, state_size
 

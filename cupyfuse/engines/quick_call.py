@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..cuda.launch import Launch
 from ..cuda.runtime import Runtime
+from ..cuda.structs import Launch
 from ..generated import define
 
 # Takes the arrays, the float arguments and the arrays for results, if those are given; the device is current.

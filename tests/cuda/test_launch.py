@@ -16,8 +16,9 @@ import pytest
 
 from cupyfuse.cuda import driver
 from cupyfuse.cuda.gemm import ForeignBlas
-from cupyfuse.cuda.launch import KernelCall, Launch, StructLaunch, integers, number, pointer, sequence, tensor_map
+from cupyfuse.cuda.launch import sequence
 from cupyfuse.cuda.launch_graph import LaunchGraph
+from cupyfuse.cuda.structs import KernelCall, Launch, StructLaunch, TensorMap, integers, number, pointer, tensor_map
 from cupyfuse.cuda.tensor_map import WORDS
 from cupyfuse.errors import EngineError
 from cupyfuse.ir.numbers import Number
@@ -268,7 +269,7 @@ def test_a_plan_launches_in_its_order(device: Device) -> None:
 
     mapped = StructLaunch(
         [KernelCall(Noting(), (k, 1, 1), BLOCK) for k in (1, 2)],
-        tensor_map(map_operand) + integers(5, -6),
+        tensor_map(TensorMap(map_operand)) + integers(5, -6),
     )
 
     def product(addresses: Any, stream: Any) -> None:
