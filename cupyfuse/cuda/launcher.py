@@ -69,6 +69,12 @@ def find() -> Found:
     return Found(None, f"cupyfuse-launcher: {reason}")
 
 
+def describe() -> str:
+    """Say what launches, and why."""
+    module, reason = find()
+    return f"{'Python' if module is None else 'compiled'} ({reason})"
+
+
 def compile(launches: Sequence[StructLaunch | Launch], in_python: Launch) -> Launch:
     """Return the compiled function of launches whose kernels have handles; `in_python` itself where Python launches.
 
