@@ -53,7 +53,7 @@ int cuTensorMapEncodeTiled(
     const unsigned* steps, int interleave, int swizzle, int promotion, int fill
 ) {
     ++map_count;
-    if ((uintptr_t)map % 64 != 0 || address % 16 != 0) {
+    if ((uintptr_t)map % 64 != 0) {
         return 1;
     }
     const uint64_t words[] = {type,   rank,   address,  sizes[0], sizes[1], strides[0], box[0],

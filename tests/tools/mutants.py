@@ -58,6 +58,12 @@ def one_part(select: str) -> tuple[str, ...]:
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
 LAUNCH_TEXT, LAUNCHES = "cupyfuse/cuda/launch.py", "tests/cuda/test_launch.py"
+LAUNCHER, LAUNCHER_TEXT = "launcher/cupyfuse_launcher.c", "cupyfuse/cuda/launcher.py"
+
+
+def compiled(select: str) -> tuple[str, ...]:
+    """The tests of the compiled launcher."""
+    return ("tests/cuda/test_launcher.py", "-k", select)
 
 
 AUTOGRAD, PREPACKED = "cupyfuse/torch/chains/autograd.py", "cupyfuse/torch/chains/prepacked.py"
@@ -754,6 +760,71 @@ MUTANTS: tuple[Mutant, ...] = (
         "alignment=alignment, otherwise",
         "alignment=1, otherwise",
         kernels("offset"),
+    ),
+    Mutant(
+        "threads that never launch by CuPy, compiled",
+        LAUNCHER,
+        "(begun & device) == 0",
+        "0",
+        compiled("threads_and_devices"),
+    ),
+    Mutant(
+        "one bit for all devices, compiled",
+        LAUNCHER,
+        "(uint64_t)1 << steps[0].c",
+        "(uint64_t)1",
+        compiled("threads_and_devices"),
+    ),
+    Mutant(
+        "addresses that are not aligned, compiled",
+        LAUNCHER,
+        "checked |= words[s->a].integer;",
+        "",
+        compiled("random_structs"),
+    ),
+    Mutant(
+        "checks of the struct before, compiled",
+        LAUNCHER,
+        "                checked = 0;\n",
+        "",
+        compiled("random_structs"),
+    ),
+    Mutant(
+        "copies freed before their launch, compiled",
+        LAUNCHER,
+        "status = PyList_Append(*held, memory);",
+        "status = 0;",
+        compiled("copies"),
+    ),
+    Mutant("copies held beyond their launch, compiled", LAUNCHER, "if (s->b) {", "if (0) {", compiled("copies")),
+    Mutant(
+        "references to numbers, compiled",
+        LAUNCHER,
+        "*value = PyFloat_AsDouble(found);\n    Py_DECREF(found);",
+        "*value = PyFloat_AsDouble(found);",
+        compiled("leaked"),
+    ),
+    Mutant(
+        "maps of operands that are not aligned, compiled",
+        LAUNCHER,
+        "(address & (m.alignment - 1)) != 0 ||",
+        "",
+        compiled("random_structs"),
+    ),
+    Mutant(
+        "launches that never begin early, compiled",
+        LAUNCHER,
+        ".attribute_count = steps[0].d != 0",
+        ".attribute_count = 0",
+        (LAUNCHES, "-k", "begin_early"),
+    ),
+    Mutant("structs beyond the data, compiled", LAUNCHER, "within(s->a, 8 * s->b, nbytes)", "1", compiled("programs")),
+    Mutant(
+        "the steps to go on with, compiled",
+        LAUNCHER_TEXT,
+        "len(self._steps) + 1 +",
+        "len(self._steps) +",
+        compiled("random_structs"),
     ),
     Mutant(
         "structs in use for another launch",
