@@ -48,7 +48,7 @@ class Gpu(HostRuntime):
         self._memory = np.zeros(1 << 22, np.uint8)
         self.used = -self._memory.ctypes.data % 256
 
-    def workspace(self, nbytes: int) -> Any:
+    def workspace(self, nbytes: int, held: bool = True) -> Any:
         start = self.used
         self.used += -(-nbytes // 256) * 256
         found = self._memory[start : start + nbytes]

@@ -113,6 +113,8 @@ class TorchRuntime(TensorMemory, GpuRuntime):
         CuPy is missing, or the GPU cannot be used.
     """
 
+    hold: Callable[..., None] | None = None  # PyTorch's allocator has a pool for each graph
+
     def __init__(self, index: int):
         check_process()
         if torch.version.cuda is None:
@@ -136,7 +138,7 @@ class TorchRuntime(TensorMemory, GpuRuntime):
         check_process()
         return torch.cuda.device(self._device)
 
-    def allocator(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    def allocator(self, shape: tuple[int, ...], dtype: torch.dtype, held: bool = True) -> Callable[[], torch.Tensor]:
         strides = [1]
         for n in reversed(shape[1:]):
             strides.append(strides[-1] * max(n, 1))
@@ -145,7 +147,7 @@ class TorchRuntime(TensorMemory, GpuRuntime):
     def _empty_strided(self, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.place)
 
-    def workspace(self, nbytes: int) -> Any:
+    def workspace(self, nbytes: int, held: bool = True) -> Any:
         # The next owner's launches on this stream come after ours; a captured graph has a pool of its own.
         tensor = self._empty((nbytes,), (1,), torch.uint8)
         return SimpleNamespace(ptr=tensor.data_ptr(), tensor=tensor)
