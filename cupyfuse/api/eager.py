@@ -35,11 +35,15 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
         `axis`, and `by_rows` for others.
     """
     fused = Fused(function)
+    cache = fused.inline_cache
     run = eager or (along_axes if "axis" in fused.signature.parameters else by_rows)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         """Inline the function into the trace of a traced operand; else run it fused, on arrays."""
+        direct = cache.direct
+        if direct is not None and (result := direct(args, kwargs)) is not None:
+            return result
         known = fused.recognize(args, kwargs) if eager is None else None
         if known is not None:  # all are as they are once converted
             return run_recognized(*known, None)

@@ -132,6 +132,12 @@ class Parameters:
         if len(now) != len(self._defaults) or any(a is not b for a, b in zip(now, self._defaults, strict=True)):
             self._read()
 
+    @property
+    def plain_function(self) -> Any:
+        """The function, if its `__defaults__` alone tell whether defaults were replaced; else None."""
+        self._read_if_replaced()
+        return self._plain
+
     def defaults(self) -> dict[str, Any]:
         """Return the default values by the names of their parameters."""
         self._read_if_replaced()

@@ -95,12 +95,12 @@ def compile(launches: Sequence[StructLaunch | Launch], in_python: Launch) -> Lau
     return compiled
 
 
-# The steps, in the order of `enum Op` in cupyfuse_launcher.c, which says what they do.
+# The steps, in the order of `enum Op` in launches.c, which says what they do.
 _OPS = ("HEADER", "CALL", "STRUCT", "POINTER", "CHECK", "ALIGNED", "NUMBER", "MAP", "LAUNCH")
 
 
 class _Program:
-    """A program as cupyfuse_launcher.c reads it.
+    """A program as launches.c reads it.
 
     Attributes
     ----------
@@ -162,5 +162,5 @@ class _Program:
 
 
 def _pack_kernel(call: KernelCall) -> bytes:
-    """Return a kernel and its launch configuration as `Kernel` of cupyfuse_launcher.c."""
+    """Return a kernel and its launch configuration as `Kernel` of launches.c."""
     return struct.pack("=Q8I", call.function.ptr, *call.grid, *call.block, call.shared, 0)

@@ -41,7 +41,7 @@ class MatrixBoxes:
 
 
 def pack(matrix: MatrixBoxes) -> bytes:
-    """Return what `encode` asks the driver for as `Matrix` of cupyfuse_launcher.c."""
+    """Return what `encode` asks the driver for as `Matrix` of launches.c."""
     sizes, box, steps = (matrix.length, matrix.lines), (matrix.box[1], matrix.box[0]), (1, 1)
     modes = _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS
     return struct.pack(

@@ -135,7 +135,7 @@ def key_of(fused: Any, *values: Any) -> Any:
 def recognised(fused: Any, *values: Any) -> bool:
     """Whether a call is recognised."""
     settings = (*fused.product_settings, True)  # tests force plans
-    return fused._inline_cache.find(values, frozenset(), settings) is not None
+    return fused.inline_cache.find(values, frozenset(), settings) is not None
 
 
 REFUSED = {"its own text", "dict of its own text"}

@@ -532,12 +532,12 @@ def test_a_launcher_that_does_not_fit_is_told(
 def test_it_can_be_installed(tmp_path: Path) -> None:
     """By setuptools: one module for all versions of Python, whose steps are those that are written here."""
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", tmp_path / "build", "--build-lib", tmp_path]
-    done = subprocess.run(command, cwd=LAUNCHER.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=LAUNCHER, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "cupyfuse_launcher.abi3.so").exists()
     code = "import cupyfuse_launcher as found; print(found.INTERFACE)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert int(shown.stdout) == launcher._INTERFACE
-    ops = re.search(r"enum Op \{(.*?)\};", LAUNCHER.read_text(), re.DOTALL)
+    ops = re.search(r"enum Op \{(.*?)\};", (LAUNCHER / "launches.c").read_text(), re.DOTALL)
     assert ops is not None and tuple(re.findall(r"^ +([A-Z]+),", ops[1], re.MULTILINE)) == launcher._OPS

@@ -24,7 +24,7 @@ import pytest
 from host_cuda.library import SHARED_BUILD, locked
 
 HELPERS = Path(__file__).resolve().parent
-LAUNCHER = HELPERS.parents[1] / "launcher" / "cupyfuse_launcher.c"
+LAUNCHER = HELPERS.parents[1] / "launcher"
 COMPILER = os.environ.get("CC", "gcc")
 OPTIONS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1")
@@ -32,17 +32,18 @@ MOST_BYTES = 2048
 
 
 @functools.cache
-def built(source: Path, more: Sequence[str] = ()) -> Path:
+def built(sources: Sequence[Path], more: Sequence[str] = ()) -> Path:
     """Compile a shared library; once for all processes of a test run."""
     if shutil.which(COMPILER) is None:
         pytest.skip(f"there is no C compiler {COMPILER!r}")
     command = [COMPILER, *OPTIONS, *more, "-I", sysconfig.get_path("include")]
-    digest = hashlib.sha256("\0".join([*command, source.read_text()]).encode()).hexdigest()[:32]
+    texts = [path.read_text() for path in sorted(sources[0].parent.glob("*.[ch]"))]
+    digest = hashlib.sha256("\0".join([*command, *texts]).encode()).hexdigest()[:32]
     folder = Path(os.environ.get(SHARED_BUILD) or tempfile.mkdtemp(prefix="launcher_"))
-    target = folder / f"{source.stem}_{digest}.so"
-    with locked(folder / f"{source.stem}.lock"):
+    target = folder / f"{sources[0].stem}_{digest}.so"
+    with locked(folder / f"{sources[0].stem}.lock"):
         if not target.exists():
-            done = subprocess.run([*command, "-o", str(target), str(source)], capture_output=True, text=True)
+            done = subprocess.run([*command, "-o", target, *sources], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     return target
 
@@ -53,7 +54,10 @@ _copies = itertools.count()
 def load_launcher(folder: Path) -> Any:
     """Load the compiled launcher anew, by a copy in a folder: no thread has launched yet."""
     copy = folder / f"launcher_{next(_copies)}.so"
-    shutil.copy(built(LAUNCHER, SANITIZE if "libasan" in os.environ.get("LD_PRELOAD", "") else ()), copy)
+    shutil.copy(
+        built(tuple(sorted(LAUNCHER.glob("*.c"))), SANITIZE if "libasan" in os.environ.get("LD_PRELOAD", "") else ()),
+        copy,
+    )
     loader = importlib.machinery.ExtensionFileLoader("cupyfuse_launcher", str(copy))
     spec = importlib.util.spec_from_loader("cupyfuse_launcher", loader)
     assert spec is not None
@@ -102,7 +106,7 @@ class DriverStandIn:
     """
 
     def __init__(self, struct_bytes: int = 0, sized: bool = False):
-        self.library = library = ctypes.CDLL(str(built(HELPERS / "driver_stand_in.c")))
+        self.library = library = ctypes.CDLL(str(built((HELPERS / "driver_stand_in.c",))))
         self.cuLaunchKernelEx, self.cuTensorMapEncodeTiled = library.cuLaunchKernelEx, library.cuTensorMapEncodeTiled
         self.cuLaunchKernelEx.restype = ctypes.c_int
         pointer, number = ctypes.c_void_p, ctypes.c_int

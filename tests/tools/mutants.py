@@ -58,7 +58,7 @@ def one_part(select: str) -> tuple[str, ...]:
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
 LAUNCH_TEXT, LAUNCHES = "cupyfuse/cuda/launch.py", "tests/cuda/test_launch.py"
-LAUNCHER, LAUNCHER_TEXT = "launcher/cupyfuse_launcher.c", "cupyfuse/cuda/launcher.py"
+LAUNCHER, LAUNCHER_TEXT = "launcher/launches.c", "cupyfuse/cuda/launcher.py"
 
 
 def compiled(select: str) -> tuple[str, ...]:
