@@ -454,13 +454,19 @@ def test_a_launch_is_freed_with_what_it_calls(device: Any, module: Any) -> None:
     assert reference() is None
 
 
-def test_it_runs_clean_under_address_sanitizer() -> None:
+@pytest.mark.parametrize(
+    ("file", "select", "passed"),
+    [
+        ("tests/cuda/test_launcher.py", "not address_sanitizer and not leaked and not installed", r"[67]\d"),
+        ("tests/api/test_direct_calls.py", "wrong or checked or while_it or freed", r"2\d"),
+    ],
+)
+def test_it_runs_clean_under_address_sanitizer(file: str, select: str, passed: str) -> None:
     environment = {**os.environ, **sanitizer_environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{HELPERS}"}
-    tests = ["tests/cuda/test_launcher.py", "-k", "not address_sanitizer and not leaked and not installed"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", select]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert re.search(r"[67]\d passed", done.stdout), done.stdout
+    assert re.search(rf"{passed} passed", done.stdout), done.stdout
 
 
 # What launches -------------------------------------------------------------------------------------------------------
