@@ -188,6 +188,20 @@ def test_public_functions_are_direct(module: Any, rng: np.random.Generator) -> N
     close(target, softmax(other))
 
 
+@pytest.mark.parametrize("given", [{"axis": 1}, {"axis": 1, "b": "array"}])
+def test_functions_that_convert_are_direct_where_they_need_not(
+    module: Any, rng: np.random.Generator, given: dict[str, Any]
+) -> None:
+    x, other, factors = array(rng, 5, 24), array(rng, 5, 24), array(rng, 24)
+    factors[...] = abs(factors)
+    given = {name: factors if value == "array" else value for name, value in given.items()}
+    cache = learn(cf.logsumexp, x, **given)
+    want = np.log((np.exp(np.asarray(other, np.float64)) * np.asarray(given.get("b", 1.0))).sum(axis=1))
+    close(cache.direct((other,), given), want)
+    whole = HOST.array(np.arange(24).reshape(2, 12))
+    close(cf.logsumexp(whole, axis=1), np.log(np.exp(np.arange(24.0).reshape(2, 12)).sum(axis=1)))
+
+
 def test_bound_functions_are_direct(module: Any, rng: np.random.Generator) -> None:
     function = cf.fuse(lambda x, w, n, b: cf.softmax(x @ w.T * n + b, axis=1))
     x, w, b = array(rng, 5, 16), array(rng, 24, 16), array(rng, 24)
