@@ -351,7 +351,23 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
     call = (2, names, "settings", plain, plain.__defaults__, lambda: around, "key", values, (kept,), run)
     recognize = module.recognizer(settings, (call,))
     number, integer = 2.5, 70000
-    counted = [x, y, kept, result, number, integer, call, plain.__defaults__, around, None, *values, run]
+    counted = [
+        x,
+        x.shape,
+        x.strides,
+        x.data,
+        y,
+        kept,
+        result,
+        number,
+        integer,
+        call,
+        plain.__defaults__,
+        around,
+        None,
+        *values,
+        run,
+    ]
 
     def rounds(count: int) -> None:
         for _ in range(count):

@@ -61,6 +61,14 @@ LAUNCH_TEXT, LAUNCHES = "cupyfuse/cuda/launch.py", "tests/cuda/test_launch.py"
 LAUNCHER, LAUNCHER_TEXT = "launcher/launches.c", "cupyfuse/cuda/launcher.py"
 
 
+DIRECT = "launcher/calls.c"
+
+
+def direct(select: str) -> tuple[str, ...]:
+    """The tests of calls that the compiled launcher recognises."""
+    return ("tests/api/test_direct_calls.py", "-k", select)
+
+
 def compiled(select: str) -> tuple[str, ...]:
     """The tests of the compiled launcher."""
     return ("tests/cuda/test_launcher.py", "-k", select)
@@ -825,6 +833,69 @@ MUTANTS: tuple[Mutant, ...] = (
         "len(self._steps) + 1 +",
         "len(self._steps) +",
         compiled("random_structs"),
+    ),
+    Mutant(
+        "layouts of arrays, direct calls",
+        DIRECT,
+        "has(array, of_strides, PyTuple_GetItem(value, STRIDES))",
+        "1",
+        direct("arrays_are"),
+    ),
+    Mutant(
+        "devices of arrays, direct calls",
+        DIRECT,
+        "has(data, of_device, PyTuple_GetItem(value, DEVICE))",
+        "1",
+        direct("device"),
+    ),
+    Mutant(
+        "numbers of another type, direct calls",
+        DIRECT,
+        "(Py_TYPE(found) == Py_TYPE(expected) ? PyObject_RichCompareBool(found, expected, Py_EQ) : 0)",
+        "PyObject_RichCompareBool(found, expected, Py_EQ)",
+        direct("constants"),
+    ),
+    Mutant(
+        "an array given twice, direct calls",
+        DIRECT,
+        "same = PyList_GetItem(arrays, k) != found;",
+        "same = 1;",
+        direct("twice"),
+    ),
+    Mutant(
+        "other settings, direct calls",
+        DIRECT,
+        "PyObject_RichCompareBool(settings, PyTuple_GetItem(call, SETTINGS_THEN), Py_EQ)",
+        "settings != NULL",
+        direct("settings"),
+    ),
+    Mutant(
+        "defaults that were replaced, direct calls",
+        DIRECT,
+        "found[0] == PyTuple_GetItem(call, DEFAULTS)",
+        "1",
+        direct("defaults"),
+    ),
+    Mutant(
+        "variables that have changed, direct calls",
+        DIRECT,
+        "variables != Py_None && has(variables, of_key, PyTuple_GetItem(call, KEY))",
+        "1",
+        direct("variables"),
+    ),
+    Mutant(
+        "references to attributes, direct calls",
+        DIRECT,
+        "PyObject_RichCompareBool(found, expected, Py_EQ);\n    Py_XDECREF(found);",
+        "PyObject_RichCompareBool(found, expected, Py_EQ);",
+        direct("leaked"),
+    ),
+    Mutant(
+        "calls of plans that were forgotten, direct calls",
+        "cupyfuse/api/inline_cache.py",
+        "self._calls.keep(self._runnables)",
+        "pass",
+        direct("forgotten"),
     ),
     Mutant(
         "structs in use for another launch",
