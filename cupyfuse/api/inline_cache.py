@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from ..cuda import launcher
 from ..generated import Constants, define
 from . import arrays
 from .call import Runnable
@@ -156,11 +155,14 @@ class InlineCache:
         runnable, _, _, export = known
         if runnable.quick is None or export is not None:
             return
-        if launcher.find().module is None:
-            self.takes_notes = False
-            return
         if self._calls is None:
-            self._calls = DirectCalls(launcher.find().module, self._settings, self._environment)
+            from ..cuda import launcher  # of no use without a GPU
+
+            module = launcher.find().module
+            if module is None:
+                self.takes_notes = False
+                return
+            self._calls = DirectCalls(module, self._settings, self._environment)
         self._calls.add(runnable, args, kwargs, parameters, (self._names, self._bound, self._immutable))
         self.direct = self._calls.recognize
 

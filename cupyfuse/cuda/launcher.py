@@ -1,4 +1,4 @@
-"""The compiled launcher: a module in C, installed apart, that launches what `launch.py` generates as Python text.
+"""The compiled launcher: a module in C, installed apart, that runs what `launch.py` otherwise generates as Python text.
 
 It is the distribution `cupyfuse-launcher`, the folder `launcher/` of the repository. Without it, or with
 `CUPYFUSE_LAUNCHER=python` in the environment, Python launches. `python -m cupyfuse info` says which of the two does.

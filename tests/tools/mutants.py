@@ -71,7 +71,7 @@ def direct(select: str) -> tuple[str, ...]:
 
 def compiled(select: str) -> tuple[str, ...]:
     """The tests of the compiled launcher."""
-    return ("tests/cuda/test_launcher.py", "-k", select)
+    return ("tests/cuda/test_launcher.py", "tests/cuda/test_launcher_safety.py", "-k", select)
 
 
 AUTOGRAD, PREPACKED = "cupyfuse/torch/chains/autograd.py", "cupyfuse/torch/chains/prepacked.py"
