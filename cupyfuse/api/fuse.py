@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from .. import devices
 from ..plan.plan import Plan
-from ..settings import DEFAULT_WORKSPACE
+from ..settings import DEFAULT_WORKSPACE, settings_of_call
 from .bind import Bound
 from .call import run
 from .inline_cache import RecognizedCall
@@ -84,7 +84,7 @@ class Fused(PlannedFunction):
     def recognize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecognizedCall | None:
         """Return a call without `out` if it is like earlier ones of arrays, numbers and strings, else None."""
         found = self.parameters.find(args, kwargs)
-        known = None if found is None else self.inline_cache.find(*found, self.call_settings)
+        known = None if found is None else self.inline_cache.find(*found, settings_of_call(self._precision))
         if known is not None and self.inline_cache.takes_notes:
             self.inline_cache.note(known, args, kwargs, self.parameters)
         return known
