@@ -113,8 +113,6 @@ class TorchRuntime(TensorMemory, GpuRuntime):
         CuPy is missing, or the GPU cannot be used.
     """
 
-    hold: Callable[..., None] | None = None  # PyTorch's allocator has a pool for each graph
-
     def __init__(self, index: int):
         check_process()
         if torch.version.cuda is None:
