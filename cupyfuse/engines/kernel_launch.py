@@ -15,10 +15,11 @@ from .. import dtypes
 from ..cuda.config import Access, Config, accesses
 from ..cuda.configure import default_config
 from ..cuda.kernel import Kernel
-from ..cuda.launch import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer, sequence
+from ..cuda.launch import sequence
 from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
+from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer
 from ..ir.graph import Node
 from ..plan.schedule import Step, state_size
 

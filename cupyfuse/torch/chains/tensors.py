@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,6 +51,7 @@ class TensorMemory:
     strides = staticmethod(torch.Tensor.stride)
     is_contiguous = staticmethod(torch.Tensor.is_contiguous)
     bump_version = staticmethod(bump_version)
+    hold: Callable[..., None] | None = None  # PyTorch's allocator has a pool for each graph
 
     def __init__(self, device: torch.device):
         self.place = device
