@@ -44,10 +44,10 @@ _BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
 _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
 _NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
 # The bytes of rows that are read again for each stage, over those of rows that are read once, from which on blocks of a
-# cluster have their multiprocessors to themselves where two do not fit; and the same where columns have values. On an
-# H200 a cluster alone has 0.75 of a copy's rate, with values of columns 0.46 to 0.64, of rows that are read again the
-# softmax of one matrix 0.64, a layer norm 0.36 (524288 columns of float32).
-_READ_AGAIN, _COLUMNS_READ_AGAIN = 1.5, 1.6
+# cluster have their multiprocessors to themselves where two do not fit: of rows without values of columns and float64,
+# and of others. On an H200 a cluster alone has 0.75 of a copy's rate, with values of columns 0.46 to 0.64; of rows that
+# are read again the softmax of one matrix has 0.64, a layer norm 0.36 (524288 columns of float32).
+_READ_AGAIN, _SLOW_READ_AGAIN = 1.5, 1.6
 
 
 def default_config(program: Program, access: Access, clusters: bool = False) -> Config:
@@ -158,7 +158,7 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
         resident_threads = _DOUBLE_THREADS if double else _THREADS
     most = _MOST_DOUBLE_PACKS if double else _MOST_PACKS
     again = program.stages * program.input_bytes + program.output_bytes
-    limit = _COLUMNS_READ_AGAIN if program.reads_columns else _READ_AGAIN
+    limit = _SLOW_READ_AGAIN if double or program.reads_columns else _READ_AGAIN
     # A cluster alone leaves its multiprocessors idle while it waits.
     fewest = 1 if again >= limit * (program.input_bytes + program.output_bytes) else 2
     best, found = 0.0, None
