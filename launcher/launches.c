@@ -89,7 +89,8 @@ static int read_address(PyObject* at, const Step* step, uint64_t* address) {
     }
     *address = base + (uint64_t)step->c;
     if (step->c < 0 ? *address > base : *address < base) {
-        PyErr_Format(PyExc_OverflowError, "address %llu: %lld bytes from there is no address", base, (long long)step->c);
+        PyErr_Format(PyExc_OverflowError, "address %llu: %lld bytes from there is no address",
+                     (unsigned long long)base, (long long)step->c);
         return -1;
     }
     return 0;
@@ -262,7 +263,7 @@ static int is_valid(const Step* s, Py_ssize_t k, Py_ssize_t count, Py_ssize_t nb
         case CALL:
             return within(s->a, 1, objects);
         case STRUCT:
-            return within(s->b, 0, MOST_WORDS) && within(s->b, 0, nbytes) && within(s->a, 8 * s->b, nbytes);
+            return within(s->b, 0, MOST_WORDS) && within(s->a, 8 * s->b, nbytes);
         case POINTER:
         case CHECK:
             return within(s->a, 1, MOST_WORDS);

@@ -104,13 +104,13 @@ class Bound:
         direct = cache.direct
         if direct is not None and out is NOT_GIVEN and (result := direct(args, kwargs)) is not None:
             return result
-        takes_notes = cache.takes_notes and out is NOT_GIVEN
+        is_given = out is not NOT_GIVEN
         out = None if out is NOT_GIVEN else self._fused.given_out(out, kwargs)
         free_values, defaulted = self._free_values(args, kwargs)
         settings = self._fused.call_settings
         known = cache.find(free_values, defaulted, settings)
         if known is not None:
-            if takes_notes:
+            if cache.takes_notes and known[0].quick is not None and not is_given:
                 cache.note(known, args, kwargs, self._parameters)
             return run(*known, out, () if known[0].as_written is None else self._all_values(free_values))
         values = self._all_values(free_values)

@@ -53,13 +53,13 @@ class Fused(PlannedFunction):
         direct = cache.direct
         if direct is not None and out is NOT_GIVEN and (result := direct(args, kwargs)) is not None:
             return result
-        takes_notes = cache.takes_notes and out is NOT_GIVEN
+        is_given = out is not NOT_GIVEN
         out = None if out is NOT_GIVEN else self.given_out(out, kwargs)
         values, defaulted = self.parameters.bind(args, kwargs)
         settings = self.call_settings
         known = cache.find(values, defaulted, settings)
         if known is not None:
-            if takes_notes:
+            if cache.takes_notes and known[0].quick is not None and not is_given:
                 cache.note(known, args, kwargs, self.parameters)
             return run(*known, out, values)
         signature = self.environment.new_signature()
@@ -85,7 +85,7 @@ class Fused(PlannedFunction):
         """Return a call without `out` if it is like earlier ones of arrays, numbers and strings, else None."""
         found = self.parameters.find(args, kwargs)
         known = None if found is None else self.inline_cache.find(*found, settings_of_call(self._precision))
-        if known is not None and self.inline_cache.takes_notes:
+        if known is not None and self.inline_cache.takes_notes and known[0].quick is not None:
             self.inline_cache.note(known, args, kwargs, self.parameters)
         return known
 

@@ -145,6 +145,8 @@ class InlineCache:
     ) -> None:
         """Have the compiled launcher recognise further calls like one that `find` has found, if it can.
 
+        The plan has to be `quick`, and nothing given for results.
+
         Parameters
         ----------
         known : RecognizedCall
@@ -153,7 +155,7 @@ class InlineCache:
         """
         assert self._settings is not None
         runnable, _, _, export = known
-        if runnable.quick is None or export is not None:
+        if export is not None:
             return
         if self._calls is None:
             from ..cuda import launcher  # of no use without a GPU

@@ -43,6 +43,7 @@ class Fingerprint:
     Parameters
     ----------
     runtime : Runtime
+        Its device has to be current.
     shapes : sequence of (rows, cols, row stride, column stride, itemsize)
         At most `MOST_MATRICES`; strides in elements.
     """

@@ -34,8 +34,8 @@ MOST_BYTES = 2048
 @functools.cache
 def built(sources: Sequence[Path], more: Sequence[str] = ()) -> Path:
     """Compile a shared library; once for all processes of a test run."""
-    if shutil.which(COMPILER) is None:
-        pytest.skip(f"there is no C compiler {COMPILER!r}")
+    if shutil.which(COMPILER) is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip(f"the launcher needs the C compiler {COMPILER!r} and Python's headers")
     command = [COMPILER, *OPTIONS, *more, "-I", sysconfig.get_path("include")]
     texts = [path.read_text() for path in sorted(sources[0].parent.glob("*.[ch]"))]
     digest = hashlib.sha256("\0".join([*command, *texts]).encode()).hexdigest()[:32]

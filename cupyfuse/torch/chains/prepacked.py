@@ -158,7 +158,8 @@ class CheckedCache(Uncached):
         super().__init__(plan, matrices, when)
 
     def _load(self, plan: Plan, arguments: Tensors) -> Any:
-        self._fingerprint = Fingerprint(self._runtime, [_geometry(t) for t in arguments])
+        with self._runtime.made_current():
+            self._fingerprint = Fingerprint(self._runtime, [_geometry(t) for t in arguments])
         return CudaExecutable(plan, arguments, self._runtime, conditional=True)
 
     def __call__(self, matrices: Tensors, tensors: Tensors) -> list[Any]:
