@@ -106,7 +106,7 @@ class CudaExecutable:
         self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._held, in_place, self._flag, self._numbers)
         with runtime.made_current():
             specs = self._launch_specs()
-            runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
+            runtime.compile_ahead([kernel for spec in specs for kernel in spec.kernels])
             slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
             self._enqueue = sequence([spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)])
         self._unset = [None] * (self._slots - self._first_unset)  # what `_launch` and library steps fill in

@@ -74,7 +74,7 @@ class OnHost(TensorMemory):
         self.processors, self.device = host.processors, host.device
         self.is_current, self.made_current, self.stream = host.is_current, host.made_current, host.stream
         self.workspace, self.product = host.workspace, host.product
-        self.load_together, self.function, self.tensor_map = host.load_together, host.function, host.tensor_map
+        self.compile_ahead, self.function, self.tensor_map = host.compile_ahead, host.function, host.tensor_map
 
     def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Tensor]:
         kind = dtypes.to_numpy(_name_of(dtype))
