@@ -14,7 +14,7 @@ from .compiled import CompiledChain
 from .options import Options
 from .prepacked import Budget, weight_cache
 from .runtime import device_of, is_capturing
-from .tensors import Tensors
+from .tensors import Tensors, without_memory
 from .weight_changes import FixedInputs
 
 _MAX_COMPILED = 256
@@ -52,12 +52,19 @@ class Executor:
                 _compiled[key] = compiled
             matrices = compiled.matrices(tensors)
             self._weights = None
+            self.backward = compiled.backward(needs) if any(needs) else None
+            if not compiled.is_loaded:
+                # All kernels compile at once, whichever are waited for first.
+                prepacks = () if self.plan.prepare is None else self.plan.prepare.outputs
+                weights = [without_memory(o.shape, o.dtype) for o in prepacks]
+                compiled.prepare([*matrices, *weights], tensors[0].device)
+                if self.backward is not None:
+                    self.backward.prepare(tensors, tensors[0].device, needs)
             if self.plan.prepare is not None:
                 self._weights = weight_cache(self.plan.prepare, matrices, options.frozen, budget)
                 self.plan.prepare_note = self._weights.when
             if not compiled.is_loaded:
                 compiled.load([*matrices, *(self._weights.compute(matrices) if self._weights is not None else ())])
-        self.backward = compiled.backward(needs) if any(needs) else None
         self.returns_views = compiled.returns_views
         self._differentiable = self.backward is not None and any(self.backward.differentiable)
         self._outputs = len(chain.outputs)

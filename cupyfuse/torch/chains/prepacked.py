@@ -159,7 +159,7 @@ class CheckedCache(Uncached):
 
     def _load(self, plan: Plan, arguments: Tensors) -> Any:
         self._fingerprint = Fingerprint(self._runtime, [_geometry(t) for t in arguments])
-        return CudaExecutable(plan, arguments, self._runtime, conditional=True)
+        return CudaExecutable(plan, arguments, self._runtime, conditional=True).load()
 
     def __call__(self, matrices: Tensors, tensors: Tensors) -> list[Any]:
         if not self._runtime.is_current():

@@ -33,6 +33,11 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() <= 2 else tensor.detach().reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
+def without_memory(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    """Return a contiguous tensor of the device "meta"."""
+    return torch.empty(tuple(shape), dtype=_DTYPES[dtype], device="meta")
+
+
 def as_base(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as one that is no view: views from custom operations cannot be changed in place."""
     return tensor.new_empty(0).set_(tensor) if tensor._is_view() else tensor
