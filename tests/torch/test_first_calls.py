@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,3 +131,34 @@ def test_what_cannot_be_begun_is_left_to_the_call(monkeypatch: pytest.MonkeyPatc
     compiled = torch.compile(copy.deepcopy(plain), backend=backend, fullgraph=True)
     x = torch.randn(6, 12)
     close(train(compiled, x), train(plain, x))
+
+
+class Heads(nn.Module):
+    """Its chain's result has PyTorch's order in memory: that of the operand, whose dimensions are exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.linear(x).view(2, 3, 3, 4).transpose(1, 2)
+        return F.silu(F.gelu(heads) * 2)
+
+
+@pytest.mark.parametrize("model", [models.HEADS[0], Heads])
+def test_another_process_finds_the_graph_in_inductors_caches(
+    model: type[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    module, x, results = model(), torch.randn(6, 12), []
+    for found in ("autograd_cache_saved", "autograd_cache_hit"):
+        torch._dynamo.reset()  # all that this process knows
+        counts = torch._dynamo.utils.counters["aot_autograd"]
+        counts.clear()
+        module.zero_grad()
+        results.append(train(torch.compile(module, backend=backend, fullgraph=True), x))
+        results[-1] += [p.grad for p in module.parameters()]
+        assert counts[found] == 1 and not counts["autograd_cache_bypass"], counts
+    close(*results)
+    module.zero_grad()
+    close(train(module, x), results[0][:-2])

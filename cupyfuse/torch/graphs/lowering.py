@@ -248,8 +248,11 @@ class _Lowerer:
                 node = add(placer(example.placements), (node,))
             if order:
                 # PyTorch's result has its dimensions in another order in memory.
-                laid_out = add("contiguous", (add("permute", (node, order)),))
-                node = add("permute", (laid_out, [order.index(k) for k in range(len(order))]))
+                with torch.no_grad():
+                    laid_out = example.permute(order)
+                    transposed = torch.empty_like(example, memory_format=torch.contiguous_format).permute(order)
+                node = add("contiguous", (add("permute", (node, order), transposed),), laid_out)
+                node = add("permute", (node, [order.index(k) for k in range(len(order))]))
             if differentiated and not example.requires_grad:
                 # For autograd every result of the call depends on all of its operands.
                 node = add("detach", (node,))
