@@ -34,7 +34,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Events(list[str]):
-    """What happens in a first call, in order: "plan", "compile" (by Inductor or of kernels), "load"."""
+    """What happens in a first call, in order: "plan", "compile" (by Inductor or of kernels), "call", "load"."""
 
     def before(self, name: str, patch: pytest.MonkeyPatch, module: Any, function: str) -> None:
         """Note the event before each call of a module's function."""
@@ -79,13 +79,17 @@ def test_without_gradients_no_backward_pass_is_planned(symbols: bool, monkeypatc
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Events:
-    """Chains of CPU tensors run by the kernels, as on a GPU; "compile" stands for the kernels of a plan, begun."""
+    """Chains of CPU tensors run by the kernels, as on a GPU.
+
+    "compile" is the begin of a plan's kernels, "call" that of the first call of a chain.
+    """
     runtime, events = OnHost(), Events()
     for module in MODULES:
         monkeypatch.setattr(module, "load", runtime.load)
         monkeypatch.setattr(module, "begin", runtime.begin)
         events.before("load", monkeypatch, module, "load")
         events.before("compile", monkeypatch, module, "begin")
+    events.before("call", monkeypatch, executor.Executor, "__init__")
     return events
 
 
@@ -95,7 +99,7 @@ def test_fused_modules_begin_both_passes_at_once(model: type[nn.Module], host: E
     for rows in (6, 9):
         x = torch.randn(rows, 12)
         close(train(fused, x), train(plain, x))
-        assert host == ["compile", "compile"], "a plan that was begun is not loaded anew"
+        assert host == ["compile", "compile", "call"], "a plan that was begun is not loaded anew"
         host.clear()
     close([p.grad for p in fused.parameters()], [p.grad for p in plain.parameters()])
 
@@ -116,7 +120,7 @@ def test_other_layouts_than_begun_are_loaded_anew(host: Events) -> None:
     for module in (plain, fused):
         module(x).sum().backward()
     close([p.grad for p in fused.parameters()], [p.grad for p in plain.parameters()])
-    assert host == ["compile", "compile", "load"]
+    assert host == ["compile", "compile", "call", "load"]
 
 
 def test_what_cannot_be_begun_is_left_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

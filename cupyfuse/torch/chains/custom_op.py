@@ -28,12 +28,12 @@ from ...settings import Settings
 from ...trace.saved import stored
 from ..rules.symbols import references
 from .backward import Backward
-from .chain import Chain, TracedChain, concrete_sizes, metas_of
+from .chain import Chain, TracedChain, metas_of
 from .compiled import CompiledChain
 from .options import Options
 from .runtime import device_at
 from .saving import SavedValues, unit_gradients
-from .tensors import Tensors, as_base
+from .tensors import Tensors, as_base, concrete_sizes, layout_without_memory
 from .uncaptured import uncaptured
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
@@ -136,10 +136,7 @@ def prepare(
     The tensors may be fake. With `needs`, the inputs whose gradients are wanted, this includes the backward pass.
     """
     device = tensors[0].device
-    metas = [
-        torch.empty_strided(concrete_sizes(t.shape), concrete_sizes(t.stride()), dtype=t.dtype, device="meta")
-        for t in tensors
-    ]
+    metas = [layout_without_memory(t) for t in tensors]
     with torch.no_grad():
         compiled = _compile(metas, concrete_sizes(sizes), chain, saved, options, device)
         compiled.prepare(compiled.matrices(metas), device)
@@ -162,7 +159,12 @@ def describe_saved(chain: Chain, tensors: Tensors, needs: Sequence[bool], settin
     TraceError
         The shape of a saved value does not follow from those of the chain's values.
     """
-    traced = chain.trace(metas_of(tensors))
+    return _describe_saved(chain, metas_of(tensors), tuple(needs), settings)
+
+
+@lru_cache(maxsize=_MAX_COMPILED)
+def _describe_saved(chain: Chain, metas: Any, needs: tuple[bool, ...], settings: Settings) -> str:
+    traced = chain.trace(metas)
     saving = Backward(traced, needs, settings).saving
     # The index of each saved value, its node, and the values of the chain that its shape may follow from.
     entries: list[tuple[int, Node, list[int]]] = []

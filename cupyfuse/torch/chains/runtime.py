@@ -59,7 +59,9 @@ def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
     return execute
 
 
-def begin(plan: Plan, tensors: Sequence[torch.Tensor], device: torch.device) -> Callable[[], Execute] | None:
+def begin(
+    plan: Plan, tensors: Sequence[torch.Tensor], device: torch.device, conditional: bool = False
+) -> Callable[[], Execute] | None:
     """Begin to compile the kernels of a plan, in other threads; return what loads it, as `load` does.
 
     `tensors` are those of `load`, or of the device "meta" with their shapes, dtypes and strides. None for CPUs, which
@@ -67,7 +69,7 @@ def begin(plan: Plan, tensors: Sequence[torch.Tensor], device: torch.device) -> 
     """
     if device.type != "cuda" or plan.blocks is not None:
         return None
-    return CudaExecutable(plan, tensors, runtime_of(device.index)).load
+    return CudaExecutable(plan, tensors, runtime_of(device.index), conditional).load
 
 
 def device_of(tensor: torch.Tensor) -> Device | None:

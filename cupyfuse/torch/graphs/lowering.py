@@ -17,13 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from ...errors import EngineError, TraceError
-from ..chains import custom_op
-from ..chains.chain import concrete_sizes, metas_of
+from ..chains import custom_op, executor
+from ..chains.chain import metas_of
 from ..chains.eligibility import is_sharded
 from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Activity, Runner
 from ..chains.runtime import device_of
+from ..chains.tensors import concrete_sizes
 from .captured import is_dense, storage_of
 from .importer import ImportedGraph
 from .inplace import restore_in_place
@@ -65,7 +66,11 @@ class Direct:
         result = add(runner.as_function(), (*nodes, *fused.sizes))
         count = len(fused.outputs)
         outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
-        traced = fused.with_hints().trace(metas_of(tensors)).outputs
+        chain = fused.with_hints()
+        if not any(map(is_sharded, tensors)):
+            with suppress(EngineError, TraceError, ValueError, TypeError):  # that the call itself raises
+                executor.begin(chain, self.options, tensors, needs)
+        traced = chain.trace(metas_of(tensors)).outputs
         # A transposed result is a view of the computed one.
         return [
             output if value.tracer._axes.labels == (0, 1) else add("contiguous", (output,))
