@@ -305,6 +305,38 @@ __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 r
     }
 }
 
+// Rows rows in registers, `step` apart, of those that the matrix has: all are loaded before the first is computed.
+template <class P, int Items, int V, int Rows, class Team>
+__device__ __forceinline__ void resident_rows(const P& p, const Team& team, i64 first, i64 step) {
+    if constexpr (Rows == 1) {
+        if (first < p.rows) {
+            resident_row<P, Items, V>(p, team, first);
+        }
+    } else {
+        static_assert(P::packed, "several rows are held as they were loaded");
+        Loaded<P, 0, Items, V> loaded[Rows];
+#pragma unroll
+        for (int k = 0; k < Rows; ++k) {
+            const i64 row = first + k * step;
+            if (row < p.rows) {
+                loaded[k].load(p, team, row, Span<P, V, int>(p, row));
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < Rows; ++k) {
+            const i64 row = first + k * step;
+            if (row < p.rows) {
+                typename P::Row r;
+                p.begin(row, r);
+                packed_stage<P, 0, Items, Items, V>(p, team, row, Span<P, V, int>(p, row), r, loaded[k]);
+                if (team.rank() == 0) {
+                    p.commit(row, r);
+                }
+            }
+        }
+    }
+}
+
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements. Single
 // elements belong to the first share.
 template <class P, int S, int Items, int V, class Team, class Totals>

@@ -59,7 +59,9 @@ class Bound:
         self._fixed = dict(fixed)
         self._parameters = Parameters(fused.__wrapped__, self._fixed)
         self._immutable: dict[str, Signature] = {}  # bound arguments that cannot change
-        self._inline_cache = InlineCache(fused.environment, fused.names, self._fixed, self._immutable)
+        self._inline_cache = InlineCache(
+            fused.environment, fused.names, self._fixed, self._immutable, fused.settings_of_call
+        )
         # Of the others, as of the last call: (how often their arrays were replaced, the caller's arrays, their imports,
         # exporters).
         self._mutable: dict[str, tuple[int, list[Any], list[Any], list[Any]]] = {}
@@ -98,11 +100,18 @@ class Bound:
 
     def __call__(self, /, *args: Any, out: Any = NOT_GIVEN, **kwargs: Any) -> Any:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
+        cache = self._inline_cache
+        direct = cache.direct
+        if direct is not None and out is NOT_GIVEN and (result := direct(args, kwargs)) is not None:
+            return result
+        takes_notes = cache.takes_notes and out is NOT_GIVEN
         out = None if out is NOT_GIVEN else self._fused.given_out(out, kwargs)
         free_values, defaulted = self._free_values(args, kwargs)
         settings = self._fused.call_settings
-        known = self._inline_cache.find(free_values, defaulted, settings)
+        known = cache.find(free_values, defaulted, settings)
         if known is not None:
+            if takes_notes:
+                cache.note(known, args, kwargs, self._parameters)
             return run(*known, out, () if known[0].as_written is None else self._all_values(free_values))
         values = self._all_values(free_values)
         constants = defaulted | self._fixed.keys()
@@ -117,7 +126,7 @@ class Bound:
             bound = self._bound_positions(values)
             runnable = self._fused.compile(self._runnables, key, values, signature, constants, bound, self._prepacked)
         else:
-            self._inline_cache.add(runnable, signature, free_values, defaulted, settings)
+            cache.add(runnable, signature, free_values, defaulted, settings)
         return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)
 
     def _add_all(self, signature: Signature, free_values: Sequence[Any], constants: Container[str]) -> None:

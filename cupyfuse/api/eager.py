@@ -35,12 +35,16 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
         `axis`, and `by_rows` for others.
     """
     fused = Fused(function)
+    cache = fused.inline_cache
     run = eager or (along_axes if "axis" in fused.signature.parameters else by_rows)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         """Inline the function into the trace of a traced operand; else run it fused, on arrays."""
-        known = fused.recognize(args, kwargs) if eager is None else None
+        direct = cache.direct
+        if direct is not None and (result := direct(args, kwargs)) is not None:
+            return result
+        known = fused.recognize(args, kwargs)
         if known is not None:  # all are as they are once converted
             return run_recognized(*known, None)
         operands = (*args, *kwargs.values())
@@ -50,7 +54,7 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
                 with operand._trace.call(function.__name__, operands) as record:
                     result = function(*args, **kwargs)
                     return result if isinstance(result, tuple) else record(result)
-        if eager is None and args and _needs_no_conversion(args[0]):
+        if args and _needs_no_conversion(args[0]) and (eager is None or _are_like(args[0], operands, kwargs)):
             return fused(*args, **kwargs)
         out = kwargs.pop("out", None)
         if out is not None and any(map(lazy.is_lazy, operands)):
@@ -65,6 +69,19 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
 def _needs_no_conversion(value: Any) -> bool:
     """Whether a value is a vector or matrix of floats, of NumPy or CuPy; bfloat16 is of kind "V"."""
     return (type(value) is np.ndarray or arrays.is_cupy(value)) and value.ndim in (1, 2) and value.dtype.kind in "fV"
+
+
+def _are_like(first: Any, operands: Sequence[Any], kwargs: Arguments) -> bool:
+    """Whether no operand needs a conversion beside a first one that needs none: constants, and floats of its library.
+
+    Results are written to arrays of `out` as for operands that are converted.
+    """
+    if "out" in kwargs:
+        return False
+    return all(type(o) in _CONSTANTS or (type(o) is type(first) and _needs_no_conversion(o)) for o in operands)
+
+
+_CONSTANTS = (type(None), bool, int, float, str)
 
 
 def import_operand(value: Any, name: str) -> arrays.Imported:

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from .. import devices
 from ..plan.plan import Plan
-from ..settings import DEFAULT_WORKSPACE
+from ..settings import DEFAULT_WORKSPACE, settings_of_call
 from .bind import Bound
 from .call import run
 from .inline_cache import RecognizedCall
@@ -49,11 +49,18 @@ class Fused(PlannedFunction):
         TypeError, ValueError
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
+        cache = self.inline_cache
+        direct = cache.direct
+        if direct is not None and out is NOT_GIVEN and (result := direct(args, kwargs)) is not None:
+            return result
+        takes_notes = cache.takes_notes and out is NOT_GIVEN
         out = None if out is NOT_GIVEN else self.given_out(out, kwargs)
         values, defaulted = self.parameters.bind(args, kwargs)
         settings = self.call_settings
-        known = self._inline_cache.find(values, defaulted, settings)
+        known = cache.find(values, defaulted, settings)
         if known is not None:
+            if takes_notes:
+                cache.note(known, args, kwargs, self.parameters)
             return run(*known, out, values)
         signature = self.environment.new_signature()
         try:
@@ -71,13 +78,16 @@ class Fused(PlannedFunction):
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature, defaulted)
         else:
-            self._inline_cache.add(runnable, signature, values, defaulted, settings)
+            cache.add(runnable, signature, values, defaulted, settings)
         return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)
 
     def recognize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecognizedCall | None:
         """Return a call without `out` if it is like earlier ones of arrays, numbers and strings, else None."""
         found = self.parameters.find(args, kwargs)
-        return None if found is None else self._inline_cache.find(*found, self.call_settings)
+        known = None if found is None else self.inline_cache.find(*found, settings_of_call(self._precision))
+        if known is not None and self.inline_cache.takes_notes:
+            self.inline_cache.note(known, args, kwargs, self.parameters)
+        return known
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.

@@ -18,7 +18,9 @@ import numpy as np
 from ..generated import Constants, define
 from . import arrays
 from .call import Runnable
+from .direct_calls import Direct, DirectCalls
 from .environment import Environment, Snapshot
+from .parameters import Parameters
 from .registry import registration
 from .signature import Signature
 from .structures import is_namedtuple, is_record, slots_of
@@ -80,6 +82,15 @@ class InlineCache:
     immutable : mapping, optional
         The signatures of those among them that are the same in every call. Of others the items and attributes are
         compared in each call; arrays have to be the same objects.
+    settings : callable, optional
+        Returns what the key of a call consists of beside its signature. Without it no call is direct.
+
+    Attributes
+    ----------
+    direct : callable or None
+        The compiled launcher's function that recognises and runs calls; see `DirectCalls`.
+    takes_notes : bool
+        Whether `note` may gain anything.
     """
 
     def __init__(
@@ -88,9 +99,14 @@ class InlineCache:
         names: Sequence[str],
         bound: Mapping[str, Any] = MappingProxyType({}),
         immutable: Mapping[str, Signature] = MappingProxyType({}),
+        settings: Callable[[], Hashable] | None = None,
     ):
         self._environment, self._names, self._bound, self._immutable = environment, names, bound, immutable
         self._runnables: list[Runnable] = []  # whose calls are recognised, the last walked first
+        self._settings = settings
+        self._calls: DirectCalls | None = None  # those among them that the compiled launcher recognises
+        self.direct: Direct | None = None
+        self.takes_notes = settings is not None
 
     def find(self, values: Sequence[Any], defaulted: Collection[str], settings: Hashable) -> RecognizedCall | None:
         """Return the call with these values of the parameters that are not bound, or None. Parameters as for `add`."""
@@ -122,6 +138,33 @@ class InlineCache:
     def clear(self) -> None:
         """Forget all calls."""
         self._runnables = []
+        self._calls = self.direct = None
+
+    def note(
+        self, known: RecognizedCall, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters
+    ) -> None:
+        """Have the compiled launcher recognise further calls like one that `find` has found, if it can.
+
+        Parameters
+        ----------
+        known : RecognizedCall
+        args, kwargs : the arguments of the call
+        parameters : those that are not bound
+        """
+        assert self._settings is not None
+        runnable, _, _, export = known
+        if runnable.quick is None or export is not None:
+            return
+        if self._calls is None:
+            from ..cuda import launcher  # of no use without a GPU
+
+            module = launcher.find().module
+            if module is None:
+                self.takes_notes = False
+                return
+            self._calls = DirectCalls(module, self._settings, self._environment)
+        self._calls.add(runnable, args, kwargs, parameters, (self._names, self._bound, self._immutable))
+        self.direct = self._calls.recognize
 
     def add(
         self,
@@ -151,6 +194,9 @@ class InlineCache:
             runnable.recognizer = self._make(signature, values, defaulted, settings) or False
         if runnable.recognizer:
             self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]
+            if self._calls is not None:
+                self._calls.keep(self._runnables)
+                self.direct = self._calls.recognize
 
     def _make(
         self, signature: Signature, values: Sequence[Any], defaulted: Collection[str], settings: Hashable

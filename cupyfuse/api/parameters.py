@@ -14,6 +14,7 @@ from ..generated import define
 
 _NO_NAMES: frozenset[str] = frozenset()
 _ABSENT = object()
+_MOST_FORMS = 32  # in which one function's arguments are passed
 _POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _VAR_POSITIONAL, _KEYWORD_ONLY, _VAR_KEYWORD = (
     inspect.Parameter.VAR_POSITIONAL,
@@ -99,6 +100,8 @@ class Parameters:
         self._function, self._fixed = function, fixed
         self._read()
         self.names = tuple(p.name for p in self._parameters)
+        # By how a call passes them: what puts the values of all parameters in their order, where no default is needed.
+        self._orders: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]] = {}
 
     def _read(self) -> None:
         """Read the function's signature, and note the default values that it has now."""
@@ -132,6 +135,12 @@ class Parameters:
         if len(now) != len(self._defaults) or any(a is not b for a, b in zip(now, self._defaults, strict=True)):
             self._read()
 
+    @property
+    def plain_function(self) -> Any:
+        """The function, if its `__defaults__` alone tell whether defaults were replaced; else None."""
+        self._read_if_replaced()
+        return self._plain
+
     def defaults(self) -> dict[str, Any]:
         """Return the default values by the names of their parameters."""
         self._read_if_replaced()
@@ -144,6 +153,10 @@ class Parameters:
         """
         if self.positional and not kwargs and len(args) == len(self.names):
             return args, _NO_NAMES
+        form = (len(args), *kwargs)
+        order = self._orders.get(form)
+        if order is not None:
+            return order(args, kwargs), _NO_NAMES
         self._read_if_replaced()
         if self._refused and not self._refused.isdisjoint(kwargs):
             return None
@@ -152,6 +165,8 @@ class Parameters:
         except TypeError:
             return None
         if not mask:
+            if self.positional and len(self._orders) < _MOST_FORMS:
+                self._orders[form] = _order_of(len(args), self.names)
             return values, _NO_NAMES
         if mask not in self._defaults_by_mask:
             self._defaults_by_mask[mask] = self._defaults_of(mask)
@@ -194,6 +209,12 @@ class Parameters:
             else:
                 args.append(value)
         return function(*args, **kwargs)
+
+
+def _order_of(positional: int, names: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]:
+    """Return a function that lists the values of parameters, so many passed by position, the rest by name."""
+    values = [f"args[{k}]" if k < positional else f"kwargs[{name!r}]" for k, name in enumerate(names)]
+    return define("order", "args, kwargs", [f"return ({''.join(f'{value}, ' for value in values)})"], {})
 
 
 def _binder_of(parameters: Sequence[inspect.Parameter]) -> Callable[..., tuple[tuple[Any, ...], int]]:

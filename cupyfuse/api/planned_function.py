@@ -65,13 +65,15 @@ class PlannedFunction:
         Of its parameters.
     environment : Environment
         The variables around the function.
+    inline_cache : InlineCache
+        Recognises calls like earlier ones.
     """
 
     # The `__dict__` is left to the attributes that users give to a function.
     # fmt: off
     __slots__ = (
-        "__dict__", "__weakref__", "_inline_cache", "_keep_halves", "_lock", "_max_workspace", "_precision",
-        "_runnables", "_strict", "environment", "has_out", "names", "parameters",
+        "__dict__", "__weakref__", "_keep_halves", "_lock", "_max_workspace", "_precision", "_runnables", "_strict",
+        "environment", "has_out", "inline_cache", "names", "parameters",
     )
     # fmt: on
 
@@ -96,7 +98,7 @@ class PlannedFunction:
         self._keep_halves = bool(keep_halves)
         self._strict = bool(strict)
         self._runnables = PlanCache()
-        self._inline_cache = InlineCache(self.environment, self.names)
+        self.inline_cache = InlineCache(self.environment, self.names, settings=self.settings_of_call)
         self._lock = threading.RLock()
         _instances.add(self)
 
@@ -120,6 +122,11 @@ class PlannedFunction:
     def call_settings(self) -> tuple[str, str, bool]:
         """What the key of a call consists of beside its signature: `settings_of_call`."""
         return settings_of_call(self._precision)
+
+    @property
+    def settings_of_call(self) -> Callable[[], tuple[str, str, bool]]:
+        """A function that returns `call_settings`."""
+        return functools.partial(settings_of_call, self._precision)
 
     @property
     def product_settings(self) -> tuple[str, str]:

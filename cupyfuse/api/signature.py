@@ -186,6 +186,8 @@ class Signature:
                 self.classes.setdefault(value, name)
         elif isinstance(value, arrays.Spec):
             self._add_spec(value, name)
+        elif arrays.is_cupy(value) and cls is arrays.CUPY_ARRAY:
+            self.add(value, name)  # the first one in this process: `CUPY_ARRAY` is known now
         elif arrays.is_array(value):
             self._add_imported(value, name)
         else:

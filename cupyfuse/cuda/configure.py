@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
-from .. import dtypes
 from ..plan.schedule import column_splits, row_shares, state_size
-from .program import COLUMN, FULL, ROW, Program
+from .config import Access, Config, power_of_two, widest_vec
+from .program import FULL, ROW, Program
+from .short_rows import SHORT, THREADS, lanes, rows_at_a_time
 
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
@@ -21,8 +20,6 @@ _PACKED_BYTES = 128
 # registers at 0.26 to 0.6.
 _MOST_RECOMPUTED, _MOST_PACKED = 40, 16
 _LITTLE_RECOMPUTED, _LITTLE_PACKED = 8, 8
-# A row has to be so many vectors long to be accessed in shifted ones: its single elements are fewer than its threads.
-_SHORTEST_SHIFTED = 32
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
 # Of a multiprocessor with clusters: shared memory, of which the system takes some for each block.
 _MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
@@ -46,108 +43,11 @@ _LONG_ROW, _MANY_ROWS = 1024, 512
 _BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
 _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
 _NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
-
-
-@dataclass(frozen=True)
-class Config:
-    """The launch configuration of a step.
-
-    Attributes
-    ----------
-    template : name of the template in `kernels_cu/`
-    threads : threads per block
-    items : packs of `vec` elements that a thread holds, or has in flight where rows are streamed
-    vec : elements per memory access
-    group : lanes per row (row_lanes), or columns per strip (column_stats)
-    shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
-    blocks : least blocks per multiprocessor, which limits the registers per thread
-    cluster : blocks that share a row (row_shared)
-    packs : packs that a thread holds in shared memory (row_shared)
-    packed : whether rows stay in registers as they were loaded, and each stage computes what it needs from there
-    shifted : whether rows may begin between two packs, at the same place in all arrays
-    """
-
-    template: str
-    threads: int
-    items: int
-    vec: int
-    group: int = 32
-    shares: int = 1
-    blocks: int = 1
-    cluster: int = 1
-    packs: int = 0
-    packed: bool = False
-    shifted: bool = False
-
-    @property
-    def merges(self) -> bool:
-        """Whether the kernel may leave totals that a second one merges."""
-        return self.template in ("column_stats", "row_shares")
-
-    @property
-    def merge_threads(self) -> int:
-        """Threads per block of the kernel that merges."""
-        return 32 if self.template == "row_shares" else self.threads
-
-    def entry(self, merge: bool = False) -> tuple[str, str]:
-        """Return the name of the kernel and the template instance that it calls; `merge` is for the merge of shares."""
-        if merge and self.template == "row_shares":
-            return "row_merge_kernel", f"merge_shares<Program, {self.merge_threads}>"
-        if self.template == "column_stats":
-            if merge:
-                return "column_merge_kernel", f"column_merge<Program, {self.threads}>"
-            parameters = [self.threads, self.group, self.items, self.vec]
-        elif self.template == "elementwise":
-            parameters = [self.threads, self.vec]
-        else:
-            lanes = [self.group] if self.template == "row_lanes" else []
-            held, shared = ([self.packs], [self.cluster]) if self.packs else ([], [])
-            parameters = [self.threads, *lanes, *held, self.items, self.vec, *shared]
-        return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
-
-
-class Access(NamedTuple):
-    """How a row program reads and writes rows: in vectors of `vec`; rows that are `shifted` begin between two."""
-
-    vec: int
-    shifted: bool = False
-
-
-def widest_vec(program: Program) -> int:
-    """Return the elements per access at which no array that is accessed in vectors takes more than 16 bytes."""
-    sizes = [dtypes.ITEMSIZE[p.dtype] for p in program.parameters if p.extent in (FULL, COLUMN) and not p.is_number]
-    return min(8, 16 // max(sizes, default=4))
-
-
-def fitting_vec(program: Program, row_stride_bits: int | None = None) -> int:
-    """Return the widest vector that divides the row length and all row strides, whose bitwise or is given."""
-    vec = widest_vec(program)
-    while vec > 1 and (program.domain[1] % vec or (row_stride_bits is not None and row_stride_bits % vec)):
-        vec //= 2
-    return vec
-
-
-def accesses(program: Program, strides: Sequence[int] | None = None, cols: int | None = None) -> Iterator[Access]:
-    """Yield the ways to access the rows of arrays with these row strides, contiguous ones by default, widest first.
-
-    Shifted vectors have to begin at the same column in all arrays. Rows have `cols` columns, if not the program's.
-    """
-    cols = program.domain[1] if cols is None else cols
-    strides = [cols] if strides is None else strides
-    together = not program.by_columns and any(p.extent == FULL for p in program.parameters)
-    vec = widest_vec(program)
-    while vec > 1:
-        if all(n % vec == 0 for n in (cols, *strides)):
-            yield Access(vec)
-        if together and cols >= _SHORTEST_SHIFTED * vec and len({n % vec for n in strides}) <= 1:
-            yield Access(vec, True)
-        vec //= 2
-    yield Access(1)
-
-
-def _power_of_two(n: int) -> int:
-    """Round up to a power of two."""
-    return 1 << max(0, n - 1).bit_length()
+# The bytes of rows that are read again for each stage, over those of rows that are read once, from which on blocks of a
+# cluster have their multiprocessors to themselves where two do not fit: of rows without values of columns and float64,
+# and of others. On an H200 a cluster alone has 0.75 of a copy's rate, with values of columns 0.46 to 0.64; of rows that
+# are read again the softmax of one matrix has 0.64, a layer norm 0.36 (524288 columns of float32).
+_READ_AGAIN, _SLOW_READ_AGAIN = 1.5, 1.6
 
 
 def default_config(program: Program, access: Access, clusters: bool = False) -> Config:
@@ -162,7 +62,7 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     vec, shifted = access
     rows, cols = program.domain
     if program.by_columns:
-        strip = max(vec, min(32, _power_of_two(cols)))
+        strip = max(vec, min(32, power_of_two(cols)))
         threads = 256  # with twice the blocks as good as 512 at least: 32 sums and moments on an H200
         while threads > 32 and threads // 32 * strip * state_size(program.step) > _SHARED_BYTES:
             threads //= 2  # every warp has accumulators of its own in shared memory
@@ -176,12 +76,14 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     packed = _is_packed(program)
     most = _most_packed(program) if packed else _most_held(program)
     reduces = program.stages == 1 and not _writes_rows(program)
-    if cols <= 1024:
-        lanes = _lanes(program, packs, access, most, reduces)
-        items = -(-packs // lanes)
+    if cols <= SHORT:
+        group = lanes(program, packs, access, most, reduces)
+        items = -(-packs // group)
         if items * vec <= most:
-            blocks = _blocks(128, _is_double(program))
-            return Config("row_lanes", 128, items, vec, lanes, blocks=blocks, packed=packed, shifted=shifted)
+            count = rows_at_a_time(program, group, items * vec) if packed else 1
+            blocks = _blocks(THREADS, _is_double(program))
+            found = Config("row_lanes", THREADS, items, vec, group, blocks=blocks, packed=packed, shifted=shifted)
+            return replace(found, rows=count)
     if reduces:
         return _stream(program, packs, vec, shifted)
     if packed:
@@ -198,29 +100,6 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     if in_shared_memory is not None:
         return in_shared_memory
     return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec, shifted=shifted)
-
-
-def _lanes(program: Program, packs: int, access: Access, most: int, reduces: bool) -> int:
-    """Choose the lanes of a short row, as measured on an H200 from 2 to 1024 columns."""
-    vec, shifted = access
-    singles = 2 * (vec - 1) if shifted else 1  # elements of a row at most that need a lane each (row_lanes.cu)
-    fewest = _power_of_two(max(singles, min(32, -(-packs * vec // most))))
-    if not reduces:
-        if vec > 1 and packs <= 3:
-            return min(packs, 2)  # no shifted row is so short
-        # With fewer packs, on average, a lane has too little in flight; with more, most lengths leave lanes idle.
-        if shifted:
-            packs_a_lane = 4.8
-        elif vec < widest_vec(program):
-            packs_a_lane = 4.0
-        else:
-            packs_a_lane = 3.2 if len(program.full_inputs) == 1 else 2.0
-        return max(fewest, min(32, _power_of_two(math.ceil(packs / packs_a_lane))))
-    # Lanes that hold much merge their accumulators with few others.
-    lanes = min(32, _power_of_two(-(-packs // 2)), max(64 // vec, fewest))
-    # That a lane should have, as measured; 1 does not limit.
-    elements = {2: 64 if vec >= 4 else 32, 4: 14}.get(program.input_bytes, 1)
-    return max(fewest, min(lanes, _power_of_two(-(-program.domain[1] // elements))))
 
 
 def _is_packed(program: Program) -> bool:
@@ -278,6 +157,10 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
     else:
         resident_threads = _DOUBLE_THREADS if double else _THREADS
     most = _MOST_DOUBLE_PACKS if double else _MOST_PACKS
+    again = program.stages * program.input_bytes + program.output_bytes
+    limit = _SLOW_READ_AGAIN if double or program.reads_columns else _READ_AGAIN
+    # A cluster alone leaves its multiprocessors idle while it waits.
+    fewest = 1 if again >= limit * (program.input_bytes + program.output_bytes) else 2
     best, found = 0.0, None
     for cluster in range(1, _MOST_BLOCKS + 1):
         for threads in (512, 256, 128) if double else (1024, 768, 512, 384, 256):
@@ -289,8 +172,8 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
             part = held_bytes(program, held * threads * vec)
             taken = part + -(-scratch // _LINE) * _LINE + _BLOCK_BYTES
             blocks = min(_MULTIPROCESSOR_BYTES // taken, resident_threads // threads)
-            if held > most or blocks < (2 if cluster > 1 else 1):
-                continue  # a cluster alone on its multiprocessors leaves them idle while it waits
+            if held > most or blocks < (fewest if cluster > 1 else 1):
+                continue
             rate = packs / (held * threads * cluster) * _held_rate(part, blocks, cluster, shifted, little)
             if rate > best:
                 best = rate
@@ -337,7 +220,7 @@ def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:
     They do not depend on the number of rows, so that neither do a row's bits, unless rows are so few that blocks share
     each. As measured on an H200 with 1024 rows and with more.
     """
-    length = _power_of_two(program.domain[1])
+    length = power_of_two(program.domain[1])
     items = {4: 4, 8: 1}.get(vec, 8)  # wide ones of 16 bits take registers once they are widened
     if vec == 8 and packs <= 1024:
         threads = _warps(packs / 8)

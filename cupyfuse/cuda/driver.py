@@ -12,7 +12,7 @@ from ..errors import EngineError
 
 Dim = tuple[int, int, int]
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the CUlaunchAttributeID
-_LEAST_DRIVER = 12030  # whose graphs capture such launches
+_LEAST_DRIVER = 12030  # whose graphs hold such launches
 
 
 @lru_cache(maxsize=1)
@@ -97,11 +97,17 @@ def early_launch(
     return enqueue
 
 
-def takes_early_launches() -> bool:
-    """Whether the current device, and its driver, let a launch begin before the one before it has ended."""
+def current_device() -> int:
+    """Return the number of the thread's current device."""
     from cupy.cuda import runtime
 
-    return _takes_early_launches(runtime.getDevice())
+    device: int = runtime.getDevice()
+    return device
+
+
+def takes_early_launches() -> bool:
+    """Whether the current device, and its driver, let a launch begin before the one before it has ended."""
+    return _takes_early_launches(current_device())
 
 
 @lru_cache(maxsize=64)

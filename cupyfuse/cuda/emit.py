@@ -10,7 +10,8 @@ from collections import ChainMap
 from functools import cached_property, partial
 
 from ..ir.graph import Node
-from .configure import Config, held_bytes
+from .config import Config
+from .configure import held_bytes
 from .expressions import Body, Scope, function_text, indented, struct_text
 from .held import held_rows, take_functions
 from .kernel import CONDITION, Kernel, translation_unit

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from .configure import Config
+from .config import Config
 from .kernel import Kernel, translation_unit
-from .launch import KernelCall, Struct, StructLaunch, integers, pointer, sequence
+from .launch import sequence
 from .runtime import Runtime
+from .structs import KernelCall, Struct, StructLaunch, integers, pointer
 
 THREADS = 256
 BLOCKS = 4  # per multiprocessor, at most

@@ -12,7 +12,7 @@ from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.schedule import Step, Tiles, state_size, strip_transposes, tiles_of
 from ..plan.schedule.tiles import TILE_ROWS
-from .configure import Config
+from .config import Config
 from .emit import Writer
 from .kernel import Kernel, translation_unit
 from .program import FULL, Parameter, Program, stored_type

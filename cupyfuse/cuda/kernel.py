@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
-from .configure import Config
+from .config import Config
 from .program import Parameter
 
 

@@ -1,7 +1,8 @@
 """Launches of kernels that take one struct, at little cost on the host.
 
 The launches of a plan become one generated function. It fills addresses and numbers into structs that were packed
-beforehand, and hands these to the driver.
+beforehand, and hands these to the driver. Where the compiled launcher is installed (`launcher.py`), that launches on
+streams of a GPU in its place.
 """
 
 from __future__ import annotations
@@ -11,116 +12,26 @@ import functools
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..generated import define
-from ..ir.numbers import Number
-from .driver import Dim, early_launch, takes_early_launches
+from . import launcher
+from .driver import early_launch, takes_early_launches
 from .launch_graph import LaunchGraph
+from .structs import KernelCall, Launch, StructLaunch
 from .tensor_map import WORDS
 
-# Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments,
-# and slots of their own hold the arrays that library steps take and give.
-Addresses = list[Any]
-# (addresses, stream): a stream is an address, None CuPy's current one; a `LaunchGraph` records the launch.
-Launch = Callable[[Addresses, Any], None]
 Enqueue = Callable[[Any], None]  # launches one kernel on a stream
-TensorMapOf = Callable[[Addresses], tuple[Any, Any]]
 # What to call after the launches, None to use the buffers again; then of each struct its members as words, the same as
 # doubles, and what enqueues each of its kernels.
 _Buffers = tuple[Any, ...]
 
 
-class KernelCall(NamedTuple):
-    """A kernel, as `Runtime.function` returns it, with the grid and the dynamic shared memory of its launch."""
-
-    function: Any
-    grid: Dim
-    block: Dim
-    shared: int = 0
-
-
-@dataclass(frozen=True)
-class Struct:
-    """The members of a kernel's struct, eight bytes each; structs are concatenated by `+`.
-
-    Attributes
-    ----------
-    form : str
-        Their format in the notation of Python's `struct`.
-    members : tuple of int or float
-        With 0 for what a launch fills in.
-    pointers : tuple of (index of the member, slot of the address, bytes from there)
-    numbers : tuple of (index of the member, slot of the float arguments, number)
-    maps : tuple of (index of the first member, function)
-        Tensor maps: each function takes the addresses, and returns an array of the words and what to hold until the
-        launch.
-    """
-
-    form: str = ""
-    members: tuple[Any, ...] = ()
-    pointers: tuple[tuple[int, int, int], ...] = ()
-    numbers: tuple[tuple[int, int, Number], ...] = ()
-    maps: tuple[tuple[int, TensorMapOf], ...] = ()
-
-    def __add__(self, other: Struct) -> Struct:
-        first = len(self.members)
-        return Struct(
-            self.form + other.form,
-            self.members + other.members,
-            self.pointers + tuple((first + index, slot, start) for index, slot, start in other.pointers),
-            self.numbers + tuple((first + index, slot, source) for index, slot, source in other.numbers),
-            self.maps + tuple((first + index, function) for index, function in other.maps),
-        )
-
-
-def integers(*values: int) -> Struct:
-    """Return integers as members of a struct."""
-    return Struct("q" * len(values), values)
-
-
-def pointer(slot: int, start: int = 0) -> Struct:
-    """Return a pointer as member of a struct: `start` bytes behind the address in a slot."""
-    return Struct("Q", (0,), ((0, slot, start),))
-
-
-def number(value: float, source: Number | None = None, slot: int = -1) -> Struct:
-    """Return a number as member of a struct; one with a `source` is computed from the float arguments in a slot."""
-    return Struct("d", (value,), numbers=((0, slot, source),) if source is not None else ())
-
-
-def tensor_map(function: TensorMapOf) -> Struct:
-    """Return a tensor map as members of a struct."""
-    return Struct("Q" * WORDS, (0,) * WORDS, maps=((0, function),))
-
-
-@dataclass(frozen=True)
-class StructLaunch:
-    """Kernels that are launched one after the other with the same struct.
-
-    Attributes
-    ----------
-    kernels : sequence of KernelCall
-    struct : Struct
-    aligned : sequence of (slot of the address, bytes from there)
-        Pointers in the struct that have to be multiples of `alignment`, a power of two.
-    otherwise : Launch, optional
-        Launched in the place of these kernels where they are not; given wherever `alignment` is more than 1.
-    """
-
-    kernels: Sequence[KernelCall]
-    struct: Struct
-    aligned: Sequence[tuple[int, int]] = ()
-    alignment: int = 1
-    otherwise: Launch | None = None
-
-
 def sequence(launches: Sequence[StructLaunch | Launch]) -> Launch:
-    """Compile launches, one after the other, to one function.
+    """Compile launches, one after the other, to one function; the kernels' device has to be current.
 
     Each thread has structs of its own: a launch takes free ones, or packs some, and frees them once all is enqueued. So
     a launch within it, as by a finalizer, takes others; what a launch held that failed is dropped.
@@ -129,12 +40,13 @@ def sequence(launches: Sequence[StructLaunch | Launch]) -> Launch:
     if not structs and len(launches) == 1:
         return launches[0]  # type: ignore[return-value]
     local = threading.local()
+    has_handles = all(getattr(call.function, "ptr", 0) for each in structs for call in each.kernels)
 
     def prepare(stream: Any) -> _Buffers:
         """Return structs that are not in use, and the way to launch them on a stream."""
         if isinstance(stream, LaunchGraph):
             return _buffers(structs, _recording, _drop)
-        if stream is None or not all(getattr(call.function, "ptr", 0) for s in structs for call in s.kernels):
+        if stream is None or not has_handles:
             return _buffers(structs, _calling, _drop)
         quick = _buffers(structs, _early if takes_early_launches() else _plainly)
         if hasattr(local, "free"):
@@ -147,7 +59,8 @@ def sequence(launches: Sequence[StructLaunch | Launch]) -> Launch:
         return _buffers(structs, _calling, begin_thread)
 
     lines, names = _write(launches)
-    return define("launch", "at, stream", lines, {**names, "local": local, "prepare": prepare})
+    launch = define("launch", "at, stream", lines, {**names, "local": local, "prepare": prepare})
+    return launcher.compile(launches, launch) if structs and has_handles else launch
 
 
 def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[list[str], dict[str, Any]]:
@@ -187,12 +100,12 @@ def _write(launches: Iterable[StructLaunch | Launch]) -> tuple[list[str], dict[s
         pointers = {(slot, start): f"p{j}" for j, (_, slot, start) in enumerate(layout.pointers)}
         body += [f"{name} = at[{slot}]{f' + {start}' if start else ''}" for (slot, start), name in pointers.items()]
         filled = []
-        for j, (index, function) in enumerate(layout.maps):
-            names[f"map{k}_{j}"] = function
+        for j, (index, source) in enumerate(layout.maps):
+            names[f"map{k}_{j}"] = source.encode
             filled.append(f"words{k}[{index}:{index + WORDS}], held{k}_{j} = map{k}_{j}(at)")
         filled += [f"words{k}[{index}] = {pointers[slot, start]}" for index, slot, start in layout.pointers]
-        for j, (index, slot, source) in enumerate(layout.numbers):
-            names[f"number{k}_{j}"] = source.evaluate
+        for j, (index, slot, value) in enumerate(layout.numbers):
+            names[f"number{k}_{j}"] = value.evaluate
             filled.append(f"doubles{k}[{index}] = number{k}_{j}(at[{slot}])")
         filled += [f"{run}(stream)" for run in runs]
         filled += [f"held{k}_{j} = None" for j in range(len(layout.maps))]

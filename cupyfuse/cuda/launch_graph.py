@@ -10,7 +10,22 @@ import ctypes
 from typing import Any
 
 from ..errors import EngineError
-from .driver import Dim, driver
+from .driver import Dim, driver, takes_early_launches
+
+# CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, once all blocks have begun; and CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+_ONCE_BEGUN, _PROGRAMMATIC = 1, 1
+
+
+class _EdgeData(ctypes.Structure):
+    """`CUgraphEdgeData` of the driver's interface."""
+
+    _fields_ = (
+        *((name, ctypes.c_ubyte) for name in ("from_port", "to_port", "type")),
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+_EARLY = _EdgeData(_ONCE_BEGUN, 0, _PROGRAMMATIC)
 
 
 class _NodeParams(ctypes.Structure):
@@ -27,6 +42,8 @@ class _NodeParams(ctypes.Structure):
 class LaunchGraph:
     """A CUDA graph of kernel launches, one after the other. A launch on it, instead of a stream, is recorded.
 
+    As on a stream, blocks may begin before the launch before theirs has ended, where the GPU can do that.
+
     Raises
     ------
     EngineError
@@ -39,14 +56,18 @@ class LaunchGraph:
         self._graph = ctypes.c_void_p()
         self._last = ctypes.c_void_p()
         self._memory: Any = None
+        self._early = takes_early_launches()
         self._check("cuGraphCreate", ctypes.byref(self._graph), 0)
 
     def add(self, function: int, grid: Dim, block: Dim, shared: int, arguments: int) -> None:
         """Add a launch behind the last one; `arguments` is the address of an array of pointers to the arguments."""
         params = _NodeParams(function, *grid, *block, shared, arguments, None)
         node, last = ctypes.c_void_p(), self._last
-        after = (ctypes.byref(last), 1) if last.value else (None, 0)
+        after = (ctypes.byref(last), 1) if last.value and not self._early else (None, 0)
         self._check("cuGraphAddKernelNode", ctypes.byref(node), self._graph, *after, ctypes.byref(params))
+        if last.value and self._early:
+            ends = ctypes.byref(last), ctypes.byref(node)
+            self._check("cuGraphAddDependencies_v2", self._graph, *ends, ctypes.byref(_EARLY), ctypes.c_size_t(1))
         self._last = node
 
     def finish(self, memory: Any) -> None:

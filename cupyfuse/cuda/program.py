@@ -201,6 +201,11 @@ class Program:
         return sum(dtypes.ITEMSIZE[p.dtype] for p in self.full_inputs)
 
     @cached_property
+    def output_bytes(self) -> int:
+        """Bytes of full results for each element."""
+        return sum(dtypes.ITEMSIZE[p.dtype] for p in self.outputs.values() if p.extent == FULL)
+
+    @cached_property
     def recomputed_flops(self) -> int:
         """FLOPs for each element with which stages compute again, from the inputs, what earlier ones computed."""
         total = 0

@@ -6,6 +6,7 @@ the tests, which run the same kernels on a CPU.
 
 from __future__ import annotations
 
+import functools
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
@@ -46,6 +47,13 @@ class Runtime(Protocol):
     device: Device | None
     address: Callable[[Any], int]
 
+    @property
+    def hold(self) -> Callable[..., None] | None:
+        """Keeps arrays and memory that were allocated without being held, as long as `workspace` memory lives.
+
+        It need not be called while the current stream is the default one; None where all is held.
+        """
+
     def is_current(self) -> bool:
         """Whether the device is this thread's current one."""
 
@@ -58,11 +66,17 @@ class Runtime(Protocol):
     def dtype(self, name: str) -> Any:
         """Return the library's dtype of that name, which `allocator` and `view` take."""
 
-    def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
-        """Return a function that allocates uninitialised C-contiguous arrays; they live as `workspace` memory."""
+    def allocator(self, shape: tuple[int, ...], dtype: Any, held: bool = True) -> Callable[[], Any]:
+        """Return a function that allocates uninitialised C-contiguous arrays.
 
-    def workspace(self, nbytes: int) -> Any:
-        """Allocate device memory at `ptr` of the result, for as long as that or a CUDA graph that captured it lives."""
+        They live as `workspace` memory; without `held`, once they were passed to `hold`.
+        """
+
+    def workspace(self, nbytes: int, held: bool = True) -> Any:
+        """Allocate device memory at `ptr` of the result.
+
+        It lives as long as that or a CUDA graph that captured its use; without `held`, once it was passed to `hold`.
+        """
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
         """Return the memory at an address as an array; strides in elements."""
@@ -208,25 +222,28 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
         address: int = self._current_stream().ptr
         return address
 
-    def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
-        ndarray, current_stream, hold = self._cupy.ndarray, self._current_stream, self._hold_if_capturing
+    def allocator(self, shape: tuple[int, ...], dtype: Any, held: bool = True) -> Callable[[], Any]:
+        ndarray, hold = self._cupy.ndarray, self.hold
+        if not held:
+            return functools.partial(ndarray, shape, dtype)
 
         def empty() -> Any:
             array = ndarray(shape, dtype)
-            return hold(array) if current_stream().ptr else array  # nothing captures the default stream
+            hold(array)
+            return array
 
         return empty
 
-    def workspace(self, nbytes: int) -> Any:
+    def workspace(self, nbytes: int, held: bool = True) -> Any:
         memory = self._cupy.cuda.alloc(nbytes)
-        return self._hold_if_capturing(memory) if self._current_stream().ptr else memory
+        if held:
+            self.hold(memory)
+        return memory
 
-    def _hold_if_capturing(self, memory: Any) -> Any:
-        """Keep memory for good if a CUDA graph captures its use."""
+    def hold(self, *memory: Any) -> None:
         if self.is_capturing():
             # Replays of the graph use the memory, and nothing tells when the last one has run.
-            self._captured.append(memory)
-        return memory
+            self._captured += memory
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
         cuda = self._cupy.cuda
@@ -280,8 +297,7 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
                 if not is_value(results, k, dtype, in_order, operands):
                     results[k] = convert(results[k], dtype, order="C")
             if self.is_capturing():
-                for k in stored:
-                    self._hold_if_capturing(results[k])
+                self.hold(*(results[k] for k in stored))
             return results
 
         return run_for_values

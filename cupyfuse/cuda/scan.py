@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..ir.graph import Node, Shape
-from .configure import Config
+from .config import Config
 from .kernel import Kernel, translation_unit
-from .launch import KernelCall, StructLaunch, integers, pointer
 from .runtime import Runtime
+from .structs import KernelCall, StructLaunch, integers, pointer
 
 _THREADS = 256
 _WARP_COLUMNS = 128  # of rows up to which a warp has a row

@@ -9,7 +9,8 @@ from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step
 from . import fused_gemm, scan, split
-from .configure import Config, accesses, default_config
+from .config import Config, accesses
+from .configure import default_config
 from .emit import emit
 from .kernel import Kernel, inlined
 from .program import Program

@@ -15,7 +15,7 @@ from ..ir import graph as g
 from ..ir.graph import Node, Shape
 from ..plan.schedule import Step, store_step
 from ..plan.schedule.products import TILE_ROWS, tile_width
-from .configure import Config
+from .config import Config
 from .emit import Writer
 from .kernel import CONDITION, Kernel, translation_unit
 from .program import Program

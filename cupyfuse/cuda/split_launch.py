@@ -7,7 +7,7 @@ from typing import Any
 
 from ..plan.schedule.products import TILE_ROWS, tile_width
 from .gemm import Operand
-from .launch import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, pointer, sequence
+from .launch import sequence
 from .program import Program
 from .runtime import Runtime
 from .split import (
@@ -24,6 +24,7 @@ from .split import (
     split_columns_kernel,
     split_rows_kernel,
 )
+from .structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, pointer
 
 # Members follow the structs in `split.py`.
 

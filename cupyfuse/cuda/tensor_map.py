@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from dataclasses import dataclass
 
 from ..errors import EngineError
@@ -37,6 +38,15 @@ class MatrixBoxes:
     stride: int
     box: tuple[int, int]
     dtype: str
+
+
+def pack(matrix: MatrixBoxes) -> bytes:
+    """Return what `encode` asks the driver for as `Matrix` of launches.c."""
+    sizes, box, steps = (matrix.length, matrix.lines), (matrix.box[1], matrix.box[0]), (1, 1)
+    modes = _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS
+    return struct.pack(
+        "=4Q4I6i", *sizes, matrix.stride, ALIGNMENT, *box, *steps, _TYPES[matrix.dtype], len(sizes), *modes
+    )
 
 
 def encode(matrix: MatrixBoxes, address: int) -> tuple[int, ...]:

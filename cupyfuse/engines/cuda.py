@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..cuda.launch import Addresses, sequence
+from ..cuda.launch import sequence
 from ..cuda.runtime import Runtime
+from ..cuda.structs import Addresses
 from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node
@@ -73,6 +74,12 @@ class CudaExecutable:
     ------
     EngineError
         The plan cannot run with these arrays.
+
+    Attributes
+    ----------
+    quick : callable or None
+        `quick(arrays, numbers)` does what a call without `outs` does, in less of the host's time; None for plans that
+        do more than allocate and launch.
     """
 
     def __init__(self, plan: Plan, arrays: Sequence[Any], runtime: Runtime, conditional: bool = False):
@@ -119,6 +126,7 @@ class CudaExecutable:
         self._unset = [None] * (self._slots - self._first_unset)  # what `_launch` and library steps fill in
         self._is_plain = not (library_steps or conditional or self._copies or self._overwritten)
         self._is_plain &= all(result.direct for result in self._results)
+        self.quick: QuickCall | None = None
 
     def load(self) -> CudaExecutable:
         """Load the kernels, and return the executable.
@@ -131,9 +139,11 @@ class CudaExecutable:
         runtime = self.runtime
         with runtime.made_current():
             self._enqueue = sequence([spec.bind(runtime, slot) for spec, slot in self._launches])
-        empties = [result.empty for result in self._results]
-        self._quick_call = self._write_quick_call(empties) if self._is_plain else None
-        self._quick_call_into = self._write_quick_call([None] * len(empties)) if self._is_plain else None
+        unheld = [
+            runtime.allocator(result.shape, runtime.dtype(result.output.dtype), held=False) for result in self._results
+        ]
+        self.quick = self._write_quick_call(unheld) if self._is_plain else None
+        self._quick_into = self._write_quick_call([None] * len(unheld)) if self._is_plain else None
         return self
 
     def _write_quick_call(self, results: Sequence[Callable[[], Any] | None]) -> QuickCall:
@@ -293,16 +303,16 @@ class CudaExecutable:
         `outs` holds, for each result, an array to write it to, or None to allocate one; None allocates all. `numbers`
         are the float arguments.
         """
+        if outs is None and self.quick is not None:
+            return self.quick(arrays, numbers)
         if not self.runtime.is_current():
             with self.runtime.made_current():
                 return self(arrays, outs, numbers)
-        if outs is None and self._quick_call is not None:
-            return self._quick_call(arrays, numbers)
         if outs is None:
             return self._run(arrays, [None] * len(self._results), numbers)
-        if self._quick_call_into is None or not all(map(self._is_target, outs)):
+        if self._quick_into is None or not all(map(self._is_target, outs)):
             return self._run(arrays, outs, numbers)
-        results = self._quick_call_into(arrays, numbers, outs)
+        results = self._quick_into(arrays, numbers, outs)
         for result in results:
             self.runtime.bump_version(result)
         return results

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import dtypes
-from ..cuda.configure import Access, Config, accesses, default_config
+from ..cuda.config import Access, Config, accesses
+from ..cuda.configure import default_config
 from ..cuda.kernel import Kernel
-from ..cuda.launch import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer, sequence
+from ..cuda.launch import sequence
 from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
+from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer
 from ..ir.graph import Node
 from ..plan.schedule import Step, state_size
 
@@ -267,7 +269,7 @@ def _grids(config: Config, rows: int, cols: int) -> list[tuple[int, int]]:
 def _thread_blocks(config: Config, rows: int, cols: int) -> int:
     """Return the number of thread blocks that a row template is launched with."""
     if config.template == "row_lanes":
-        blocks = -(-rows // (config.threads // config.group))
+        blocks = -(-rows // (config.threads // config.group * config.rows))
     elif config.template == "elementwise":
         # As many as elementwise.cu counts.
         packs = 1 + (cols + config.vec - 2) // config.vec if config.shifted else cols // config.vec

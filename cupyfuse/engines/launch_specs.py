@@ -10,10 +10,10 @@ from typing import Any
 
 from .. import dtypes
 from ..cuda.gemm import Operand, batched_operands
-from ..cuda.launch import Addresses, Launch, StructLaunch
 from ..cuda.runtime import Runtime
 from ..cuda.scan import Scan
 from ..cuda.split_launch import RoundedProduct, Split
+from ..cuda.structs import Addresses, Launch, StructLaunch
 from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step, base_of, contiguous_strides

@@ -11,8 +11,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .. import dtypes
-from ..cuda.launch import Addresses, Launch
 from ..cuda.runtime import Runtime
+from ..cuda.structs import Addresses, Launch
 from ..ir.graph import Node
 from ..plan.schedule import Step, base_of, contiguous_strides, view_chain
 from .kernel_launch import LaunchSpec, Place

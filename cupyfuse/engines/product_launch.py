@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..cuda import split
-from ..cuda.configure import Access, fitting_vec
+from ..cuda.config import Access, fitting_vec
 from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
 from ..cuda.kernel import Kernel
-from ..cuda.launch import Addresses, KernelCall, StructLaunch, integers, pointer, tensor_map
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import SplitProduct
+from ..cuda.structs import Addresses, KernelCall, StructLaunch, TensorMap, integers, pointer, tensor_map
 from ..cuda.tensor_map import ALIGNMENT, MatrixBoxes
 from ..ir.graph import Node
 from ..plan.schedule import Step, base_of, state_bytes, strip_transposes
@@ -38,6 +38,11 @@ class _MappedOperand:
         self._matrix = MatrixBoxes(count, length, nbytes, box, dtype)
         self._encode, self._runtime, self._dtype = runtime.tensor_map, runtime, runtime.dtype(dtype)
         self._maps: dict[int, array[int]] = {}
+
+    @property
+    def tensor_map(self) -> TensorMap:
+        """The tensor map as member of a struct."""
+        return TensorMap(self.map, self._slot, self._start, self._matrix)
 
     def map(self, addresses: Addresses) -> tuple[array[int], Any]:
         """Return the words of the tensor map, and the memory of the copy, if one was made, to hold until the launch."""
@@ -115,7 +120,9 @@ class ProductLaunch:
             _MappedOperand(operand, self._place(operand), self._dtype, box, runtime)
             for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
         )
-        struct = tensor_map(first.map) + tensor_map(second.map) + integers(step.product.inputs[0].shape[1])
+        struct = (
+            tensor_map(first.tensor_map) + tensor_map(second.tensor_map) + integers(step.product.inputs[0].shape[1])
+        )
         struct += arguments.struct + integers(*step.domain)
         struct += (pointer(states) if states >= 0 else integers(0)) + integers(self._shares)
         struct += integers(*[0] * (-len(struct.members) % _STRUCT_MEMBERS))

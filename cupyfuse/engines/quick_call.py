@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..cuda.launch import Launch
 from ..cuda.runtime import Runtime
+from ..cuda.structs import Launch
 from ..generated import define
 
-# Takes the arrays, the float arguments and the arrays for results, if those are given; the device is current.
+# Takes the arrays, the float arguments and the arrays for results, if those are given.
 QuickCall = Callable[..., list[Any]]
 
 
@@ -33,7 +33,7 @@ def quick_call(
     arguments : int
         How many arrays it takes.
     results : sequence of callable or None
-        Allocate the results; None for those that calls give.
+        Allocate the results, without holding them; None for those that calls give.
     takes_numbers : bool
         Whether the float arguments are among the addresses.
     workspace : int
@@ -43,18 +43,27 @@ def quick_call(
     launch : Launch
     """
     names: dict[str, Any] = {f"empty{k}": empty for k, empty in enumerate(results)}
-    names |= {"address": runtime.address, "workspace": runtime.workspace, "stream": runtime.stream, "launch": launch}
+    names |= {name: getattr(runtime, name) for name in ("address", "hold", "is_current", "made_current", "stream")}
+    names |= {"workspace": runtime.workspace, "launch": launch}
     given = [f"a{k}" for k in range(arguments)]
     written = [f"r{k}" for k in range(len(results))]
+    allocated = [name for name, empty in zip(written, results, strict=True) if empty is not None]
     addresses = [f"address({name})" for name in (*given, *written)]
     if takes_numbers:
         addresses.append("numbers")
     lines = [f"({', '.join(given)},) = arrays"] if given else []
-    if targets := [name for name, empty in zip(written, results, strict=True) if empty is None]:
+    if targets := [name for name in written if name not in allocated]:
         lines.append(f"({', '.join(targets)},) = targets")
-    lines += [f"r{k} = empty{k}()" for k, empty in enumerate(results) if empty is not None]
+    lines += [f"{name} = empty{name[1:]}()" for name in allocated]
     if workspace:
-        lines += [f"memory = workspace({workspace})", "start = memory.ptr"]
+        lines += [f"memory = workspace({workspace}, False)", "start = memory.ptr"]
         addresses += [f"start + {offset}" for offset in offsets]
-    lines += [f"launch([{', '.join(addresses)}], stream())", f"return [{', '.join(written)}]"]
-    return define("call", "arrays, numbers, targets=()", lines, names)
+        allocated.append("memory")
+    lines.append("on = stream()")
+    if allocated and runtime.hold is not None:
+        lines.append(f"if on: hold({', '.join(allocated)})")  # nothing captures the default stream
+    lines += [f"launch([{', '.join(addresses)}], on)", f"return [{', '.join(written)}]"]
+    parameters = "arrays, numbers=(), targets=()"
+    names["on_device"] = define("on_device", parameters, lines, names)
+    elsewhere = ["if not is_current():", "    with made_current(): return on_device(arrays, numbers, targets)"]
+    return define("call", parameters, [*elsewhere, *lines], names)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cuda import launcher
 from ..cuda.compile import cache_folder
 from ..plan.report import quantity
 
@@ -98,6 +99,7 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     missing: list[tuple[str, str]] = []
     _describe_cupy(driver, facts, missing)
     _describe_optional_packages(facts, missing)
+    facts.append(("launches", _answer_or_error(launcher.describe)))
     facts.append(("kernel cache", _answer_or_error(lambda: _describe_folder(cache_folder()))))
     return facts, missing
 
@@ -128,6 +130,7 @@ def _describe_optional_packages(facts: list[tuple[str, str]], missing: list[tupl
         ("ml_dtypes", "bfloat16 arrays", "pip install ml_dtypes"),
         ("rich", "the progress bar", 'pip install "cupyfuse[cli]"'),
         ("torch", "PyTorch tensors", 'pip install "cupyfuse[torch]"'),
+        ("cupyfuse-launcher", "launches that take the host less time", "pip install cupyfuse-launcher"),
     ):
         found = package_version(name)
         facts.append((name, found or "not installed"))

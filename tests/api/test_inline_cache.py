@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import cupyfuse as cf
+from cupyfuse.api.parameters import Parameters
 
 ENOUGH = 10  # calls, after which one more is recognised
 
@@ -135,7 +136,7 @@ def key_of(fused: Any, *values: Any) -> Any:
 def recognised(fused: Any, *values: Any) -> bool:
     """Whether a call is recognised."""
     settings = (*fused.product_settings, True)  # tests force plans
-    return fused._inline_cache.find(values, frozenset(), settings) is not None
+    return fused.inline_cache.find(values, frozenset(), settings) is not None
 
 
 REFUSED = {"its own text", "dict of its own text"}
@@ -374,3 +375,18 @@ def test_nothing_keeps_arrays_alive() -> None:
         assert [r() is None for r in references] == [True, True], fused
     finally:
         gc.enable()
+
+
+def test_arguments_come_in_any_form() -> None:
+    """By position and by name, in any order, again and again; what does not fit is refused each time."""
+
+    def function(a: int, b: int, /, c: int, d: int = 4) -> None: ...
+
+    parameters = Parameters(function)
+    for _ in range(3):
+        for args, kwargs in [((1, 2, 3, 5), {}), ((1, 2, 3), {"d": 5}), ((1, 2), {"d": 5, "c": 3})]:
+            assert parameters.find(args, kwargs) == ((1, 2, 3, 5), frozenset())
+        assert parameters.find((1, 2), {"c": 7, "d": 8}) == ((1, 2, 7, 8), frozenset())
+        assert parameters.find((1, 2), {"c": 3}) == ([1, 2, 3, 4], {"d"})
+        for args, kwargs in [((1,), {"b": 2, "c": 3, "d": 4}), ((1, 2, 3), {"e": 4}), ((1, 2, 3, 4), {"d": 4})]:
+            assert parameters.find(args, kwargs) is None

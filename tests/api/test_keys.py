@@ -8,10 +8,12 @@ import ctypes
 import datetime
 import enum
 import functools
+import sys
 import types
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ import pytest
 from support import assert_equal
 
 import cupyfuse as cf
+from cupyfuse.api import arrays
+from cupyfuse.api.signature import Signature
 from cupyfuse.settings import force_plans
 
 ONES = np.ones(3)
@@ -497,3 +501,19 @@ def test_containers_that_cannot_be_compared_are_refused() -> None:
     for container in ({object()}, collections.defaultdict(lambda: 1), {lambda: 1: 2}):
         with pytest.raises(TypeError, match=r"'c'.*expected"):
             cf.fuse(lambda x, c: x)(ONES, container)
+
+
+def test_the_first_cupy_array_of_a_process_has_the_key_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Array:
+        """What a key holds of a CuPy array."""
+
+        shape, dtype, strides, data = (2, 3), np.dtype(np.float32), (12, 4), SimpleNamespace(device_id=0)
+
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=Array))
+    monkeypatch.setattr(arrays, "CUPY_ARRAY", None)
+    keys = []
+    for _ in range(2):
+        signature = Signature()
+        signature.add(Array(), "x")
+        keys.append(signature.cache_key())
+    assert keys[0] == keys[1]

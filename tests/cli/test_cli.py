@@ -21,6 +21,7 @@ import cupyfuse as cf
 from cupyfuse import heads, selftest
 from cupyfuse.cli import commands as cli
 from cupyfuse.cli import demo
+from cupyfuse.cuda import launcher
 from cupyfuse.selftest import machine
 from cupyfuse.selftest.measure import Measurement
 from cupyfuse.selftest.progress import Progress
@@ -251,6 +252,21 @@ def test_info_says_what_mends_what_is_missing(
     assert "runs CUDA up to 13.1" in printed
     assert 'pip install "cupyfuse[cu13]"' in printed
     assert 'pip install "cupyfuse[torch]"' in printed
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (launcher.Found(object(), "cupyfuse_launcher, interface 1"), "compiled (cupyfuse_launcher, interface 1)"),
+        (launcher.Found(None, "CUPYFUSE_LAUNCHER is set"), "Python (CUPYFUSE_LAUNCHER is set)"),
+    ],
+)
+def test_info_says_what_launches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: launcher.Found, line: str
+) -> None:
+    monkeypatch.setattr(launcher, "find", lambda: found)
+    assert cli.main(["info"]) == 0
+    assert re.search(rf"^launches +{re.escape(line)}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_info_survives_a_broken_cupy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,8 @@ from cupyfuse import heads
 from cupyfuse.cuda import compile as compiling
 from cupyfuse.cuda import emit, split
 from cupyfuse.cuda.compile import cubin, load
-from cupyfuse.cuda.configure import Access, Config, default_config
+from cupyfuse.cuda.config import Access, Config
+from cupyfuse.cuda.configure import default_config
 from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
 from cupyfuse.cuda.program import Program
 from cupyfuse.cuda.scan import scan_kernel

@@ -10,7 +10,8 @@ import pytest
 
 import cupyfuse as cf
 from cupyfuse.cuda import emit, sources
-from cupyfuse.cuda.configure import Access, default_config, fitting_vec
+from cupyfuse.cuda.config import Access, fitting_vec
+from cupyfuse.cuda.configure import default_config
 from cupyfuse.cuda.expressions import formatted, literal
 from cupyfuse.cuda.fingerprint import fingerprint_kernel
 from cupyfuse.cuda.kernel import header

@@ -8,16 +8,19 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from driver_stand_in import DriverStandIn, load_launcher
 
-from cupyfuse.cuda import driver
+from cupyfuse.cuda import driver, launch_graph, launcher
 from cupyfuse.cuda.gemm import ForeignBlas
-from cupyfuse.cuda.launch import KernelCall, Launch, StructLaunch, integers, number, pointer, sequence, tensor_map
+from cupyfuse.cuda.launch import sequence
 from cupyfuse.cuda.launch_graph import LaunchGraph
+from cupyfuse.cuda.structs import KernelCall, Launch, StructLaunch, TensorMap, integers, number, pointer, tensor_map
 from cupyfuse.cuda.tensor_map import WORDS
 from cupyfuse.errors import EngineError
 from cupyfuse.ir.numbers import Number
@@ -42,17 +45,21 @@ def members(address: int, value: float) -> tuple[Any, ...]:
 class Device:
     """CuPy as far as launches need it: what is launched, and by which way; its GPU and driver are of some version."""
 
-    def __init__(self, capability: str, version: int) -> None:
+    def __init__(self, capability: str, version: int, way: str) -> None:
+        self.way = way
         self.plain: list[tuple[Any, ...]] = []
-        self.quick: list[tuple[Any, ...]] = []
-        self.early: list[tuple[Any, ...]] = []
-        self.during: Any = None  # what happens while a launch is under way
-        self.status = 0  # of early launches
+        self._by_cupy: list[tuple[Any, ...]] = []
+        self._status = 0
+        self.driver = DriverStandIn(struct.calcsize("=" + FORM))
         self.cuda = SimpleNamespace(
             driver=SimpleNamespace(launchKernel=self._quickly),
             runtime=SimpleNamespace(getDevice=lambda: 0, driverGetVersion=lambda: version),
             Device=lambda _: SimpleNamespace(compute_capability=capability),
         )
+
+    def during(self, action: Callable[[], int | None]) -> None:
+        """Have something happen while the next launch is under way; it may return a status of the driver's."""
+        self.driver.during = action
 
     def function(self, ptr: int = HANDLE) -> Any:
         device = self
@@ -67,40 +74,62 @@ class Device:
         return function
 
     def _quickly(self, handle: int, *rest: int) -> None:
+        """CuPy's `launchKernel`."""
         grid, block, (shared, stream, address, extra) = rest[:3], rest[3:6], rest[6:]
         assert (handle, extra) == (HANDLE, 0)
-        self.quick.append((grid, block, self._members(address), shared, stream))
+        if self.driver._call_during():
+            raise EngineError("CuPy's error of the driver")
+        self._by_cupy.append((grid, block, self.members_at(address), shared, stream))
 
-    def cuLaunchKernelEx(self, config: Any, handle: Any, arguments: Any, extra: None) -> int:
-        """As the driver reads it: `CUlaunchConfig` by the offsets of its members."""
-        raw = bytes(config._obj)
-        *dims, shared, _, stream, attributes, count = struct.unpack_from("=8IQQI", raw)
-        assert count == 1 and struct.unpack("=3i", ctypes.string_at(attributes, 12)) == (6, 0, 1)
-        assert (handle.value, extra) == (HANDLE, None)
-        members = self._members(ctypes.addressof(arguments._obj))
-        self.early.append((tuple(dims[:3]), tuple(dims[3:]), members, shared, stream))
-        return self.status
+    @property
+    def early(self) -> list[tuple[Any, ...]]:
+        """The launches that may begin before the one before them has ended."""
+        return self._of_driver(with_attributes=True)
 
-    def _members(self, address: int) -> tuple[Any, ...]:
-        """Read the struct that a pointer at an address points to, once what happens meanwhile has happened."""
-        if self.during:
-            during, self.during = self.during, None
-            during()
+    @property
+    def quick(self) -> list[tuple[Any, ...]]:
+        """The others on streams but for a thread's first: by CuPy's function, or the launcher's call of the driver."""
+        done = self._of_driver(with_attributes=False)
+        assert not done or self.way == "compiled"
+        assert not self._by_cupy or self.way == "python"
+        return self._by_cupy + done
+
+    def _of_driver(self, with_attributes: bool) -> list[tuple[Any, ...]]:
+        found = [each for each in self.driver.launched if bool(each.attributes) == with_attributes]
+        assert all(each.function == HANDLE and each.attributes in ({}, {6: 1}) for each in found)
+        return [(f.grid, f.block, struct.unpack("=" + FORM, f.packed), f.shared, f.stream) for f in found]
+
+    def members_at(self, address: int) -> tuple[Any, ...]:
+        """Read the struct that a pointer at an address points to."""
         packed = ctypes.c_void_p.from_address(address).value
         return struct.unpack("=" + FORM, ctypes.string_at(packed or 0, struct.calcsize("=" + FORM)))
 
 
+@pytest.fixture(params=["python", "compiled"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """What launches."""
+    module = load_launcher(tmp_path) if request.param == "compiled" else None
+    monkeypatch.setattr(launcher, "find", lambda: launcher.Found(module, "a test"))
+    return str(request.param)
+
+
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Device]:
+def install(monkeypatch: pytest.MonkeyPatch, way: str) -> Iterator[Callable[..., Device]]:
+    devices: list[Device] = []
+
     def device_of(capability: str, version: int = 13000) -> Device:
-        found = Device(capability, version)
+        found = Device(capability, version, way)
+        devices.append(found)
         monkeypatch.setitem(sys.modules, "cupy", found)
         monkeypatch.setitem(sys.modules, "cupy.cuda", found.cuda)
-        monkeypatch.setattr(driver, "driver", lambda: found)
+        monkeypatch.setattr(driver, "driver", lambda: found.driver)
         driver._takes_early_launches.cache_clear()
         return found
 
-    return device_of
+    yield device_of
+    driver._takes_early_launches.cache_clear()
+    for each in devices:
+        each.driver.call_directly()
 
 
 @pytest.fixture
@@ -127,7 +156,7 @@ def test_an_early_launch_that_the_driver_refuses_is_an_error(install: Callable[.
     device = install("90")
     launch = launch_of(device.function())
     launch([0, [0.0]], STREAM)
-    device.status = 700
+    device.during(lambda: 700)
     with pytest.raises(EngineError, match="cuLaunchKernelEx failed with status 700"):
         launch([1, [1.0]], STREAM)
 
@@ -137,7 +166,7 @@ def test_a_launch_within_a_launch_spoils_no_arguments(install: Callable[..., Dev
     device = install(capability)
     launch = launch_of(device.function())
     launch([0, [0.0]], STREAM)
-    device.during = lambda: launch([2, [2.0]], STREAM)
+    device.during(lambda: launch([2, [2.0]], STREAM))
     launch([1, [1.0]], STREAM)
     launch([3, [3.0]], STREAM)
     done = device.early + device.quick  # the inner one first
@@ -203,14 +232,11 @@ def test_without_a_stream_cupys_current_one_is_used(device: Device) -> None:
 
 @pytest.mark.parametrize("capability", ["80", "90"])
 def test_a_launch_that_fails_leaves_the_next_one_whole(install: Callable[..., Device], capability: str) -> None:
-    def fail() -> None:
-        raise RuntimeError("no luck")
-
     device = install(capability)
     launch = launch_of(device.function())
     launch([0, [0.0]], STREAM)
-    device.during = fail
-    with pytest.raises(RuntimeError, match="no luck"):
+    device.during(lambda: 700)
+    with pytest.raises(EngineError):
         launch([1, [1.0]], STREAM)
     with pytest.raises(TypeError):  # once the address is filled in
         launch([5, ["x"]], STREAM)
@@ -268,7 +294,7 @@ def test_a_plan_launches_in_its_order(device: Device) -> None:
 
     mapped = StructLaunch(
         [KernelCall(Noting(), (k, 1, 1), BLOCK) for k in (1, 2)],
-        tensor_map(map_operand) + integers(5, -6),
+        tensor_map(TensorMap(map_operand)) + integers(5, -6),
     )
 
     def product(addresses: Any, stream: Any) -> None:
@@ -290,13 +316,42 @@ def test_a_graph_records_launches(device: Device) -> None:
             """Without a driver."""
 
         def add(self, handle: int, grid: Any, block: Any, shared: int, arguments: int) -> None:
-            added.append((handle, grid, block, shared, device._members(arguments)))
+            added.append((handle, grid, block, shared, device.members_at(arguments)))
 
     launch = launch_of(device.function(), 4)
     for k in (1, 2):
         launch([k, [0.5]], Graph())
     assert added == [(HANDLE, GRID, BLOCK, 4, members(k, 0.5)) for k in (1, 2)]
     assert not device.plain and not device.quick
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_launches_of_a_graph_follow_each_other(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the one before it; where that may begin early, for all blocks of it to have begun."""
+    nodes: list[tuple[int, int]] = []  # of each node the handle of the kernel, and the node that it waits for
+    edges: list[tuple[int, int, bytes]] = []
+
+    def add_kernel(node: Any, graph: Any, after: Any, count: int, params: Any) -> int:
+        node._obj.value = len(nodes) + 1
+        nodes.append((params._obj.function, after._obj.value if count else 0))
+        return 0
+
+    def add_edges(graph: Any, start: Any, end: Any, data: Any, count: Any) -> int:
+        edges.append((start._obj.value, end._obj.value, bytes(data._obj)))
+        return 0
+
+    calls = dict.fromkeys(("cuGraphCreate", "cuGraphInstantiateWithFlags", "cuGraphDestroy"), lambda *_: 0)
+    calls |= {"cuGraphAddKernelNode": add_kernel, "cuGraphAddDependencies_v2": add_edges}
+    monkeypatch.setattr(launch_graph, "driver", lambda: SimpleNamespace(**calls))
+    monkeypatch.setattr(launch_graph, "takes_early_launches", lambda: early)
+    graph = LaunchGraph()
+    for handle in (11, 12, 13):
+        graph.add(handle, GRID, BLOCK, 0, 0)
+    graph.finish(None)
+    assert nodes == [(11, 0), (12, 0 if early else 1), (13, 0 if early else 2)]
+    assert edges == (
+        [(1, 2, bytes([1, 0, 1, 0, 0, 0, 0, 0])), (2, 3, bytes([1, 0, 1, 0, 0, 0, 0, 0]))] if early else []
+    )
 
 
 def test_threads_at_once_have_structs_of_their_own(device: Device) -> None:

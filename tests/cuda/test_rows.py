@@ -11,7 +11,8 @@ from kernel_cases import Case, affine_softmax, normalised, places, reductions, s
 from support import HOST, assert_equal, dtype_of, normal
 
 import cupyfuse as cf
-from cupyfuse.cuda.configure import Access, Config, accesses, default_config
+from cupyfuse.cuda.config import Access, Config, accesses
+from cupyfuse.cuda.configure import default_config
 from cupyfuse.cuda.program import Program
 from cupyfuse.cuda.sources import emit_kernels
 from cupyfuse.engines import kernel_launch
@@ -45,11 +46,15 @@ CONFIGURATIONS = [
 ]
 
 
-PACKED = [replace(c, packed=True) for c in CONFIGURATIONS if c.template in ("row_lanes", "row_block")]
+PACKED = [
+    Config("row_lanes", 64, 3, 4, 16, packed=True, rows=2),  # eight rows a block, of which the last has fewer
+    *(replace(c, packed=True) for c in CONFIGURATIONS if c.template in ("row_lanes", "row_block")),
+]
 
 
 def name_of(config: Config) -> str:
-    return f"{config.template}-{config.threads}x{config.vec}-{config.cluster}{'-packed' * config.packed}"
+    held = "-packed" * config.packed + f"-{config.rows}rows" * (config.rows > 1)
+    return f"{config.template}-{config.threads}x{config.vec}-{config.cluster}{held}"
 
 
 def force(monkeypatch: pytest.MonkeyPatch, config: Config, cols: int) -> None:
@@ -218,6 +223,41 @@ def test_every_single_element_has_a_lane(function: Any, dtype: str) -> None:
             if config.template == "row_lanes":
                 assert config.group >= (2 * (access.vec - 1) if access.shifted else 1)
                 assert config.group * config.items * config.vec >= cols
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype", "rows"),
+    [
+        (softmax, (1 << 24, 16), "bfloat16", 2),
+        (softmax, (1 << 24, 4), "bfloat16", 4),
+        (softmax, (1 << 24, 16), "float32", 1),  # a lane reads and writes enough of a row
+        (lambda x: cf.logsumexp(x, axis=1), (1 << 24, 16), "float32", 1),
+        (lambda x: x.max(axis=1), (1 << 24, 64), "bfloat16", 2),
+        (normalised, (1 << 24, 16), "float32", 2),  # a lane waits for two reductions
+        (softmax, (1 << 12, 16), "bfloat16", 1),  # there would be too few blocks
+        (softmax, (1 << 24, 16), "float64", 1),  # not held as it was loaded
+    ],
+)
+def test_lanes_load_several_rows_where_they_have_little_of_one(
+    function: Any, shape: Any, dtype: str, rows: int
+) -> None:
+    program = program_of(function, cf.spec(shape, dtype))
+    config = default_config(program, next(accesses(program)), clusters=True)
+    assert (config.template, config.rows) == ("row_lanes", rows)
+
+
+@pytest.mark.parametrize(
+    ("function", "arrays", "template"),
+    [
+        (softmax, [(64, 262144)], "row_shared"),
+        (softmax, [(64, 524288)], "row_shared"),  # one block on a multiprocessor, instead of rows that are read twice
+        (affine_softmax, [(64, 524288), 524288, 524288], "row_stream"),  # but not where columns have values
+        (normalised, [(64, 524288)], "row_shared"),
+    ],
+)
+def test_the_longest_rows_that_a_cluster_holds(function: Any, arrays: Any, template: str) -> None:
+    program = program_of(function, *map(cf.spec, arrays))
+    assert default_config(program, next(accesses(program)), clusters=True).template == template
 
 
 ANYWHERE = {

@@ -12,8 +12,9 @@ from support import CUDA, HOST, Engine
 
 from cupyfuse.cuda import split as split_kernels
 from cupyfuse.cuda import split_launch
-from cupyfuse.cuda.launch import integers, pointer, sequence
+from cupyfuse.cuda.launch import sequence
 from cupyfuse.cuda.split_launch import Split, SplitProduct
+from cupyfuse.cuda.structs import integers, pointer
 from cupyfuse.ir.products import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
 

@@ -34,8 +34,18 @@ class Recorder:
         self.memory: Any = None
         self.alive: list[bool] = []
         self.fails = False
+        self.current = True
+        self.held: list[Any] = []
+        self.is_current = lambda: self.current
 
-    def workspace(self, nbytes: int) -> Memory:
+    def hold(self, *memory: Any) -> None:
+        self.held += memory
+
+    def made_current(self) -> contextlib.AbstractContextManager[Any]:
+        raise AssertionError("the device is current")
+
+    def workspace(self, nbytes: int, held: bool = True) -> Memory:
+        assert not held
         memory = Memory(10_000 + nbytes)
         self.memory = weakref.ref(memory)
         return memory
@@ -52,7 +62,9 @@ def test_addresses_follow_each_other() -> None:
     call = quick_call(runtime, 2, [lambda: 30, lambda: 40], True, 512, [0, 256], runtime.launch)
     assert call([10, 20], [0.5]) == [30, 40]
     assert runtime.launched == [([10, 20, 30, 40, [0.5], 10_512, 10_768], 7)]
-    assert runtime.alive == [True] and runtime.memory() is None
+    assert runtime.alive == [True]
+    assert runtime.held.pop() is runtime.memory() and runtime.held == [30, 40]
+    assert runtime.memory() is None
     into = quick_call(runtime, 1, [None, None], False, 0, [], runtime.launch)
     assert into([10], (), [50, 60]) == [50, 60]
     assert runtime.launched.pop() == ([10, 50, 60], 7)
@@ -61,8 +73,20 @@ def test_addresses_follow_each_other() -> None:
     assert runtime.launched[1] == ([30], 7)
 
 
+def test_what_is_allocated_is_held_on_streams_alone() -> None:
+    runtime: Any = Recorder()
+    call = quick_call(runtime, 1, [lambda: 30, None], False, 512, [0], runtime.launch)
+    call([10], (), [40])
+    assert runtime.held == [30, runtime.memory()]
+    runtime.held.clear()
+    runtime.stream = lambda: 0  # nothing captures the default stream
+    quick_call(runtime, 1, [lambda: 30, None], False, 512, [0], runtime.launch)([10], (), [40])
+    assert not runtime.held and len(runtime.launched) == 2
+
+
 def test_a_call_that_fails_holds_nothing() -> None:
     runtime: Any = Recorder()
+    runtime.hold = None
     call = quick_call(runtime, 1, [lambda: 30], False, 512, [0], runtime.launch)
     runtime.fails = True
     with pytest.raises(RuntimeError, match="no luck"):
@@ -112,9 +136,11 @@ def test_another_device_is_made_current_and_left(rng: np.random.Generator, monke
             current = False
             order.append("left")
 
+    monkeypatch.setattr(runtime, "is_current", lambda: current, raising=False)
+    monkeypatch.setattr(runtime, "made_current", made_current, raising=False)
     with executable(rng) as (execute, arrays, want):
-        monkeypatch.setattr(runtime, "is_current", lambda: current, raising=False)
-        monkeypatch.setattr(runtime, "made_current", made_current, raising=False)
+        order.clear()
+        current = True
         execute(arrays)
         assert not order
         current = False
@@ -159,8 +185,8 @@ def test_launches_are_freed_with_their_plan(rng: np.random.Generator) -> None:
     try:
         with executable(rng) as (execute, arrays, _):
             execute(arrays)
-            references = [weakref.ref(execute._quick_call), weakref.ref(execute._enqueue)]
-            execute._quick_call = execute._quick_call_into = None
+            references = [weakref.ref(execute.quick), weakref.ref(execute._enqueue)]
+            execute.quick = execute._quick_into = None
             execute._enqueue = None  # type: ignore[assignment]
         assert [reference() for reference in references] == [None, None]
     finally:

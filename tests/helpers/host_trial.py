@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from support import HOST
 
-from cupyfuse.cuda.configure import Config
+from cupyfuse.cuda.config import Config
 from cupyfuse.cuda.kernel import Kernel
 
 THREADS, TURNS = 64, 12

@@ -79,9 +79,10 @@ def run(cupy: Any, case: Case) -> int:
 
 def run_products(cupy: Any) -> int:
     """Products from halves, with rows and elements to repair; returns how many kernels were launched."""
-    from cupyfuse.cuda.launch import integers, pointer, sequence
+    from cupyfuse.cuda.launch import sequence
     from cupyfuse.cuda.runtime import on_device
     from cupyfuse.cuda.split_launch import Split, SplitProduct
+    from cupyfuse.cuda.structs import integers, pointer
     from cupyfuse.ir.products import split_shape
 
     runtime, launches = on_device(0), 0

@@ -76,7 +76,7 @@ class OnHost(TensorMemory):
         self.workspace, self.product = host.workspace, host.product
         self.compile_ahead, self.function, self.tensor_map = host.compile_ahead, host.function, host.tensor_map
 
-    def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Tensor]:
+    def allocator(self, shape: tuple[int, ...], dtype: Any, held: bool = True) -> Callable[[], Tensor]:
         kind = dtypes.to_numpy(_name_of(dtype))
         return lambda: from_numpy(np.asarray(HOST.runtime.empty(shape, kind)))
 

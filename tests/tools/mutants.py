@@ -58,6 +58,20 @@ def one_part(select: str) -> tuple[str, ...]:
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
 LAUNCH_TEXT, LAUNCHES = "cupyfuse/cuda/launch.py", "tests/cuda/test_launch.py"
+LAUNCHER, LAUNCHER_TEXT = "launcher/launches.c", "cupyfuse/cuda/launcher.py"
+
+
+DIRECT = "launcher/calls.c"
+
+
+def direct(select: str) -> tuple[str, ...]:
+    """The tests of calls that the compiled launcher recognises."""
+    return ("tests/api/test_direct_calls.py", "-k", select)
+
+
+def compiled(select: str) -> tuple[str, ...]:
+    """The tests of the compiled launcher."""
+    return ("tests/cuda/test_launcher.py", "tests/cuda/test_launcher_safety.py", "-k", select)
 
 
 AUTOGRAD, PREPACKED = "cupyfuse/torch/chains/autograd.py", "cupyfuse/torch/chains/prepacked.py"
@@ -355,10 +369,24 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a row too many for groups of lanes",
-        "kernels_cu/row_lanes.cu",
-        "if (row < p.rows)",
-        "if (row <= p.rows)",
+        STAGES,
+        "if (first < p.rows)",
+        "if (first <= p.rows)",
         kernels("affine_softmax-37x3-float64"),
+    ),
+    Mutant(
+        "a row too many for groups of lanes that load several",
+        STAGES,
+        "if (row < p.rows) {\n                typename P::Row r;",
+        "if (row <= p.rows) {\n                typename P::Row r;",
+        rows("row_lanes and 2rows"),
+    ),
+    Mutant(
+        "the second of the rows that lanes load computed from the first",
+        STAGES,
+        "row, Span<P, V, int>(p, row), r, loaded[k])",
+        "row, Span<P, V, int>(p, row), r, loaded[0])",
+        rows("row_lanes and 2rows"),
     ),
     Mutant(
         "a share of a row left out",
@@ -754,6 +782,134 @@ MUTANTS: tuple[Mutant, ...] = (
         "alignment=alignment, otherwise",
         "alignment=1, otherwise",
         kernels("offset"),
+    ),
+    Mutant(
+        "threads that never launch by CuPy, compiled",
+        LAUNCHER,
+        "(begun & device) == 0",
+        "0",
+        compiled("threads_and_devices"),
+    ),
+    Mutant(
+        "one bit for all devices, compiled",
+        LAUNCHER,
+        "(uint64_t)1 << steps[0].c",
+        "(uint64_t)1",
+        compiled("threads_and_devices"),
+    ),
+    Mutant(
+        "addresses that are not aligned, compiled",
+        LAUNCHER,
+        "checked |= words[s->a].integer;",
+        "",
+        compiled("random_structs"),
+    ),
+    Mutant(
+        "checks of the struct before, compiled",
+        LAUNCHER,
+        "                checked = 0;\n",
+        "",
+        compiled("random_structs"),
+    ),
+    Mutant(
+        "copies freed before their launch, compiled",
+        LAUNCHER,
+        "status = PyList_Append(*held, memory);",
+        "status = 0;",
+        compiled("copies"),
+    ),
+    Mutant("copies held beyond their launch, compiled", LAUNCHER, "if (s->b) {", "if (0) {", compiled("copies")),
+    Mutant(
+        "references to numbers, compiled",
+        LAUNCHER,
+        "*value = PyFloat_AsDouble(found);\n    Py_DECREF(found);",
+        "*value = PyFloat_AsDouble(found);",
+        compiled("leaked"),
+    ),
+    Mutant(
+        "maps of operands that are not aligned, compiled",
+        LAUNCHER,
+        "(address & (m.alignment - 1)) != 0 ||",
+        "",
+        compiled("random_structs"),
+    ),
+    Mutant(
+        "launches that never begin early, compiled",
+        LAUNCHER,
+        ".attribute_count = steps[0].d != 0",
+        ".attribute_count = 0",
+        (LAUNCHES, "-k", "begin_early"),
+    ),
+    Mutant("structs beyond the data, compiled", LAUNCHER, "within(s->a, 8 * s->b, nbytes)", "1", compiled("programs")),
+    Mutant(
+        "the steps to go on with, compiled",
+        LAUNCHER_TEXT,
+        "len(self._steps) + 1 +",
+        "len(self._steps) +",
+        compiled("random_structs"),
+    ),
+    Mutant(
+        "layouts of arrays, direct calls",
+        DIRECT,
+        "has(array, of_strides, PyTuple_GetItem(value, STRIDES))",
+        "1",
+        direct("arrays_are"),
+    ),
+    Mutant(
+        "devices of arrays, direct calls",
+        DIRECT,
+        "has(data, of_device, PyTuple_GetItem(value, DEVICE))",
+        "1",
+        direct("device"),
+    ),
+    Mutant(
+        "numbers of another type, direct calls",
+        DIRECT,
+        "(Py_TYPE(found) == Py_TYPE(expected) ? PyObject_RichCompareBool(found, expected, Py_EQ) : 0)",
+        "PyObject_RichCompareBool(found, expected, Py_EQ)",
+        direct("constants"),
+    ),
+    Mutant(
+        "an array given twice, direct calls",
+        DIRECT,
+        "same = PyList_GetItem(arrays, k) != found;",
+        "same = 1;",
+        direct("twice"),
+    ),
+    Mutant(
+        "other settings, direct calls",
+        DIRECT,
+        "PyObject_RichCompareBool(settings, PyTuple_GetItem(call, SETTINGS_THEN), Py_EQ)",
+        "settings != NULL",
+        direct("settings"),
+    ),
+    Mutant(
+        "defaults that were replaced, direct calls",
+        DIRECT,
+        "found[0] == PyTuple_GetItem(call, DEFAULTS)",
+        "1",
+        direct("defaults"),
+    ),
+    Mutant(
+        "variables that have changed, direct calls",
+        DIRECT,
+        "variables != Py_None && has(variables, of_key, PyTuple_GetItem(call, KEY))",
+        "1",
+        direct("variables"),
+    ),
+    Mutant(
+        "references to attributes, direct calls",
+        DIRECT,
+        "PyObject_RichCompareBool(found, expected, Py_EQ);\n    Py_XDECREF(found);",
+        "PyObject_RichCompareBool(found, expected, Py_EQ);",
+        direct("leaked"),
+    ),
+    Mutant(
+        "calls of plans that were forgotten, direct calls",
+        "cupyfuse/api/inline_cache.py",
+        "self._calls.keep(self._runnables)",
+        "pass",
+        direct("forgotten"),
     ),
     Mutant(
         "structs in use for another launch",

@@ -50,7 +50,8 @@ class Executor:
         self._differentiable = self.backward is not None and any(self.backward.differentiable)
         self._outputs = len(chain.outputs)
         # Runs the plan where that is all that a call does.
-        self._execute = compiled.execute if self._weights is None and compiled.is_plain(self._outputs) else None
+        is_plain = self._weights is None and compiled.is_plain(self._outputs)
+        self._execute = (getattr(compiled.execute, "quick", None) or compiled.execute) if is_plain else None
         needed = sorted(self._weights.needed) if self._weights is not None else []
         trained = [] if options.frozen else [k for k in needed if tensors[k].requires_grad]
         self._inputs = FixedInputs(sorted(chain.fixed), needed, trained)

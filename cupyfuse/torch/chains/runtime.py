@@ -154,7 +154,7 @@ class TorchRuntime(TensorMemory, GpuRuntime):
         check_process()
         return torch.cuda.device(self._device)
 
-    def allocator(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    def allocator(self, shape: tuple[int, ...], dtype: torch.dtype, held: bool = True) -> Callable[[], torch.Tensor]:
         strides = [1]
         for n in reversed(shape[1:]):
             strides.append(strides[-1] * max(n, 1))
@@ -163,7 +163,7 @@ class TorchRuntime(TensorMemory, GpuRuntime):
     def _empty_strided(self, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.place)
 
-    def workspace(self, nbytes: int) -> Any:
+    def workspace(self, nbytes: int, held: bool = True) -> Any:
         # The next owner's launches on this stream come after ours; a captured graph has a pool of its own.
         tensor = self._empty((nbytes,), (1,), torch.uint8)
         return SimpleNamespace(ptr=tensor.data_ptr(), tensor=tensor)

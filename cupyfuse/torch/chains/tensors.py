@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,6 +67,7 @@ class TensorMemory:
     strides = staticmethod(torch.Tensor.stride)
     is_contiguous = staticmethod(torch.Tensor.is_contiguous)
     bump_version = staticmethod(bump_version)
+    hold: Callable[..., None] | None = None  # PyTorch's allocator has a pool for each graph
 
     def __init__(self, device: torch.device):
         self.place = device

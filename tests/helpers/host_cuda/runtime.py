@@ -115,6 +115,7 @@ class HostRuntime(NumpyLikeArrays):
     """
 
     processors = 3
+    hold = None
     device: Device | None = None
 
     def __init__(self, library: Library, address_sanitizer: bool = False):
@@ -135,7 +136,7 @@ class HostRuntime(NumpyLikeArrays):
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
 
-    def workspace(self, nbytes: int) -> Workspace:
+    def workspace(self, nbytes: int, held: bool = True) -> Workspace:
         memory = Workspace(nbytes, self._asan)
         key = memory.ptr
         self._live[key] = weakref.ref(memory.raw, lambda _: self._live.pop(key, None)), memory.start, nbytes
@@ -147,7 +148,7 @@ class HostRuntime(NumpyLikeArrays):
         memory = self.workspace(int(np.prod(shape)) * kind.itemsize)
         return np.ndarray(shape, kind, memory.bytes, order=order).view(HostArray)  # type: ignore[call-overload]
 
-    def allocator(self, shape: Any, dtype: Any) -> Callable[[], HostArray]:
+    def allocator(self, shape: Any, dtype: Any, held: bool = True) -> Callable[[], HostArray]:
         return lambda: self.empty(shape, dtype)
 
     def stream(self) -> None:

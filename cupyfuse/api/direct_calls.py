@@ -1,0 +1,128 @@
+"""Calls that the compiled launcher recognises: of CuPy arrays, numbers and strings, for plans that launch alone.
+
+It compares what the functions compare that `inline_cache.py` writes. A call that it does not recognise goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from . import arrays
+from .call import Runnable
+from .environment import Environment
+from .parameters import Parameters
+from .signature import Signature
+
+# Takes the arguments by position and by name; returns the result of a call like an earlier one, else None.
+Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+# The names of all parameters, the values of the bound ones, and the signatures of those that cannot change.
+Bindings = tuple[Sequence[str], Mapping[str, Any], Mapping[str, Signature]]
+
+_SCALARS = (type(None), bool, int, float, str)
+# The kinds of values in the order of calls.c of the launcher, which says what describes a call and a value.
+_SAME, _EQUAL, _FLOAT, _HELD, _ARRAY = range(5)
+
+
+class DirectCalls:
+    """The calls of one function that the compiled launcher recognises.
+
+    Parameters
+    ----------
+    module : the compiled launcher
+    settings : callable
+        Returns what the key of a call consists of beside its signature.
+    environment : Environment
+        The variables around the function.
+
+    Attributes
+    ----------
+    recognize : callable or None
+        None where there are no such calls.
+    """
+
+    def __init__(self, module: Any, settings: Callable[[], Hashable], environment: Environment):
+        self._module, self._settings, self._environment = module, settings, environment
+        # By plan and by how arguments are passed; None for calls that cannot be described.
+        self._calls: dict[tuple[Runnable, Hashable], tuple[Any, ...] | None] = {}
+        self.recognize: Direct | None = None
+
+    def add(
+        self,
+        runnable: Runnable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parameters: Parameters,
+        bindings: Bindings,
+    ) -> None:
+        """Recognise further calls like one that Python has recognised, whose results are exported to no library.
+
+        `args` and `kwargs` are its arguments, `parameters` those that are not bound.
+        """
+        key = runnable, (len(args), *kwargs)
+        if key not in self._calls:
+            self._calls[key] = self._describe(runnable, args, kwargs, parameters, bindings)
+            self._compile()
+
+    def keep(self, runnables: Sequence[Runnable]) -> None:
+        """Forget the calls of all other plans."""
+        left = {key: call for key, call in self._calls.items() if key[0] in runnables}
+        if len(left) < len(self._calls):
+            self._calls = left
+            self._compile()
+
+    def _compile(self) -> None:
+        calls = tuple(call for call in self._calls.values() if call is not None)
+        self.recognize = self._module.recognizer(self._settings, calls) if calls else None
+
+    def _describe(
+        self,
+        runnable: Runnable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parameters: Parameters,
+        bindings: Bindings,
+    ) -> tuple[Any, ...] | None:
+        """Describe a call for the launcher; None for one that it cannot recognise."""
+        known, around = runnable.recognizer, self._environment.current_snapshot()
+        found = parameters.find(args, kwargs)
+        if found is None or not parameters.positional or not runnable.is_plain:
+            return None
+        if known.classes or (around is not None and around.leaves):
+            return None
+        values, defaulted = found
+        function = None
+        if defaulted:
+            # That they are still the function's defaults is compared instead of the values.
+            function = parameters.plain_function
+            if function is None or not all(type(value) in _SCALARS for value in function.__defaults__):
+                return None
+        given, names = dict(zip(parameters.names, values, strict=True)), tuple(kwargs)
+        described: list[tuple[Any, ...]] = []
+        all_names, bound, immutable = bindings
+        for name in all_names:
+            if name in immutable:
+                described += [(_HELD, -1, leaf, None) for leaf in immutable[name].leaves]
+            elif name in bound:
+                return None
+            elif name not in defaulted:
+                place = len(args) + names.index(name) if name in names else parameters.names.index(name)
+                value = _describe_value(given[name], place)
+                if value is None:
+                    return None
+                described.append(value)
+        surroundings = (None, None) if around is None else (self._environment.current_snapshot, known.around_key)
+        unchanged = (known.settings, function, function and function.__defaults__, *surroundings)
+        return len(args), names, *unchanged, tuple(described), tuple(runnable.kept), runnable.quick
+
+
+def _describe_value(value: Any, place: int) -> tuple[Any, ...] | None:
+    """Describe an argument, the `place`-th of those given."""
+    cls = type(value)
+    if cls is arrays.CUPY_ARRAY:
+        return _ARRAY, place, None, cls, value.shape, value.strides, value.dtype, value.data.device_id
+    if value is None or cls is bool:
+        return _SAME, place, None, value
+    if cls is int or cls is str:
+        return _EQUAL, place, None, value
+    return (_FLOAT, place, None, None) if cls is float else None

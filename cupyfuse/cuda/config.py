@@ -1,0 +1,117 @@
+"""Launch configurations: the template of a step, its parameters, and how it accesses rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .. import dtypes
+from .program import COLUMN, FULL, Program
+
+# A row has to be so many vectors long to be accessed in shifted ones: its single elements are fewer than its threads.
+_SHORTEST_SHIFTED = 32
+
+
+@dataclass(frozen=True)
+class Config:
+    """The launch configuration of a step.
+
+    Attributes
+    ----------
+    template : name of the template in `kernels_cu/`
+    threads : threads per block
+    items : packs of `vec` elements that a thread holds, or has in flight where rows are streamed
+    vec : elements per memory access
+    group : lanes per row (row_lanes), or columns per strip (column_stats)
+    rows : rows that these lanes load before they compute one (row_lanes)
+    shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
+    blocks : least blocks per multiprocessor, which limits the registers per thread
+    cluster : blocks that share a row (row_shared)
+    packs : packs that a thread holds in shared memory (row_shared)
+    packed : whether rows stay in registers as they were loaded, and each stage computes what it needs from there
+    shifted : whether rows may begin between two packs, at the same place in all arrays
+    """
+
+    template: str
+    threads: int
+    items: int
+    vec: int
+    group: int = 32
+    shares: int = 1
+    blocks: int = 1
+    cluster: int = 1
+    packs: int = 0
+    packed: bool = False
+    shifted: bool = False
+    rows: int = 1
+
+    @property
+    def merges(self) -> bool:
+        """Whether the kernel may leave totals that a second one merges."""
+        return self.template in ("column_stats", "row_shares")
+
+    @property
+    def merge_threads(self) -> int:
+        """Threads per block of the kernel that merges."""
+        return 32 if self.template == "row_shares" else self.threads
+
+    def entry(self, merge: bool = False) -> tuple[str, str]:
+        """Return the name of the kernel and the template instance that it calls; `merge` is for the merge of shares."""
+        if merge and self.template == "row_shares":
+            return "row_merge_kernel", f"merge_shares<Program, {self.merge_threads}>"
+        if self.template == "column_stats":
+            if merge:
+                return "column_merge_kernel", f"column_merge<Program, {self.threads}>"
+            parameters = [self.threads, self.group, self.items, self.vec]
+        elif self.template == "elementwise":
+            parameters = [self.threads, self.vec]
+        else:
+            lanes = [self.group] if self.template == "row_lanes" else []
+            held, last = ([self.packs], [self.cluster]) if self.packs else ([], [self.rows] if lanes else [])
+            parameters = [self.threads, *lanes, *held, self.items, self.vec, *last]
+        return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
+
+
+class Access(NamedTuple):
+    """How a row program reads and writes rows: in vectors of `vec`; rows that are `shifted` begin between two."""
+
+    vec: int
+    shifted: bool = False
+
+
+def widest_vec(program: Program) -> int:
+    """Return the elements per access at which no array that is accessed in vectors takes more than 16 bytes."""
+    sizes = [dtypes.ITEMSIZE[p.dtype] for p in program.parameters if p.extent in (FULL, COLUMN) and not p.is_number]
+    return min(8, 16 // max(sizes, default=4))
+
+
+def fitting_vec(program: Program, row_stride_bits: int | None = None) -> int:
+    """Return the widest vector that divides the row length and all row strides, whose bitwise or is given."""
+    vec = widest_vec(program)
+    while vec > 1 and (program.domain[1] % vec or (row_stride_bits is not None and row_stride_bits % vec)):
+        vec //= 2
+    return vec
+
+
+def accesses(program: Program, strides: Sequence[int] | None = None, cols: int | None = None) -> Iterator[Access]:
+    """Yield the ways to access the rows of arrays with these row strides, contiguous ones by default, widest first.
+
+    Shifted vectors have to begin at the same column in all arrays. Rows have `cols` columns, if not the program's.
+    """
+    cols = program.domain[1] if cols is None else cols
+    strides = [cols] if strides is None else strides
+    together = not program.by_columns and any(p.extent == FULL for p in program.parameters)
+    vec = widest_vec(program)
+    while vec > 1:
+        if all(n % vec == 0 for n in (cols, *strides)):
+            yield Access(vec)
+        if together and cols >= _SHORTEST_SHIFTED * vec and len({n % vec for n in strides}) <= 1:
+            yield Access(vec, True)
+        vec //= 2
+    yield Access(1)
+
+
+def power_of_two(n: int) -> int:
+    """Round up to a power of two."""
+    return 1 << max(0, n - 1).bit_length()
