@@ -1,12 +1,14 @@
 """First calls of whole models: in a process that finds no caches on disk, then in a second one that finds the first's.
 
-Each rival has processes of its own, with empty folders for CuPy's, Triton's and the Inductor's caches, which no other
-rival fills for it. The module has run eagerly before the clock starts, so that CUDA and cuBLAS are loaded.
+A call is one of inference, or the forward and the backward pass of a training step. Each rival has processes of its
+own, with empty folders for CuPy's, Triton's and the Inductor's caches, which no other rival fills for it. The module
+has run eagerly before the clock starts, so that CUDA and cuBLAS are loaded.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .lab import Lab
-from .models import BATCHES, INFERENCE, RIVALS, SETTINGS, group_title
+from .models import BATCHES, MODES, RIVALS, SETTINGS, TRAINING, Work, group_title
 from .networks import NETWORKS
 from .options import add_several
 from .report import Case, Report, Result, ratio
@@ -37,30 +39,26 @@ _CHILD = "from benchmarks.first_calls import time_first_call; time_first_call"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    for option, known in {"models": NETWORKS, "dtypes": SETTINGS, "rivals": _RIVALS}.items():
+    for option, known in {"models": NETWORKS, "dtypes": SETTINGS, "modes": MODES, "rivals": _RIVALS}.items():
         add_several(parser, f"--{option}", known, **({"default": None} if option in DEFAULTS else {}))
     parser.add_argument("--tiny", action="store_true", help="tiny configurations, to try the benchmark itself")
 
 
-def time_first_call(name: str, setting: str, rival: str, tiny: bool) -> None:
+def time_first_call(name: str, setting: str, mode: str, rival: str, tiny: bool) -> None:
     """Print the seconds from `fuse` or `torch.compile` to the end of the first call: what each process runs."""
-    import torch
-
     from . import pytorch
 
-    network, (dtype, precision) = NETWORKS[name], SETTINGS[setting]
-    torch.manual_seed(0)
-    place, kind = pytorch.device_type(), getattr(torch, dtype)
+    torch = pytorch.torch
     lab = Lab(None, None, None, pytorch, "")  # type: ignore[arg-type]
-    with torch.device(place), torch.no_grad(), pytorch.matmul_precision(precision):
-        module = network.build(tiny).to(kind).eval()
-        given = network.inputs(network.batches[BATCHES["large"]], tiny)
-        inputs = {k: v.to(kind) if v.is_floating_point() else v for k, v in given.items() if k != "labels"}
-        synchronize = torch.cuda.synchronize if place == "cuda" else (lambda: None)
-        module(**inputs)
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
+    with torch.set_grad_enabled(mode == TRAINING), pytorch.matmul_precision(SETTINGS[setting][1]):
+        work = Work(pytorch, name, setting, mode, "large", tiny)
+        step = work.step(work.module)
+        step()
+        step.drop_gradients()
         synchronize()
         began = time.perf_counter()
-        network.output(as_run_by(rival, lab, module)(**inputs))
+        work.step(as_run_by(rival, lab, work.module))()
         synchronize()
     print(json.dumps(time.perf_counter() - began))
 
@@ -79,20 +77,19 @@ def _run(arguments: tuple[Any, ...], folder: str) -> float:
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run each rival of each model in two processes, one after the other."""
     lab.need_torch()
-    for setting in options.dtypes:
-        for name in options.models:
-            batch = NETWORKS[name].batches[BATCHES["large"]]
-            case = Case(group_title(INFERENCE, setting), name, (batch,), SETTINGS[setting][0])
-            for rival in (_RIVALS[r] for r in options.rivals):
-                case.results.append(result := Result(rival))
-                try:
-                    with tempfile.TemporaryDirectory() as folder:
-                        for what in (FRESH, AGAIN):
-                            case.facts[f"{what}, {rival}"] = _run((name, setting, rival, options.tiny), folder)
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    result.failure = str(error)
-            print(f"{case.group}: {name}", file=sys.stderr, flush=True)
-            yield case
+    for setting, mode, name in itertools.product(options.dtypes, options.modes, options.models):
+        batch = NETWORKS[name].batches[BATCHES["large"]]
+        case = Case(group_title(mode, setting), name, (batch,), SETTINGS[setting][0])
+        for rival in (_RIVALS[r] for r in options.rivals):
+            case.results.append(result := Result(rival))
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    for what in (FRESH, AGAIN):
+                        case.facts[f"{what}, {rival}"] = _run((name, setting, mode, rival, options.tiny), folder)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                result.failure = str(error)
+        print(f"{case.group}: {name}", file=sys.stderr, flush=True)
+        yield case
 
 
 def report_lines(report: Report) -> list[str]:
@@ -126,8 +123,9 @@ def report_lines(report: Report) -> list[str]:
     failures = [f"- {c.group}: {c.name}, {r.rival}: {r.failure}" for c in report.cases for r in c.results if r.failure]
     asked = ", ".join(f"{rival} ≤ {number(bound)}" for rival, bound in _BOUNDS.items())
     about = [
-        "Seconds from `fuse` or `torch.compile` to the end of the first call, in processes of its own: one that",
-        "finds no caches of CuPy's, Triton's and the Inductor's on disk, and a second one that finds the first one's.",
+        "Seconds from `fuse` or `torch.compile` to the end of the first call, in training of the first forward and",
+        "backward pass, in processes of its own: one that finds no caches of CuPy's, Triton's and the Inductor's on",
+        "disk, and a second one that finds the first one's.",
         f"*×*: of {COMPILED}'s first one. Asked: {asked}, and half of it in the second process.",
     ]
     return [*about, "", *table(columns, rows), *failures, *([""] if failures else [])]

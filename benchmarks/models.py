@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .lab import Lab, run
-from .networks import NETWORKS, Network
+from .networks import NETWORKS
 from .options import add_several
 from .report import OUT_OF_TIME, Case, Finding, Report, Requirement, Result, check, geometric_mean
 from .rivals import (
@@ -95,48 +95,64 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny configurations, to try the benchmark itself")
 
 
-class Trial:
-    """One case: the module, its inputs, what it should compute, and how each rival runs it."""
+class Work:
+    """A model with drawn inputs, in one setting, mode and batch: what all rivals of a case run."""
 
-    def __init__(self, lab: Lab, network: Network, options: argparse.Namespace, setting: str, mode: str, batch: str):
-        self._lab, self._network, self._setting, self._training = lab, network, setting, mode == TRAINING
+    def __init__(self, pytorch: Any, name: str, setting: str, mode: str, batch: str, tiny: bool, seed: int = 0):
+        torch, self._step = pytorch.torch, pytorch.Step
+        self._network, self._training = NETWORKS[name], mode == TRAINING
+        dtype = getattr(torch, SETTINGS[setting][0])
+        torch.manual_seed(seed)
+        with torch.device(pytorch.device_type()):
+            self.module = self._network.build(tiny).to(dtype).train(self._training)
+            given = self._network.inputs(self._network.batches[BATCHES[batch]], tiny)
+        self.inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
+        self.shape = tuple(next(iter(given.values())).shape)
+        self._labels = self.inputs.get("labels")
+        if not (self._training and self._network.result):  # only modules that compute a loss take labels
+            self.inputs.pop("labels", None)
+
+    def step(self, called: Any, module: Any = None, inputs: dict[str, Any] | None = None) -> Any:
+        """Return the output or, in training, the loss and its gradients, of the module as a rival calls it.
+
+        `module` and `inputs` take the place of this one's.
+        """
+        arguments = self.inputs if inputs is None else inputs
+        parameters = (self.module if module is None else module).parameters() if self._training else ()
+
+        def forward() -> Any:
+            returned = called(**arguments)
+            return self._network.loss(returned, self._labels) if self._training else self._network.output(returned)
+
+        return self._step(forward, [p for p in parameters if p.requires_grad])
+
+
+class Trial:
+    """One case: the work, what it should compute, and how each rival runs it."""
+
+    def __init__(self, lab: Lab, name: str, options: argparse.Namespace, setting: str, mode: str, batch: str):
+        self._lab, self._setting, self._training = lab, setting, mode == TRAINING
         self._rivals = lab.need_torch()
         self._torch = torch = self._rivals.torch
-        place, dtype = self._rivals.device_type(), getattr(torch, SETTINGS[setting][0])
-        torch.manual_seed(options.seed)
-        with torch.device(place):
-            self._module = network.build(options.tiny).to(dtype).train(self._training)
-            given = network.inputs(network.batches[BATCHES[batch]], options.tiny)
-        self._inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
-        self.shape = tuple(next(iter(given.values())).shape)
-        self._labels = self._inputs.get("labels")
-        if not (self._training and network.result):  # only modules that compute a loss take labels
-            self._inputs.pop("labels", None)
+        self._work = work = Work(self._rivals, name, setting, mode, batch, options.tiny, options.seed)
+        self._module, self.shape = work.module, work.shape
         exact = copy.deepcopy(self._module).double()
-        doubles = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
-        self._expected = self._results(self._step(exact, exact, doubles))
+        doubles = {k: v.double() if v.is_floating_point() else v for k, v in work.inputs.items()}
+        self._expected = self._results(work.step(exact, exact, doubles))
         del exact
         self._initial: list[Any] = []
         if self._training:
             self._initial = [t.detach().clone() for t in self._tensors()]
             parameters = [p for p in self._module.parameters() if p.requires_grad]
-            self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=place == "cuda")
-            self._call(self._step(self._module, self._module, self._inputs))  # the optimizer's state is the model's
+            fused = self._rivals.device_type() == "cuda"
+            self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=fused)
+            self._call(work.step(self._module))  # the optimizer's state is the model's
             self._reset()
 
     def _tensors(self) -> list[Any]:
         return [*self._module.parameters(), *self._module.buffers()]
 
     # What is computed
-    def _step(self, called: Any, module: Any, inputs: dict[str, Any]) -> Any:
-        """Return the output or, in training, the loss and its gradients, of a module as a rival calls it."""
-
-        def forward() -> Any:
-            returned = called(**inputs)
-            return self._network.loss(returned, self._labels) if self._training else self._network.output(returned)
-
-        return self._rivals.Step(forward, [p for p in module.parameters() if self._training and p.requires_grad])
-
     def _call(self, step: Any) -> None:
         """Take a step; in training update the weights by it."""
         step()
@@ -165,7 +181,7 @@ class Trial:
         allocated, reserved = self._rivals.memory_held()
         self._lab.device.synchronize()
         began = time.perf_counter()
-        step = self._step(as_run_by(name, self._lab, self._module), self._module, self._inputs)
+        step = self._work.step(as_run_by(name, self._lab, self._module))
 
         def call() -> None:
             if name in (COMPILED_GRAPHS, BACKEND_GRAPHS):
@@ -222,7 +238,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
                 raise Unavailable(OUT_OF_TIME)
             lab.release()
             with torch.matmul_precision(precision), torch.torch.set_grad_enabled(mode == TRAINING):
-                _measure(lab, case, Trial(lab, network, options, setting, mode, batch), options, deadline)
+                _measure(lab, case, Trial(lab, name, options, setting, mode, batch), options, deadline)
         except Exception as error:
             failure = str(error) if isinstance(error, Unavailable) else describe(error)
             case.results = [Result(RIVALS[rival], failure=failure) for rival in options.rivals]

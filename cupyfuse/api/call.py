@@ -95,9 +95,9 @@ def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any
         raise TypeError("no argument is an array; pass at least one NumPy, CuPy or DLPack array")
     if arrays.is_cupy(leaves[0]):
         from ..cuda.runtime import on_device
-        from ..engines.cuda import CudaExecutable
+        from ..engines import cuda
 
-        return functools.partial(load, functools.partial(CudaExecutable, runtime=on_device(leaves[0].data.device_id)))
+        return functools.partial(load, functools.partial(cuda.load, runtime=on_device(leaves[0].data.device_id)))
     from ..engines.numpy import NumpyExecutable
 
     return functools.partial(load, NumpyExecutable)

@@ -1,38 +1,51 @@
 """Compilation: the only place that calls NVRTC.
 
-On a machine with a GPU, CuPy compiles and loads, and caches cubins on disk (in `~/.cupy/kernel_cache` or
-CUPY_CACHE_DIR). The cache's key covers the source, so our headers are inlined first. If the cache cannot be used,
-kernels are compiled without it. Without a GPU, `cubin` compiles for any architecture with the NVRTC of the CUDA wheels.
+On a machine with a GPU, CuPy's NVRTC compiles, in threads of their own, and CuPy loads. Binaries are cached on disk
+beside CuPy's own (in `~/.cupy/kernel_cache` or CUPY_CACHE_DIR). The cache's key covers the source, so our headers are
+inlined first. If the cache cannot be used, kernels are compiled without it. Without a GPU, `cubin` compiles for any
+architecture with the NVRTC of the CUDA wheels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
 import threading
 import warnings
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import EngineError
 from .kernel import Kernel, inlined
 
-OPTIONS = ("--std=c++17",)
+OPTIONS = ("--std=c++17", "-ftz=true")
 _LOWEST_CAPABILITY = "7.5"  # that the tests compile for
 # CUfunction_attributes by which a function may take more than 48 KiB of dynamic shared memory, and clusters of more
 # than 8 blocks, which not every GPU has.
 _MAX_DYNAMIC_SHARED_SIZE, _LARGE_CLUSTERS = 8, 14
 _PORTABLE_CLUSTER = 8  # blocks
-_functions: dict[tuple[str, str, int], Any] = {}  # loaded kernels by name, source and device
+_Key = tuple[str, str, int]  # a kernel's name, its source and the device
 _lock = threading.Lock()  # of this module's state
-_kernel_locks: dict[tuple[str, str, int], Any] = {}  # held while a kernel is compiled
+_kernel_locks: dict[_Key, Any] = {}  # held while a kernel is compiled and loaded
 _without_cache = False  # set once the cache on disk has failed
 _used = False  # whether this process has used CUDA
 forked = False  # whether it was forked from one that had
+
+
+class _Binary(NamedTuple):
+    """Machine code, or PTX for a GPU newer than the compiler; `cached` if it is from the disk."""
+
+    code: bytes
+    cached: bool
+
+
+_binaries: dict[_Key, _Binary] = {}  # compiled kernels that are not loaded yet
+_functions: dict[_Key, Any] = {}  # loaded kernels
 
 
 def load(kernel: Kernel, device: int) -> Any:
@@ -49,44 +62,68 @@ def load(kernel: Kernel, device: int) -> Any:
     Warns
     -----
     RuntimeWarning
-        Once per process: the cache on disk cannot be read or written, or holds an invalid binary.
+        Once per process: the cache on disk cannot be read or written.
     """
     key = (kernel.name, kernel.source, device)
     function = _functions.get(key)
     if function is None:
         check_process()
-        with _lock:
-            lock = _kernel_locks.setdefault(key, threading.Lock())
-        with lock:
-            function = _functions.get(key) or _load(kernel, device)
+        with _lock_of(key):
+            function = _functions.get(key) or _load(kernel, device, key)
             _functions[key] = function
     return function
 
 
-def load_together(kernels: Iterable[Kernel], device: int) -> None:
-    """Compile and load kernels in parallel, one thread each: NVRTC releases Python's global lock.
+def compile_ahead(kernels: Iterable[Kernel], device: int) -> None:
+    """Begin to compile kernels in other threads: NVRTC releases Python's global lock.
 
-    Errors are left to the later call of `load` for the kernel that fails.
+    A later call of `load` waits for its kernel, and meets the error of one that fails again. Nothing is loaded, which
+    would break a CUDA graph that is being captured.
     """
-    missing = {key: k for k in kernels if (key := (k.name, k.source, device)) not in _functions}
-    if len(missing) < 2:
-        return
+    for key, kernel in {(k.name, k.source, device): k for k in kernels}.items():
+        if key not in _functions and key not in _binaries:
+            with contextlib.suppress(RuntimeError):  # Python is ending, and starts no threads
+                _threads().submit(_compile_ahead, kernel, device, key)
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, "cupyfuse")
+
+
+def _compile_ahead(kernel: Kernel, device: int, key: _Key) -> None:
+    """Compile a kernel for `load`, unless another thread has, or is about to."""
     import cupy
 
-    def load_on_device(kernel: Kernel) -> None:
-        with cupy.cuda.Device(device):
-            load(kernel, device)
+    lock = _lock_of(key)
+    if lock.acquire(blocking=False):
+        try:
+            if key not in _functions and key not in _binaries:
+                with cupy.cuda.Device(device):
+                    _binaries[key] = _binary_of(kernel, device)
+        finally:
+            lock.release()
 
-    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
-        wait([pool.submit(load_on_device, kernel) for kernel in missing.values()])
+
+def _lock_of(key: _Key) -> Any:
+    with _lock:
+        return _kernel_locks.setdefault(key, threading.Lock())
 
 
-def _load(kernel: Kernel, device: int) -> Any:
+def _load(kernel: Kernel, device: int, key: _Key) -> Any:
     """Compile and load a kernel, and allow it its shared memory and its clusters."""
     import cupy
 
     try:
-        function = _compile(kernel, inlined(kernel.source))
+        module = cupy.cuda.function.Module()
+        binary = _binaries.pop(key, None) or _binary_of(kernel, device)
+        try:
+            module.load(binary.code)
+        except cupy.cuda.driver.CUDADriverError:
+            if not binary.cached:
+                raise
+            module.load(_binary_of(kernel, device, read=False).code)  # the cached one is whole, but no kernel
+        function = module.get_function(kernel.name)
         if kernel.shared > 0:  # with its static memory it may need to opt in
             cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE, kernel.shared)
         if kernel.cluster > _PORTABLE_CLUSTER:
@@ -101,55 +138,25 @@ def _load(kernel: Kernel, device: int) -> Any:
         ) from error
 
 
-def _compile(kernel: Kernel, code: str) -> Any:
-    """Compile and load a kernel through CuPy's cache on disk, or without it once that has failed."""
+def _binary_of(kernel: Kernel, device: int, read: bool = True) -> _Binary:
+    """Read a kernel's binary from the cache on disk, or compile it and write it there."""
     import cupy
 
+    code = inlined(kernel.source)
+    arch = kernel.arch or cupy.cuda.Device(device).compute_capability
+    path, binary = _read_cache(code, arch)
+    if binary and read:
+        return _Binary(binary, True)
     if kernel.arch:
-        return _compile_for_arch(kernel, code)
-    if _without_cache:
-        return _compile_in_memory(code, kernel.name)
-    try:
-        return cupy.RawModule(code=code, options=OPTIONS).get_function(kernel.name).kernel
-    except (OSError, cupy.cuda.driver.CUDADriverError) as error:
-        # If compiling without the cache succeeds, the cache failed, or a binary in it is invalid.
-        function = _compile_in_memory(code, kernel.name)
-        _disable_cache(error)
-        return function
-
-
-def _compile_in_memory(code: str, name: str) -> Any:
-    """Compile and load a kernel without a cache on disk."""
-    import cupy
-
-    # CuPy itself adds -ftz=true where it compiles for its cache.
-    binary, _ = cupy.cuda.compiler.compile_using_nvrtc(code, (*OPTIONS, "-ftz=true"), cache_in_memory=True)
-    module = cupy.cuda.function.Module()
-    module.load(binary)
-    return module.get_function(name)
-
-
-def _compile_for_arch(kernel: Kernel, code: str) -> Any:
-    """Compile and load a kernel for an architecture that CuPy's compiler does not know, with a cache of our own."""
-    import cupy
-
-    options = (*OPTIONS, f"-arch=sm_{kernel.arch}", "-ftz=true")
-    module = cupy.cuda.function.Module()
-    path, binary = _read_cache(code, options)
-    try:
-        if binary:
-            module.load(binary)
-    except cupy.cuda.driver.CUDADriverError:
-        binary = b""  # intact, but not loadable here
-    if not binary:
-        binary = _call_nvrtc(cupy.cuda.nvrtc, code, options)
-        _write_cache(path, binary)
-        module.load(binary)
-    return module.get_function(kernel.name)
+        binary = _call_nvrtc(cupy.cuda.nvrtc, code, (*OPTIONS, f"-arch=sm_{arch}"))
+    else:  # CuPy chooses PTX for GPUs that are newer than the compiler
+        binary = bytes(cupy.cuda.compiler.compile_using_nvrtc(code, OPTIONS, cache_in_memory=True)[0])
+    _write_cache(path, binary)
+    return _Binary(binary, False)
 
 
 def _call_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
-    """Compile to a cubin with CuPy's binding of NVRTC."""
+    """Compile to a cubin with CuPy's binding of NVRTC, for an architecture that CuPy's compiler does not know."""
     program = nvrtc.createProgram(code, "cupyfuse.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
@@ -165,14 +172,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache"))
 
 
-def _read_cache(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes]:
+def _read_cache(code: str, arch: str) -> tuple[Path | None, bytes]:
     """Return the path of a source's cache file, None without a cache, and the binary in it, empty if there is none."""
     import cupy
 
     if _without_cache or os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":
         return None, b""
     version = cupy.cuda.nvrtc.getVersion()
-    key = hashlib.sha256("\0".join((code, *options, str(version))).encode()).hexdigest()
+    key = hashlib.sha256("\0".join((code, *OPTIONS, arch, str(version))).encode()).hexdigest()
     path = cache_folder() / f"cupyfuse_{key[:40]}.cubin"
     try:
         content = path.read_bytes()
@@ -239,6 +246,7 @@ def _after_fork() -> None:
     global _lock, forked
     _lock = threading.Lock()  # a thread of the parent may hold the old one
     _kernel_locks.clear()
+    _threads.cache_clear()
     forked = _used
 
 
@@ -274,7 +282,7 @@ def cubin(source: str, arch: str) -> bytes:
     status, program = nvrtc.nvrtcCreateProgram(text, b"cupyfuse.cu", 0, [], [])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise EngineError(f"NVRTC could not create a program: {status}")
-    options = [option.encode() for option in (*OPTIONS, f"-arch={arch}", "-ftz=true")]
+    options = [option.encode() for option in (*OPTIONS, f"-arch={arch}")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     try:
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

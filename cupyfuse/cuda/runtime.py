@@ -21,7 +21,7 @@ from ..errors import EngineError
 from ..ir.library import LibraryCall
 from ..plan.schedule import contiguous_strides
 from . import compile, library_functions, tensor_map
-from .compile import check_process, load, load_together
+from .compile import check_process, compile_ahead, load
 from .gemm import BatchStrides, Blas, CupyBlas, Multiply, Operand, gemm
 from .kernel import Kernel
 from .tensor_map import MatrixBoxes
@@ -93,8 +93,8 @@ class Runtime(Protocol):
     def bump_version(self, array: Any) -> None:
         """Tell the array's library, if it counts versions of arrays, that a kernel wrote to a caller's array."""
 
-    def load_together(self, kernels: Sequence[Kernel]) -> None:
-        """Compile kernels in parallel, before `function` is called for each."""
+    def compile_ahead(self, kernels: Sequence[Kernel]) -> None:
+        """Begin to compile kernels in other threads; `function` will be called for each."""
 
     def function(self, kernel: Kernel) -> Function:
         """Load a kernel; call the result with the grid, the block, the arguments, `kernel.shared` and the stream."""
@@ -170,9 +170,8 @@ class GpuRuntime(ABC):
             )
         return load(kernel, self._device)
 
-    def load_together(self, kernels: Sequence[Kernel]) -> None:
-        if not self.is_capturing():
-            load_together(kernels, self._device)
+    def compile_ahead(self, kernels: Sequence[Kernel]) -> None:
+        compile_ahead(kernels, self._device)
 
     def product(
         self,

@@ -50,23 +50,30 @@ class _Result:
     held: int = -1
 
 
+def load(plan: Plan, arrays: Sequence[Any], runtime: Runtime) -> CudaExecutable:
+    """Load a plan for arrays like those of later calls: arguments, then prepacked values."""
+    return CudaExecutable(plan, arrays, runtime).load()
+
+
 class CudaExecutable:
-    """A plan loaded for arrays of fixed shapes, dtypes and strides on one device.
+    """A plan for arrays of fixed shapes, dtypes and strides on one device.
+
+    Making one begins to compile its kernels, in other threads; `load` is to be called before any call.
 
     Parameters
     ----------
     plan : Plan
     arrays : sequence of arrays
-        Arguments, then prepacked values, like those of later calls.
+        Arguments, then prepacked values, with the shapes, dtypes and strides of those of later calls.
     runtime : Runtime
     conditional : bool
-        Load for `run_if_changed`, where a flag in device memory decides whether kernels do anything. The plan has to be
+        For `run_if_changed`, where a flag in device memory decides whether kernels do anything. The plan has to be
         `conditional`.
 
     Raises
     ------
     EngineError
-        A kernel cannot be compiled or loaded.
+        The plan cannot run with these arrays.
 
     Attributes
     ----------
@@ -113,17 +120,31 @@ class CudaExecutable:
         self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._held, in_place, self._flag, self._numbers)
         with runtime.made_current():
             specs = self._launch_specs()
-            runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
-            slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
-            self._enqueue = sequence([spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)])
+        runtime.compile_ahead([kernel for spec in specs for kernel in spec.kernels])
+        slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
+        self._launches = list(zip(specs, slots, strict=True))
         self._unset = [None] * (self._slots - self._first_unset)  # what `_launch` and library steps fill in
-        is_plain = not (library_steps or conditional or self._copies or self._overwritten)
-        is_plain = is_plain and all(result.direct for result in self._results)
+        self._is_plain = not (library_steps or conditional or self._copies or self._overwritten)
+        self._is_plain &= all(result.direct for result in self._results)
+        self.quick: QuickCall | None = None
+
+    def load(self) -> CudaExecutable:
+        """Load the kernels, and return the executable.
+
+        Raises
+        ------
+        EngineError
+            A kernel cannot be compiled or loaded.
+        """
+        runtime = self.runtime
+        with runtime.made_current():
+            self._enqueue = sequence([spec.bind(runtime, slot) for spec, slot in self._launches])
         unheld = [
             runtime.allocator(result.shape, runtime.dtype(result.output.dtype), held=False) for result in self._results
         ]
-        self.quick: QuickCall | None = self._write_quick_call(unheld) if is_plain else None
-        self._quick_into = self._write_quick_call([None] * len(unheld)) if is_plain else None
+        self.quick = self._write_quick_call(unheld) if self._is_plain else None
+        self._quick_into = self._write_quick_call([None] * len(unheld)) if self._is_plain else None
+        return self
 
     def _write_quick_call(self, results: Sequence[Callable[[], Any] | None]) -> QuickCall:
         """Return the call that allocates results by these functions, or takes arrays for them."""

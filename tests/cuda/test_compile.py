@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
-import types
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -275,42 +275,61 @@ class DriverError(RuntimeError):
 
 
 class FakeCupy:
-    """The part of CuPy that compiles and loads.
+    """The part of CuPy that compiles and loads, for a GPU of some compute capability.
 
-    `disk` and `memory` are the errors of compiling through the cache on disk, and of compiling without it.
+    `error` is that of compiling; a binary that `fails` is not loaded. What is compiled is listed with its options.
     """
 
-    def __init__(self):
-        self.disk = self.memory = None
-        self.compiled = []
-        compiler = types.SimpleNamespace(CompileException=Refusal, compile_using_nvrtc=self.compile_using_nvrtc)
-        device = types.SimpleNamespace(compute_capability="35")
-        self.cuda = types.SimpleNamespace(
-            compiler=compiler,
-            driver=types.SimpleNamespace(CUDADriverError=DriverError),
-            function=types.SimpleNamespace(Module=self.Module),
-            Device=lambda number: device,
+    def __init__(self, fails=lambda binary: False, capability="35"):
+        self.error = None
+        self.compiled, self.attributes, self.entered = [], [], []
+        fake = self
+
+        class Module:
+            def load(self, binary):
+                if fails(binary):
+                    raise DriverError("CUDA_ERROR_INVALID_IMAGE")
+                self.binary = binary
+
+            def get_function(self, name):
+                return SimpleNamespace(ptr=7, name=name, binary=self.binary)
+
+        class Device:
+            compute_capability = capability
+
+            def __init__(self, number):
+                self.number = number
+
+            def __enter__(self):
+                fake.entered.append(self.number)
+
+            def __exit__(self, *error):
+                pass
+
+        self.cuda = SimpleNamespace(
+            nvrtc=SimpleNamespace(
+                NVRTCError=Refusal,
+                getVersion=lambda: (13, 0),
+                createProgram=lambda code, *_: code,
+                compileProgram=self.compile,
+                getCUBIN=lambda program: b"binary of " + program.encode()[-9:],
+                destroyProgram=lambda program: None,
+            ),
+            driver=SimpleNamespace(CUDADriverError=DriverError, funcSetAttribute=lambda *a: self.attributes.append(a)),
+            compiler=SimpleNamespace(CompileException=Refusal, compile_using_nvrtc=self.compile_using_nvrtc),
+            function=SimpleNamespace(Module=Module),
+            Device=Device,
         )
 
-    def RawModule(self, code, options):
-        self.compiled.append(("disk", options))
-        if self.disk is not None:
-            raise self.disk
-        return types.SimpleNamespace(get_function=lambda name: types.SimpleNamespace(kernel=f"{name} from disk"))
+    def compile(self, program, options):
+        self.compiled.append(options)
+        if self.error is not None:
+            raise self.error
 
     def compile_using_nvrtc(self, code, options, cache_in_memory):
         assert cache_in_memory
-        self.compiled.append(("memory", options))
-        if self.memory is not None:
-            raise self.memory
-        return b"binary", None
-
-    class Module:
-        def load(self, binary):
-            assert binary == b"binary"
-
-        def get_function(self, name):
-            return f"{name} from memory"
+        self.compile(code, options)
+        return b"binary of " + code.encode()[-9:], None
 
 
 def kernel(text):
@@ -318,45 +337,143 @@ def kernel(text):
 
 
 @pytest.fixture
-def fake_cupy(monkeypatch):
-    fake = FakeCupy()
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(compiling, "_functions", {})
-    monkeypatch.setattr(compiling, "_without_cache", False)
-    return fake
+def process(monkeypatch, tmp_path):
+    """Begin processes, each with a CuPy of its own, over one cache on disk."""
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+
+    def begin(cupy):
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        for name in ("_functions", "_binaries", "_kernel_locks"):
+            monkeypatch.setattr(compiling, name, {})
+        monkeypatch.setattr(compiling, "_without_cache", False)
+        return cupy
+
+    return SimpleNamespace(begin=begin, folder=tmp_path / "cache")
 
 
-def test_a_kernel_is_compiled_once(fake_cupy):
-    assert [load(kernel(text), 0) for text in "aab"] == ["row_lanes_kernel from disk"] * 3
-    assert fake_cupy.compiled == [("disk", compiling.OPTIONS)] * 2
+def settle_threads():
+    """Wait until all that was to be compiled ahead is."""
+    compiling._threads().shutdown()
+    compiling._threads.cache_clear()
+
+
+def test_a_kernel_is_compiled_once_and_its_binary_kept(process):
+    first = process.begin(FakeCupy())
+    found = [load(kernel(text), 0) for text in "aab"]
+    assert found[0] is found[1] and [f.binary for f in found] == [
+        b"binary of // a",
+        b"binary of // a",
+        b"binary of // b",
+    ]
+    assert first.compiled == [compiling.OPTIONS] * 2 and "-ftz=true" in compiling.OPTIONS
+    assert [path.suffix for path in process.folder.iterdir()] == [".cubin"] * 2, "no part is left"
+    second = process.begin(FakeCupy())
+    assert [load(kernel(text), 0).binary for text in "ab"] == [b"binary of // a", b"binary of // b"]
+    assert not second.compiled
+    another_gpu = process.begin(FakeCupy(capability="90"))
+    assert load(kernel("a"), 0).binary == b"binary of // a" and len(another_gpu.compiled) == 1
+
+
+def test_a_binary_for_a_named_architecture_is_kept(process):
+    (tiles, _) = plain_kernels(64)
+    first = process.begin(FakeCupy())
+    function = load(tiles, 0)
+    second = process.begin(FakeCupy())
+    assert load(tiles, 0).binary == function.binary
+    assert first.compiled == [(*compiling.OPTIONS, "-arch=sm_90a")] and not second.compiled
+    assert first.attributes == second.attributes == [(7, 8, tiles.shared)]
+
+
+def test_kernels_compiled_ahead_are_only_loaded(process):
+    cupy = process.begin(FakeCupy())
+    compiling.compile_ahead([kernel("a"), kernel("b"), kernel("a")], 3)
+    settle_threads()
+    assert len(cupy.compiled) == 2 and cupy.entered == [3, 3] and not compiling._functions
+    assert [load(kernel(text), 3).binary for text in "ab"] == [b"binary of // a", b"binary of // b"]
+    compiling.compile_ahead([kernel("a"), kernel("b")], 3)
+    settle_threads()
+    assert len(cupy.compiled) == 2
+
+
+def test_a_kernel_being_compiled_ahead_is_waited_for(process):
+    cupy, begun, go_on = process.begin(FakeCupy()), threading.Event(), threading.Event()
+    compile_at_once = cupy.compile_using_nvrtc
+
+    def compile_slowly(*arguments, **options):
+        begun.set()
+        assert go_on.wait(10)
+        return compile_at_once(*arguments, **options)
+
+    cupy.cuda.compiler.compile_using_nvrtc = compile_slowly
+    compiling.compile_ahead([kernel("a")], 0)
+    assert begun.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(load, kernel("a"), 0)
+        go_on.set()
+        assert waiting.result(10).binary == b"binary of // a"
+    assert len(cupy.compiled) == 1
+
+
+def test_what_fails_ahead_is_told_by_load(process):
+    cupy = process.begin(FakeCupy())
+    cupy.error = Refusal("error: identifier is undefined")
+    compiling.compile_ahead([kernel("a")], 0)
+    settle_threads()
+    with pytest.raises(cf.EngineError, match="identifier is undefined"):
+        load(kernel("a"), 0)
+    cupy.error = None
+    assert load(kernel("a"), 0).binary == b"binary of // a"
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:40], lambda b: b[:-1] + b"?", lambda b: bytes(len(b))])
+def test_a_damaged_binary_is_compiled_anew(process, damage):
+    process.begin(FakeCupy())
+    load(kernel("a"), 0)
+    (path,) = process.folder.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    again = process.begin(FakeCupy())
+    load(kernel("a"), 0)
+    assert len(again.compiled) == 1 and path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_binary_that_no_gpu_loads_is_compiled_anew(process, ahead):
+    process.begin(FakeCupy())
+    load(kernel("a"), 0)
+    failures = [True]
+    again = process.begin(FakeCupy(lambda binary: failures and failures.pop()))
+    if ahead:
+        compiling.compile_ahead([kernel("a")], 0)
+        settle_threads()
+        assert not again.compiled
+    load(kernel("a"), 0)
+    assert len(again.compiled) == 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(process, ahead):
+    process.folder.write_text("a file")
+    cupy = process.begin(FakeCupy())
+    with pytest.warns(RuntimeWarning, match="CUPY_CACHE_DIR") as caught:
+        if ahead:
+            compiling.compile_ahead([kernel("a"), kernel("b")], 0)
+            settle_threads()
+        assert [load(kernel(text), 0).binary for text in "aab"] == [b"binary of // " + t for t in (b"a", b"a", b"b")]
+    assert len(caught) == 1 and len(cupy.compiled) == 2
 
 
 @pytest.mark.parametrize(
     "error",
-    [PermissionError(13, "Permission denied", "/cache"), OSError(28, "No space left on device"), DriverError("image")],
-)
-def test_a_cache_that_cannot_be_used_is_done_without(fake_cupy, error):
-    fake_cupy.disk = error
-    with pytest.warns(RuntimeWarning, match="CUPY_CACHE_DIR") as caught:
-        assert [load(kernel(text), 0) for text in "aab"] == ["row_lanes_kernel from memory"] * 3
-    assert len(caught) == 1 and str(error) in str(caught[0].message)
-    # Subnormal numbers are treated as CuPy treats them on its way through the cache; the disk is not asked again.
-    memory = ("memory", (*compiling.OPTIONS, "-ftz=true"))
-    assert fake_cupy.compiled == [("disk", compiling.OPTIONS), memory, memory]
-
-
-@pytest.mark.parametrize(
-    ("disk", "memory"),
     [
-        (Refusal("error: identifier is undefined"), None),
-        (Refusal("invalid value for --gpu-architecture"), None),
-        (DriverError("CUDA_ERROR_NO_BINARY_FOR_GPU"), DriverError("CUDA_ERROR_NO_BINARY_FOR_GPU")),
-        (PermissionError("cache"), Refusal("error: identifier is undefined")),
-        (RuntimeError("CuPy failed to load libnvrtc.so.12"), None),
+        Refusal("error: identifier is undefined"),
+        Refusal("invalid value for --gpu-architecture"),
+        RuntimeError("CuPy failed to load libnvrtc.so.12"),
     ],
 )
-def test_a_kernel_that_cannot_be_had_is_an_error_that_leaves_the_library_usable(fake_cupy, disk, memory):
-    fake_cupy.disk, fake_cupy.memory = disk, memory
+def test_a_kernel_that_cannot_be_had_is_an_error_that_leaves_the_library_usable(process, error):
+    cupy = process.begin(FakeCupy())
+    cupy.error = error
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
@@ -365,25 +482,34 @@ def test_a_kernel_that_cannot_be_had_is_an_error_that_leaves_the_library_usable(
     message = str(caught.value)
     for words in ("row_lanes_kernel", "GPU 3 (compute capability 3.5", "tested from 7.5 on", "python -m cupyfuse info"):
         assert words in message
-    assert str(memory or disk) in message
-    fake_cupy.disk = None
-    assert load(kernel("a"), 3) == "row_lanes_kernel from disk"
+    assert str(error) in message
+    cupy.error = None
+    assert load(kernel("a"), 3).binary == b"binary of // a"
 
 
-def test_a_kernel_that_fails_in_one_thread_fails_in_none_after_it(fake_cupy):
+def test_a_gpu_that_loads_no_binary_is_an_error(process):
+    cupy = process.begin(FakeCupy(lambda binary: True))
+    for compiled in (1, 2):
+        with pytest.raises(cf.EngineError, match="CUDA_ERROR_INVALID_IMAGE"):
+            load(kernel("a"), 0)
+        assert len(cupy.compiled) == compiled
+
+
+def test_a_kernel_that_fails_in_one_thread_fails_in_none_after_it(process):
     """The lock is given back, and nothing is left of the failure."""
 
     def attempt(number):
         try:
-            return load(kernel(str(number)), 0)
+            return load(kernel(str(number)), 0).name
         except cf.EngineError:
             return "failed"
 
-    fake_cupy.disk = Refusal("no")
+    cupy = process.begin(FakeCupy())
+    cupy.error = Refusal("no")
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(attempt, range(32))) == ["failed"] * 32
-        fake_cupy.disk = None
-        assert list(pool.map(attempt, range(32))) == ["row_lanes_kernel from disk"] * 32
+        cupy.error = None
+        assert list(pool.map(attempt, range(32))) == ["row_lanes_kernel"] * 32
 
 
 def test_a_function_whose_kernel_failed_works_once_it_compiles(monkeypatch):
@@ -406,86 +532,7 @@ def test_a_function_whose_kernel_failed_works_once_it_compiles(monkeypatch):
         np.testing.assert_allclose(HOST.host(device_out), soft(x), rtol=1e-6)
 
 
-# Binaries that we keep ourselves ------------------------------------------------------------------------------------
-
-
-class OwnCupy:
-    """CuPy as far as a kernel for a named architecture needs it."""
-
-    def __init__(self, fails=lambda binary: False):
-        self.compiled = []
-        self.attributes = []
-
-        class Module:
-            def load(self, binary):
-                if fails(binary):
-                    raise DriverError("CUDA_ERROR_INVALID_IMAGE")
-                self.binary = binary
-
-            def get_function(self, name):
-                return SimpleNamespace(ptr=7, name=name, binary=self.binary)
-
-        nvrtc = SimpleNamespace(
-            NVRTCError=Refusal,
-            getVersion=lambda: (13, 0),
-            createProgram=lambda code, *_: code,
-            compileProgram=lambda program, options: self.compiled.append(options),
-            getCUBIN=lambda program: b"binary of " + program.encode()[-9:],
-            destroyProgram=lambda program: None,
-        )
-        driver = SimpleNamespace(CUDADriverError=DriverError, funcSetAttribute=lambda *a: self.attributes.append(a))
-        compiler = SimpleNamespace(CompileException=Refusal)
-        function = SimpleNamespace(Module=Module)
-        self.cuda = SimpleNamespace(nvrtc=nvrtc, driver=driver, compiler=compiler, function=function)
-
-
-@pytest.fixture
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiling, "_without_cache", False)
-
-    def loaded(cupy):
-        monkeypatch.setitem(sys.modules, "cupy", cupy)
-        monkeypatch.setattr(compiling, "_functions", {})
-        return load(plain_kernels(64)[0], 0)
-
-    return SimpleNamespace(loaded=loaded, folder=tmp_path / "cache")
-
-
-def test_a_binary_for_a_named_architecture_is_kept(own_cache):
-    first, second = OwnCupy(), OwnCupy()
-    function = own_cache.loaded(first)
-    assert own_cache.loaded(second).binary == function.binary
-    assert first.compiled == [(*compiling.OPTIONS, "-arch=sm_90a", "-ftz=true")] and not second.compiled
-    assert first.attributes == second.attributes == [(7, 8, plain_kernels(64)[0].shared)]
-    assert [path.suffix for path in own_cache.folder.iterdir()] == [".cubin"], "no part is left"
-
-
-@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:40], lambda b: b[:-1] + b"?", lambda b: bytes(len(b))])
-def test_a_damaged_binary_is_compiled_anew(own_cache, damage):
-    own_cache.loaded(OwnCupy())
-    (path,) = own_cache.folder.iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(damage(whole))
-    again = OwnCupy()
-    own_cache.loaded(again)
-    assert len(again.compiled) == 1 and path.read_bytes() == whole
-
-
-def test_a_binary_that_no_gpu_loads_is_compiled_anew(own_cache):
-    own_cache.loaded(OwnCupy())
-    failures = [True]
-    again = OwnCupy(lambda binary: failures and failures.pop())
-    own_cache.loaded(again)
-    assert len(again.compiled) == 1
-
-
-def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(own_cache):
-    own_cache.folder.write_text("a file")
-    cupy = OwnCupy()
-    with pytest.warns(RuntimeWarning, match="CUPY_CACHE_DIR"):
-        own_cache.loaded(cupy)
-    assert len(cupy.compiled) == 1
+# What kernels take ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("program", ["softmax, backward from its operand", "layer norm, backward"])

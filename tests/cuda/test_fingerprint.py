@@ -239,8 +239,8 @@ def test_conditional_plans(device: Engine) -> None:
     templates = set()
     for name, plan, arrays in plans(device):
         assert plan.conditional, name
-        expected = CudaExecutable(plan, arrays, runtime)(arrays, [None] * len(plan.outputs))
-        execute = CudaExecutable(plan, arrays, runtime, conditional=True)
+        expected = CudaExecutable(plan, arrays, runtime).load()(arrays, [None] * len(plan.outputs))
+        execute = CudaExecutable(plan, arrays, runtime, conditional=True).load()
         results = execute.allocate()
         flag = device.array(np.zeros(1, np.uint32))
         for result in results:

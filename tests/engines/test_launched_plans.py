@@ -22,7 +22,7 @@ from cupyfuse.cuda import driver, launch, launcher, tensor_map
 from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.cuda.structs import StructLaunch
 from cupyfuse.engines import cuda, kernel_launch
-from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.engines.cuda import load
 
 STREAM = 1 << 44
 
@@ -58,7 +58,7 @@ class Gpu(HostRuntime):
     def stream(self) -> int:  # type: ignore[override]
         return STREAM
 
-    def load_together(self, kernels: Sequence[Kernel]) -> None: ...
+    def compile_ahead(self, kernels: Sequence[Kernel]) -> None: ...
 
     def function(self, kernel: Kernel) -> Any:
         found = Function(kernel.name)
@@ -129,7 +129,7 @@ def test_plans_launch_the_same(
     begin = runtime.used
     for way, module in (("python", None), ("compiled", load_launcher(tmp_path))):
         monkeypatch.setattr(launcher, "find", lambda module=module: launcher.Found(module, ""))
-        execute, told[way] = CudaExecutable(plan, [x, *others], runtime), []
+        execute, told[way] = load(plan, [x, *others], runtime), []
         stand_in.set("map_count", 0)
         for k, first in enumerate([x, misaligned, shifted, x, misaligned, shifted]):
             runtime.used = begin

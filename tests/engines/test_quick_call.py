@@ -15,7 +15,7 @@ from support import HOST
 
 import cupyfuse as cf
 from cupyfuse.cuda.runtime import CupyRuntime
-from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.engines.cuda import CudaExecutable, load
 from cupyfuse.engines.quick_call import quick_call
 
 
@@ -109,7 +109,7 @@ def executable(rng: np.random.Generator) -> Iterator[tuple[CudaExecutable, list[
     with HOST.active():
         arrays = [HOST.array(x), HOST.array(a)]
         plan = function.plan(*arrays)
-        yield CudaExecutable(plan, arrays, HOST.runtime), arrays, function.__wrapped__(x.astype(np.float64), a)
+        yield load(plan, arrays, HOST.runtime), arrays, function.__wrapped__(x.astype(np.float64), a)
 
 
 def test_a_call_with_outs_gives_the_same(rng: np.random.Generator) -> None:
@@ -156,7 +156,7 @@ def test_misaligned_views_are_read_where_they_are(rng: np.random.Generator) -> N
         flat, weights = HOST.array(x), HOST.array(a)
         aligned = flat[:200].reshape(5, 40)
         plan = cf.fuse(softmax_of_scaled).plan(aligned, weights)
-        execute = CudaExecutable(plan, [aligned, weights], HOST.runtime)
+        execute = load(plan, [aligned, weights], HOST.runtime)
         for start in (0, 1, 2, 4, 3, 0, 8):
             view = flat[start : start + 200].reshape(5, 40)
             want = softmax_of_scaled(x[start : start + 200].reshape(5, 40).astype(np.float64), a)

@@ -11,8 +11,7 @@ import torch
 from support import HOST
 
 import cupyfuse as cf
-from cupyfuse.engines import row_blocks
-from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.engines import cuda, row_blocks
 from cupyfuse.engines.numpy import NumpyExecutable
 from cupyfuse.ir import graph as g
 from cupyfuse.ir.graph import Graph, Node
@@ -89,7 +88,7 @@ def execute(plan: Plan, arrays: Sequence[Any], engine: str) -> Arrays:
         return list(row_blocks.load(NumpyExecutable, plan, arrays)(arrays, [None] * len(plan.outputs)))
     with HOST.active():
         placed = HOST.arrays(arrays)
-        on_host = functools.partial(CudaExecutable, runtime=HOST.runtime)
+        on_host = functools.partial(cuda.load, runtime=HOST.runtime)
         results = row_blocks.load(on_host, plan, placed)(placed, [None] * len(plan.outputs))
         return [HOST.host(r) for r in results]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,7 @@ from torch import Tensor, nn
 
 import cupyfuse.torch as ct
 from cupyfuse import dtypes
-from cupyfuse.engines import row_blocks
-from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.engines import cuda, row_blocks
 from cupyfuse.plan.plan import Plan
 from cupyfuse.torch.backend import fuse_graph
 from cupyfuse.torch.chains.chain import Chain
@@ -74,7 +74,7 @@ class OnHost(TensorMemory):
         self.processors, self.device = host.processors, host.device
         self.is_current, self.made_current, self.stream = host.is_current, host.made_current, host.stream
         self.workspace, self.product = host.workspace, host.product
-        self.load_together, self.function, self.tensor_map = host.load_together, host.function, host.tensor_map
+        self.compile_ahead, self.function, self.tensor_map = host.compile_ahead, host.function, host.tensor_map
 
     def allocator(self, shape: tuple[int, ...], dtype: Any, held: bool = True) -> Callable[[], Tensor]:
         kind = dtypes.to_numpy(_name_of(dtype))
@@ -86,6 +86,10 @@ class OnHost(TensorMemory):
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Tensor:
         return from_numpy(HOST.runtime.view(address, shape, dtypes.to_numpy(_name_of(dtype)), strides))
 
+    def begin(self, plan: Plan, tensors: Any, device: torch.device) -> Callable[[], Any] | None:
+        """Begin to load a plan, as on a GPU."""
+        return None if plan.blocks is not None else cuda.CudaExecutable(plan, tensors, self).load
+
     def load(self, plan: Plan, tensors: Any) -> Callable[..., list[Tensor]]:
         """Load a plan for tensors on the CPU, whose kernels run here."""
-        return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=self), plan, tensors)
+        return row_blocks.load(functools.partial(cuda.load, runtime=self), plan, tensors)

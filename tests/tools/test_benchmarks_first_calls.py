@@ -46,14 +46,17 @@ def test_first_calls_are_held_to_that_of_torch_compile_and_second_processes_to_h
     assert verdict(rival, fresh, again) == expected
 
 
-def test_a_tiny_model_in_two_processes():
-    given = parse(["first-calls", "--models", "mlp", "--dtypes", "float32", "--rivals", "fuse", "--tiny"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_tiny_model_in_two_processes(mode):
+    options = ["--models", "mlp", "--dtypes", "float32", "--modes", mode, "--rivals", "fuse", "--tiny"]
+    given = parse(["first-calls", *options])
     assert isinstance(given, argparse.Namespace)
     (case,) = first_calls.cases(Lab(), given)
     assert case.find(FUSED).failure == ""
+    assert case.group.lower().startswith(mode)
     assert all(case.facts[f"{what}, {FUSED}"] > 0 for what in (first_calls.FRESH, first_calls.AGAIN))
 
 
 def test_a_process_that_fails_says_why():
     with pytest.raises(RuntimeError, match="KeyError: 'no such model'"):
-        first_calls._run(("no such model", "float32", FUSED, True), "/nonexistent")
+        first_calls._run(("no such model", "float32", "training", FUSED, True), "/nonexistent")

@@ -43,7 +43,7 @@ class Ways:
     @property
     def plan(self) -> Plan:
         """The latest backward plan."""
-        *_, loaded = self.backward._loaded.values()
+        *_, loaded = (p for p in self.backward._plans.values() if p.execute is not None)
         return loaded.plan
 
 

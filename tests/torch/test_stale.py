@@ -54,6 +54,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
 
     for module in (compiled, prepacked):
         monkeypatch.setattr(module, "load", runtime.load)
+    monkeypatch.setattr(compiled, "begin", runtime.begin)
     for module in (executor, prepacked):
         monkeypatch.setattr(module, "is_capturing", lambda: False)
     monkeypatch.setattr(prepacked, "runtime_of", lambda index: runtime)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,24 +15,30 @@ from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.plan import Plan, Traced
 from ...settings import Settings
+from ...trace.saved import stored
 from ..rules.symbols import references
 from ..rules.values import Value
 from .chain import Chain, TracedChain
 from .eligibility import is_plain
-from .runtime import load
+from .runtime import begin, load
 from .saving import SavedValues, backward_graph, choose_saved, cotangents_of, derive, scale_gradients
-from .tensors import Tensors, as_matrix, layout_of
+from .tensors import Tensors, as_matrix, layout_of, without_memory
 
 Flags = tuple[bool, ...]
 
 
-class _LoadedPlan(NamedTuple):
-    """A loaded backward plan, the shapes of its results unless these have them, and the result of each gradient."""
+@dataclass
+class _BackwardPlan:
+    """A backward plan, the shapes of its results unless these have them, and the result of each gradient.
+
+    `execute` is None until it is loaded, by `finish` where that is begun.
+    """
 
     plan: Plan
-    execute: Any
+    finish: Callable[[], Any] | None
     shapes: list[tuple[int, ...] | None]
     gradients: list[tuple[int, int]]
+    execute: Any = None
 
 
 class _Dependence(NamedTuple):
@@ -83,7 +90,7 @@ class Backward:
         reached = set(g.topological(roots))
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
-        self._loaded: dict[Hashable, _LoadedPlan] = {}
+        self._plans: dict[Hashable, _BackwardPlan] = {}
         self._dependence: dict[Hashable, _Dependence] = {}
 
     def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
@@ -164,16 +171,43 @@ class Backward:
         grads = [r if shape is None else r.reshape(shape) for r, shape in zip(results, loaded.shapes, strict=True)]
         return [(k, grads[place]) for k, place in loaded.gradients]
 
-    def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
+    def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _BackwardPlan:
         """Return the plan for a choice of gradients and arrays of these layouts, loaded at the first of such calls."""
-        key = (given, wanted, tuple([(a.stride(), a.shape) for a in arrays]), arrays[0].device)
-        loaded = self._loaded.get(key)
-        if loaded is None:
-            loaded = self._loaded[key] = self._load(given, wanted, arrays)
-        return loaded
+        key = _key(given, wanted, arrays, arrays[0].device)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._plan(given, wanted, arrays)
+        if found.execute is None:
+            found.execute = found.finish() if found.finish is not None else load(found.plan, arrays)
+        return found
 
-    def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
-        """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
+    def prepare(self, tensors: Tensors, device: torch.device, wanted: Sequence[bool]) -> None:
+        """Plan the first call, and begin to compile its kernels, which takes them longer than the forward pass.
+
+        Every output that depends on an input whose gradient is wanted is taken to have a contiguous cotangent.
+
+        Parameters
+        ----------
+        tensors : all inputs of the chain, or tensors of the device "meta" with their shapes, dtypes and strides
+        device : that of the inputs
+        wanted : for each input, whether its gradient is wanted
+        """
+        given = self._flags([True] * len(self.differentiable))
+        if not self._find_dependence(given, tuple(wanted)).computed:
+            return
+        saved = [without_memory(node.shape, stored(node).dtype) for node in self.saving.nodes]
+        values = [v for v, present in zip(self.traced.outputs, given, strict=True) if present]
+        arrays = [*(as_matrix(tensors[k]) for k in self.inputs), *saved]
+        arrays += [cotangent_matrix(v, without_memory(v.shape, v.dtype)) for v in values]
+        key = _key(given, tuple(wanted), arrays, device)
+        if key not in self._plans:
+            self._plans[key] = self._plan(given, tuple(wanted), arrays, device)
+
+    def _plan(self, given: Flags, wanted: Flags, arrays: Tensors, device: torch.device | None = None) -> _BackwardPlan:
+        """Plan the backward graph for inputs, saved values and cotangents of these layouts.
+
+        With a device, begin to compile its kernels.
+        """
         roots = self._roots(given, wanted)
         inputs: dict[int, list[int]] = {}  # of each result, the inputs that it is the gradient of
         for k, node in roots.items():
@@ -185,7 +219,8 @@ class Backward:
         wished = [tuple(self.traced.inputs[k].shape) for k in computed]
         shapes = [None if s == o.shape else s for s, o in zip(wished, plan.outputs, strict=True)]
         gradients = [(k, place) for place, given_to in enumerate(inputs.values()) for k in given_to]
-        return _LoadedPlan(plan, load(plan, arrays), shapes, gradients)
+        finish = begin(plan, arrays, device) if device is not None else None
+        return _BackwardPlan(plan, finish, shapes, gradients)
 
     def _roots(self, given: Flags, wanted: Flags) -> dict[int, Node]:
         """Return the gradients that exist, by input."""
@@ -233,6 +268,11 @@ class Backward:
             ends, weights = zip(*pairs, strict=True)
             found = iter(torch.autograd.grad(ends, sources, weights, create_graph=again, allow_unused=True))
             return [next(found) if want else None for want in wanted]
+
+
+def _key(given: Flags, wanted: Flags, arrays: Tensors, device: torch.device) -> Hashable:
+    """Return what a backward plan depends on."""
+    return given, wanted, tuple([(a.stride(), a.shape) for a in arrays]), device
 
 
 def _addends(chain: Chain) -> dict[int, int]:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-import torch
-
 from ...errors import TraceError
 from ...ir import graph as g
 from ...plan.plan import Traced
@@ -22,7 +20,7 @@ from ...trace.saved import stored
 from ..rules import RULES
 from ..rules.symbols import Ref, Size, substitute
 from ..rules.values import Value
-from .tensors import dtype_name
+from .tensors import concrete_sizes, dtype_name
 
 Meta = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
 
@@ -227,11 +225,6 @@ def _like_target(value: Value, target: Value) -> g.Node:
     if node.shape != want.shape:
         raise TraceError(f"an update of shape {value.shape} does not fit its target of shape {target.shape}")
     return g.cast(node, want.dtype)
-
-
-def concrete_sizes(sizes: Iterable[Any]) -> tuple[int, ...]:
-    """Convert sizes to numbers, symbolic ones to what they stand for at the moment."""
-    return tuple(int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes)
 
 
 def metas_of(tensors: Iterable[Any]) -> tuple[Meta, ...]:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ...ir import graph as g
 from ...plan.build import build
 from ...plan.plan import Plan
 from ...settings import Settings
 from .backward import Backward
 from .chain import TracedChain
-from .runtime import load
+from .runtime import begin, load
 from .saving import SavedValues
 from .tensors import Tensors, as_matrix, layout_of
 
@@ -53,6 +55,7 @@ class CompiledChain:
         self._prepacked, self._in_place = prepacked, in_place
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
         self._layouts = dict(enumerate(map(layout_of, self.matrices(tensors))))
+        self._begun: tuple[Any, Any] = None, None  # layouts of arguments, and what loads the plan for them
         self.execute: Any = None
 
     @cached_property
@@ -106,9 +109,16 @@ class CompiledChain:
         """Whether the plan depends on the precision of products."""
         return any(map(g.is_product, self.traced.as_traced().graph.order))
 
+    def prepare(self, arrays: Tensors, device: torch.device) -> None:
+        """Begin to compile the kernels for arguments of these layouts, which may be tensors of the device "meta"."""
+        if self._begun[1] is None:
+            self._begun = _layouts_of(arrays), begin(self.plan, arrays, device)
+
     def load(self, arrays: Tensors) -> None:
         """Load the plan for arguments like these."""
-        self.execute = load(self.plan, arrays)
+        layouts, finish = self._begun
+        is_begun = finish is not None and layouts == _layouts_of(arrays)
+        self.execute = finish() if is_begun else load(self.plan, arrays)
 
     def __call__(self, arrays: Tensors) -> list[Any]:
         """Run on matrices, then prepacked weights; return the plan's results in their own shapes."""
@@ -118,3 +128,7 @@ class CompiledChain:
         for k, shape in self._reshaped:
             results[k] = results[k].reshape(shape)
         return results
+
+
+def _layouts_of(arrays: Tensors) -> Any:
+    return [(a.shape, a.stride(), a.dtype) for a in arrays]

@@ -28,12 +28,12 @@ from ...settings import Settings
 from ...trace.saved import stored
 from ..rules.symbols import references
 from .backward import Backward
-from .chain import Chain, TracedChain, concrete_sizes, metas_of
+from .chain import Chain, TracedChain, metas_of
 from .compiled import CompiledChain
 from .options import Options
-from .runtime import device_of
+from .runtime import device_at
 from .saving import SavedValues, unit_gradients
-from .tensors import Tensors, as_base
+from .tensors import Tensors, as_base, concrete_sizes, layout_without_memory
 from .uncaptured import uncaptured
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
@@ -66,23 +66,55 @@ def parse_options(text: str) -> Options:
 _MAX_COMPILED = 1024
 _DEFAULT = Settings()
 _compiled: dict[Hashable, CompiledChain] = {}
+_backwards: dict[Hashable, Backward] = {}
 
 
-def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, options: str) -> CompiledChain:
-    """Return the compiled chain for an operator's arguments, from a cache."""
+def _compile(
+    tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, options: str, device: torch.device | None = None
+) -> CompiledChain:
+    """Return the compiled chain for an operator's arguments, from a cache; `device` is theirs, if not the tensors'."""
     chosen = parse_options(options)
-    signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+    signature = tuple((t.shape, t.stride(), t.dtype, device or t.device) for t in tensors)
     sizes = tuple(sizes or ())  # some compilers pass None for none
     key = (chain, saved, options, chosen.current_precision(), sizes, signature)
     compiled = _compiled.get(key)
     if compiled is None:
         if len(_compiled) >= _MAX_COMPILED:
             _compiled.clear()
-        traced = Chain.from_json(chain).with_sizes(sizes).trace(metas_of(tensors))
-        settings = chosen.settings_on(device_of(tensors[0]))
+        traced = _trace(chain, sizes, metas_of(tensors))
+        settings = chosen.settings_on(device_at(device or tensors[0].device))
         compiled = CompiledChain(traced, tensors, settings, saving=_parse_saved(traced, saved), in_place=False)
         _compiled[key] = compiled
     return compiled
+
+
+def _find_backward(
+    tensors: Tensors,
+    sizes: Sequence[int],
+    chain: str,
+    saved: str,
+    options: str,
+    needs: Sequence[bool],
+    device: torch.device | None = None,
+) -> Backward:
+    """Return the backward pass for an operator's arguments, from a cache, whatever the strides of the inputs."""
+    chosen = parse_options(options)
+    signature = tuple((t.shape, t.dtype) for t in tensors)
+    sizes, place = tuple(sizes or ()), device or tensors[0].device
+    key = (chain, saved, options, chosen.current_precision(), sizes, signature, tuple(needs), place)
+    backward = _backwards.get(key)
+    if backward is None:
+        if len(_backwards) >= _MAX_COMPILED:
+            _backwards.clear()
+        traced = _trace(chain, sizes, metas_of(tensors))
+        settings, saving = chosen.settings_on(device_at(place)), _parse_saved(traced, saved)
+        backward = _backwards[key] = Backward(traced, needs, settings, saving, distinct=True)
+    return backward
+
+
+@lru_cache(maxsize=_MAX_COMPILED)
+def _trace(chain: str, sizes: tuple[int, ...], metas: Any) -> TracedChain:
+    return Chain.from_json(chain).with_sizes(sizes).trace(metas)
 
 
 def _parse_saved(traced: TracedChain, saved: str) -> SavedValues:
@@ -94,6 +126,23 @@ def _parse_saved(traced: TracedChain, saved: str) -> SavedValues:
         return SavedValues([gradients[number] for _, number, *_ in found], gradients)
     nodes = traced.computed()
     return SavedValues([nodes[index][1] for index, *_ in found])
+
+
+def prepare(
+    tensors: Tensors, sizes: Sequence[Any], chain: str, saved: str, options: str, needs: Sequence[bool]
+) -> None:
+    """Plan the operator's first call with such arguments, and begin to compile its kernels, in other threads.
+
+    The tensors may be fake. With `needs`, the inputs whose gradients are wanted, this includes the backward pass.
+    """
+    device = tensors[0].device
+    metas = [layout_without_memory(t) for t in tensors]
+    with torch.no_grad():
+        compiled = _compile(metas, concrete_sizes(sizes), chain, saved, options, device)
+        compiled.prepare(compiled.matrices(metas), device)
+        if any(needs):
+            backward = _find_backward(metas, concrete_sizes(sizes), chain, saved, options, needs, device)
+            backward.prepare(metas, device, needs)
 
 
 # Saved values -------------------------------------------------------------------------------------------------------
@@ -110,7 +159,12 @@ def describe_saved(chain: Chain, tensors: Tensors, needs: Sequence[bool], settin
     TraceError
         The shape of a saved value does not follow from those of the chain's values.
     """
-    traced = chain.trace(metas_of(tensors))
+    return _describe_saved(chain, metas_of(tensors), tuple(needs), settings)
+
+
+@lru_cache(maxsize=_MAX_COMPILED)
+def _describe_saved(chain: Chain, metas: Any, needs: tuple[bool, ...], settings: Settings) -> str:
+    traced = chain.trace(metas)
     saving = Backward(traced, needs, settings).saving
     # The index of each saved value, its node, and the values of the chain that its shape may follow from.
     entries: list[tuple[int, Node, list[int]]] = []
@@ -141,7 +195,7 @@ def backward_inputs(chain: str, saved: str, tensors: Tensors, needs: Sequence[bo
 @lru_cache(maxsize=_MAX_COMPILED)
 def _backward_pass(chain: str, saved: str, metas: Any, needs: tuple[bool, ...]) -> Backward:
     """Return the backward pass of a chain given as text, to ask what it reads and which gradients it has."""
-    traced = Chain.from_json(chain).trace(metas)
+    traced = _trace(chain, (), metas)
     return Backward(traced, needs, Settings(), _parse_saved(traced, saved))
 
 
@@ -202,7 +256,7 @@ def _backward(
     inputs: Any, saved: Any, gradients: Any, sizes: Any, chain: str, saves: str, needs: list[bool], options: str
 ) -> list[Any]:
     with torch.no_grad():
-        backward = _compile(inputs, sizes, chain, saves, options).backward(needs)
+        backward = _find_backward(inputs, sizes, chain, saves, options, needs)
         found = backward([*(inputs[k] for k in backward.inputs), *saved], gradients, needs)
     wanted = [(t, like) for t, like, need in zip(found, inputs, needs, strict=True) if need]
     return [torch.zeros_like(like, memory_format=_CONTIGUOUS) if t is None else t for t, like in wanted]

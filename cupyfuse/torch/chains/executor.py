@@ -12,9 +12,9 @@ from . import autograd
 from .chain import Chain, metas_of
 from .compiled import CompiledChain
 from .options import Options
-from .prepacked import Budget, weight_cache
-from .runtime import device_of, is_capturing
-from .tensors import Tensors
+from .prepacked import Budget, begin_prepacking, weight_cache
+from .runtime import device_at, is_capturing
+from .tensors import Tensors, layout_without_memory, without_memory
 from .weight_changes import FixedInputs
 
 _MAX_COMPILED = 256
@@ -35,29 +35,17 @@ class Executor:
 
     def __init__(self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool], budget: Budget):
         self.chain = chain
-        settings = options.settings_on(device_of(tensors[0]))
-        prepacked = frozenset(k for k in chain.fixed if options.frozen or _is_cacheable(tensors[k]))
-        signature = tuple((meta, t.stride()) for meta, t in zip(metas_of(tensors), tensors, strict=True))
-        surroundings = tensors[0].get_device(), torch.get_default_dtype()
-        key = (chain, signature, tuple(needs), settings, prepacked, surroundings)
         with torch.no_grad(), _compiling:
-            compiled = _compiled.get(key)
-            if compiled is None:
-                traced = chain.trace(metas_of(tensors))
-                compiled = CompiledChain(traced, tensors, settings, needs, prepacked=prepacked)
+            compiled = _begin(chain, options, tensors, tensors, needs)
             self._compiled, self.plan = compiled, compiled.plan
-            if key not in _compiled:  # only once there is a plan
-                while len(_compiled) >= _MAX_COMPILED:
-                    del _compiled[next(iter(_compiled))]
-                _compiled[key] = compiled
             matrices = compiled.matrices(tensors)
             self._weights = None
+            self.backward = compiled.backward(needs) if any(needs) else None
             if self.plan.prepare is not None:
                 self._weights = weight_cache(self.plan.prepare, matrices, options.frozen, budget)
                 self.plan.prepare_note = self._weights.when
             if not compiled.is_loaded:
                 compiled.load([*matrices, *(self._weights.compute(matrices) if self._weights is not None else ())])
-        self.backward = compiled.backward(needs) if any(needs) else None
         self.returns_views = compiled.returns_views
         self._differentiable = self.backward is not None and any(self.backward.differentiable)
         self._outputs = len(chain.outputs)
@@ -140,6 +128,48 @@ class Executor:
                 weights = self._weights(matrices, tensors) if cached else self._weights.compute(matrices)
                 results = self._compiled([*matrices, *weights])
         return results[: self._outputs], results[self._outputs :]
+
+
+def begin(chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool]) -> None:
+    """Plan the first call of a chain, and begin to compile its kernels, in other threads.
+
+    Parameters
+    ----------
+    tensors : inputs like those of the call; they may be fake
+    needs : for each input, whether its gradient is wanted
+    """
+    with torch.no_grad(), _compiling:
+        _begin(chain, options, tensors, [layout_without_memory(t) for t in tensors], needs)
+
+
+def _begin(chain: Chain, options: Options, tensors: Tensors, layouts: Tensors, needs: Sequence[bool]) -> CompiledChain:
+    """Find the compiled chain for inputs like these, or make it: all its kernels compile at once, of both passes.
+
+    `layouts` are the inputs, or tensors of the device "meta" with their shapes, dtypes and strides.
+    """
+    device = tensors[0].device
+    settings = options.settings_on(device_at(device))
+    prepacked = frozenset(k for k in chain.fixed if options.frozen or _is_cacheable(tensors[k]))
+    metas = metas_of(layouts)
+    signature = tuple((meta, t.stride()) for meta, t in zip(metas, layouts, strict=True))
+    key = (chain, signature, tuple(needs), settings, prepacked, device, torch.get_default_dtype())
+    compiled = _compiled.get(key)
+    if compiled is not None:
+        return compiled
+    compiled = CompiledChain(chain.trace(metas), layouts, settings, needs, prepacked=prepacked)
+    plan = compiled.plan
+    while len(_compiled) >= _MAX_COMPILED:
+        del _compiled[next(iter(_compiled))]
+    _compiled[key] = compiled  # only once there is a plan
+    matrices = compiled.matrices(layouts)
+    weights: list[Any] = []
+    if plan.prepare is not None:
+        weights = [without_memory(o.shape, o.dtype) for o in plan.prepare.outputs]
+        begin_prepacking(plan.prepare, matrices, device, options.frozen)
+    compiled.prepare([*matrices, *weights], device)
+    if any(needs):
+        compiled.backward(needs).prepare(layouts, device, needs)
+    return compiled
 
 
 def _is_cacheable(tensor: Any) -> bool:

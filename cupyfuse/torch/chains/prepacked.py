@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerprint
 from ...engines.cuda import CudaExecutable
 from ...plan.plan import Plan
-from .runtime import is_capturing, load, runtime_of
+from .runtime import begin, is_capturing, load, runtime_of
 from .tensors import Tensors
 
 _STATES = 32  # streams and captured graphs that one cache serves; further ones prepack in every call
@@ -69,6 +69,11 @@ def weight_cache(plan: Plan, matrices: Tensors, frozen: bool, budget: Budget) ->
     if not budget.allows(sum(o.node.nbytes for o in plan.outputs), device):
         return Uncached(plan, matrices, "in every call, because {} are more than may be kept")
     return FrozenCache(plan, matrices, budget) if frozen else CheckedCache(plan, matrices, budget)
+
+
+def begin_prepacking(plan: Plan, matrices: Tensors, device: torch.device, frozen: bool) -> None:
+    """Begin to compile the kernels of a prepacking plan, as `weight_cache` most probably loads it."""
+    begin(plan, [matrices[n.argument] for n in plan.graph.inputs], device, conditional=plan.conditional and not frozen)
 
 
 class Uncached:
@@ -160,7 +165,7 @@ class CheckedCache(Uncached):
     def _load(self, plan: Plan, arguments: Tensors) -> Any:
         with self._runtime.made_current():
             self._fingerprint = Fingerprint(self._runtime, [_geometry(t) for t in arguments])
-        return CudaExecutable(plan, arguments, self._runtime, conditional=True)
+        return CudaExecutable(plan, arguments, self._runtime, conditional=True).load()
 
     def __call__(self, matrices: Tensors, tensors: Tensors) -> list[Any]:
         if not self._runtime.is_current():

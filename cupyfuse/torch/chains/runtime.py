@@ -22,7 +22,7 @@ from ...cuda.gemm import Blas, ForeignBlas, library_name
 from ...cuda.launch_graph import LaunchGraph
 from ...cuda.runtime import GpuRuntime, LibraryFunction
 from ...devices import Device
-from ...engines import row_blocks
+from ...engines import cuda, row_blocks
 from ...engines.cuda import CudaExecutable
 from ...engines.numpy import NumpyExecutable
 from ...errors import EngineError
@@ -55,13 +55,31 @@ def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
     index = tensors[0].get_device()
     if index < 0:
         return _CpuPlan(plan, tensors)
-    execute: Execute = row_blocks.load(functools.partial(CudaExecutable, runtime=runtime_of(index)), plan, tensors)
+    execute: Execute = row_blocks.load(functools.partial(cuda.load, runtime=runtime_of(index)), plan, tensors)
     return execute
+
+
+def begin(
+    plan: Plan, tensors: Sequence[torch.Tensor], device: torch.device, conditional: bool = False
+) -> Callable[[], Execute] | None:
+    """Begin to compile the kernels of a plan, in other threads; return what loads it, as `load` does.
+
+    `tensors` are those of `load`, or of the device "meta" with their shapes, dtypes and strides. None for CPUs, which
+    compile nothing, and for plans in blocks, whose loading computes.
+    """
+    if device.type != "cuda" or plan.blocks is not None:
+        return None
+    return CudaExecutable(plan, tensors, runtime_of(device.index), conditional).load
 
 
 def device_of(tensor: torch.Tensor) -> Device | None:
     """Return the GPU that a tensor is on; None for a CPU, and for a GPU that is not in the table."""
-    return _device(tensor.get_device()) if tensor.is_cuda else None
+    return device_at(tensor.device)
+
+
+def device_at(place: torch.device) -> Device | None:
+    """Return the GPU of a PyTorch device, as `device_of`."""
+    return _device(place.index) if place.type == "cuda" else None
 
 
 @lru_cache(maxsize=64)

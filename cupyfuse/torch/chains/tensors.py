@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +23,11 @@ def dtype_name(dtype: torch.dtype) -> str | None:
     return _NAMES.get(dtype)
 
 
+def concrete_sizes(sizes: Iterable[Any]) -> tuple[int, ...]:
+    """Convert sizes to numbers, symbolic ones to what they stand for at the moment."""
+    return tuple(int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes)
+
+
 def layout_of(tensor: torch.Tensor) -> Layout:
     """Return the memory layout of a tensor of at most two dimensions, as far as plans depend on it."""
     return strided_layout(tensor.shape, tensor.stride(), tensor.is_contiguous())
@@ -31,6 +36,17 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     """Fold the leading dimensions of a tensor of more than two into rows."""
     return tensor if tensor.dim() <= 2 else tensor.detach().reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+
+
+def without_memory(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    """Return a contiguous tensor of the device "meta"."""
+    return torch.empty(tuple(shape), dtype=_DTYPES[dtype], device="meta")
+
+
+def layout_without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the device "meta" with a tensor's shape, dtype and strides, symbols as what they stand for."""
+    sizes = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
+    return torch.empty_strided(*sizes, dtype=tensor.dtype, device="meta")
 
 
 def as_base(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ...errors import TraceError
 from ...trace import Trace
 from .. import rules
-from ..chains.chain import Call, concrete_sizes, traced_call
+from ..chains.chain import Call, traced_call
 from ..chains.eligibility import is_sharded
-from ..chains.tensors import dtype_name
+from ..chains.tensors import concrete_sizes, dtype_name
 from ..explain import VIEW
 from ..rules.symbols import Ref, references, size_hint, substitute
 from ..rules.values import Value

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
-from ...errors import TraceError
-from ..chains import custom_op
-from ..chains.chain import concrete_sizes, metas_of
+from ...errors import EngineError, TraceError
+from ..chains import custom_op, executor
+from ..chains.chain import metas_of
 from ..chains.eligibility import is_sharded
 from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Activity, Runner
 from ..chains.runtime import device_of
+from ..chains.tensors import concrete_sizes
 from .captured import is_dense, storage_of
 from .importer import ImportedGraph
 from .inplace import restore_in_place
@@ -54,15 +55,22 @@ class Direct:
         self.activity = Activity()
 
     def make_call(
-        self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str
+        self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str, needs: list[bool]
     ) -> list[Node]:
-        """Add the call by `add(target, arguments, example)`; return a node for each output of the chain."""
+        """Add the call by `add(target, arguments, example)`; return a node for each output of the chain.
+
+        `needs` says for each input whether its gradient is wanted.
+        """
         runner = Runner(fused.chain, self.options, self.budget, self.activity)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
         count = len(fused.outputs)
         outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
-        traced = fused.with_hints().trace(metas_of(tensors)).outputs
+        chain = fused.with_hints()
+        if not any(map(is_sharded, tensors)):
+            with suppress(EngineError, TraceError, ValueError, TypeError):  # that the call itself raises
+                executor.begin(chain, self.options, tensors, needs)
+        traced = chain.trace(metas_of(tensors)).outputs
         # A transposed result is a view of the computed one.
         return [
             output if value.tracer._axes.labels == (0, 1) else add("contiguous", (output,))
@@ -79,9 +87,18 @@ class AsOperator:
         self.options = options
 
     def make_call(
-        self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
+        self,
+        add: AddNode,
+        fused: FusedChain,
+        nodes: Sequence[Node],
+        tensors: Sequence[Any],
+        saved: str,
+        needs: list[bool],
     ) -> list[Node]:
-        """Add the call, which saves `saved` (see `describe_saved`); return a node for each output of the chain."""
+        """Add the call, which saves `saved` (see `describe_saved`); return a node for each output of the chain.
+
+        The compiler takes the graph further while the kernels of the first call compile.
+        """
         chain = fused.chain
         if any(map(is_sharded, tensors)):
             from ..sharded.operator import as_function  # DTensor's import takes a while
@@ -93,6 +110,8 @@ class AsOperator:
         with mode or nullcontext():
             results = custom_op.fake_forward(list(tensors), sizes, text, saved)
         options = custom_op.options_text(self.options)
+        with suppress(EngineError, TraceError, ValueError, TypeError):  # that the call itself raises
+            custom_op.prepare(tensors, sizes, text, saved, options, needs)
         target = torch.ops.cupyfuse.chain.default
         call = add(target, (list(nodes), list(fused.sizes), text, saved, options), results)
         outputs = [add(operator.getitem, (call, k), results[k]) for k in range(len(fused.outputs))]
@@ -107,6 +126,21 @@ CallMaker = Direct | AsOperator
 def lower(imported: ImportedGraph, partition: Partition, call_maker: CallMaker) -> None:
     """Replace the chains of a graph by calls, and put everything into the order of the partition."""
     _Lowerer(imported, call_maker).run(partition)
+
+
+class _Prepared(NamedTuple):
+    """What the call of a chain depends on, beside the chain.
+
+    Attributes
+    ----------
+    orders : the order of each output's dimensions in memory
+    saved : the values saved for the backward pass, as text
+    needs : for each input, whether its gradient is wanted
+    """
+
+    orders: list[list[int]]
+    saved: str
+    needs: list[bool]
 
 
 class _Lowerer:
@@ -133,13 +167,13 @@ class _Lowerer:
             # Views of results are items of their own: they run again after the call.
             computed = [k for k in item.members if k not in item.views]
             try:
-                orders, saved = self._prepare(item)
+                prepared = self._prepare(item)
             except TraceError as reason:
                 partition.unfused.update(dict.fromkeys(item.members, str(reason)))
                 order += self._nodes_of(*item.members)
                 items += computed
                 continue
-            calls = self._replace(item, orders, saved)
+            calls = self._replace(item, prepared)
             inserted.update(calls)
             order += [*calls, *self._nodes_of(*computed)]
             items.append(item)
@@ -156,8 +190,8 @@ class _Lowerer:
         for before, node in pairwise(dict.fromkeys(n for n in order if n in remaining)):
             before.append(node)
 
-    def _prepare(self, fused: FusedChain) -> tuple[list[list[int]], str]:
-        """Find the order of each output's dimensions in memory, and the values saved for the backward pass, as text.
+    def _prepare(self, fused: FusedChain) -> _Prepared:
+        """Find what a chain's call depends on.
 
         Raises
         ------
@@ -179,14 +213,14 @@ class _Lowerer:
         if sharded and any(needs) and changed & set(map(storage_of, tensors)):
             raise TraceError("what its backward pass may read is changed in place later")
         if sharded or not any(needs) or (self.call_maker.differentiates and not changed):
-            return orders, "[]"
+            return _Prepared(orders, "[]", needs)
         chain = fused.with_hints()
         settings = self.call_maker.options.settings_on(device_of(tensors[0]))
         saved = custom_op.describe_saved(chain, tensors, needs, settings)
         read = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
         if changed & {storage_of(tensors[k]) for k in read}:
             raise TraceError("what its backward pass reads is changed in place later")
-        return orders, saved
+        return _Prepared(orders, saved, needs)
 
     def _changed_after_start(self, fused: FusedChain) -> set[int]:
         """Find the memories that other operations change in place after the chain's first operation."""
@@ -194,11 +228,8 @@ class _Lowerer:
         written = {n for k, operation in operations if k not in fused.members for n in operation.written}
         return {storage_of(self.captured.tensors[n]) for n in written}
 
-    def _replace(self, fused: FusedChain, orders: Sequence[list[int]], saved: str) -> list[Node]:
-        """Replace a chain's operations by a call and getters of its results; return the new nodes.
-
-        `orders` and `saved` are those of `_prepare`.
-        """
+    def _replace(self, fused: FusedChain, prepared: _Prepared) -> list[Node]:
+        """Replace a chain's operations by a call and getters of its results; return the new nodes."""
         tensors = [self.captured.tensors[n] for n in fused.inputs]
         examples = [self.captured.tensors[n] for n in fused.outputs]
         new: list[Node] = []
@@ -213,17 +244,20 @@ class _Lowerer:
             return new[-1]
 
         nodes = [self.imported.nodes[n] for n in fused.inputs]
-        results = self.call_maker.make_call(add, fused, nodes, tensors, saved)
+        results = self.call_maker.make_call(add, fused, nodes, tensors, prepared.saved, prepared.needs)
         differentiated = self._records_gradients and any(t.requires_grad for t in tensors)
-        for number, node, order, example in zip(fused.outputs, results, orders, examples, strict=True):
+        for number, node, order, example in zip(fused.outputs, results, prepared.orders, examples, strict=True):
             if is_sharded(example):
                 from ..sharded.placements import placer
 
                 node = add(placer(example.placements), (node,))
             if order:
                 # PyTorch's result has its dimensions in another order in memory.
-                laid_out = add("contiguous", (add("permute", (node, order)),))
-                node = add("permute", (laid_out, [order.index(k) for k in range(len(order))]))
+                with torch.no_grad():
+                    laid_out = example.permute(order)
+                    transposed = torch.empty_like(example, memory_format=torch.contiguous_format).permute(order)
+                node = add("contiguous", (add("permute", (node, order), transposed),), laid_out)
+                node = add("permute", (node, [order.index(k) for k in range(len(order))]))
             if differentiated and not example.requires_grad:
                 # For autograd every result of the call depends on all of its operands.
                 node = add("detach", (node,))

@@ -163,7 +163,7 @@ class HostRuntime(NumpyLikeArrays):
         holder = type("Holder", (), {"__array_interface__": interface | {"typestr": f"|V{kind.itemsize}"}})()
         return np.asarray(holder).view(kind) if kind.itemsize else np.asarray(holder)
 
-    def load_together(self, kernels: Sequence[Kernel]) -> None:
+    def compile_ahead(self, kernels: Sequence[Kernel]) -> None:
         for kernel in kernels:
             self.library.want(kernel)
 
