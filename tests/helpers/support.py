@@ -34,6 +34,11 @@ INF, NAN = float("inf"), float("nan")
 SPECIALS = (INF, -INF, NAN, 0.0, -0.0)
 
 
+def chosen(session: pytest.Session, test: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The parameters of each case of a test that runs in this session: what `-k` and `rotates` have left of them."""
+    return [item.callspec.params for item in session.items if getattr(item, "function", None) is test]
+
+
 # Engines ------------------------------------------------------------------------------------------------------------
 
 
