@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from host_cuda.library import SHARED_BUILD, locked
 from hypothesis import HealthCheck, settings
-from support import CUDA, HOST, NUMPY, Engine
+from support import CUDA, HOST, NUMPY, Engine, of_day
 
 from cupyfuse.settings import force_plans
 
@@ -53,12 +53,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave the cases of tests that rotate to their day, unless `CUPYFUSE_ALL_TESTS` is set."""
     if "CUPYFUSE_ALL_TESTS" in os.environ:
         return
-    turn = datetime.date.today().toordinal() % 3
-    others = [i for i in items if i.get_closest_marker("rotates") and zlib.crc32(i.nodeid.encode()) % 3 != turn]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        left = set(others)
-        items[:] = [i for i in items if i not in left]
+    rotating = [i.nodeid for i in items if i.get_closest_marker("rotates") and not i.get_closest_marker("gpu")]
+    rotating_gpu = [i.nodeid for i in items if i.get_closest_marker("rotates") and i.get_closest_marker("gpu")]
+    day = datetime.date.today().toordinal()
+    left = {*rotating, *rotating_gpu} - of_day(day, rotating) - of_day(day, rotating_gpu)
+    if left:
+        config.hook.pytest_deselected(items=[i for i in items if i.nodeid in left])
+        items[:] = [i for i in items if i.nodeid not in left]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
