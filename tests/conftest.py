@@ -49,14 +49,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+def rotates(item: pytest.Item) -> bool:
+    """Whether the case has days of its own: by `rotates`, or as one of kernels on the CPU by `kernels_rotate`."""
+    if item.get_closest_marker("kernels_rotate") is None:
+        return item.get_closest_marker("rotates") is not None
+    assert isinstance(item, pytest.Function)
+    return any(value is HOST for value in item.callspec.params.values())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the cases of tests that rotate to their day, unless `CUPYFUSE_ALL_TESTS` is set."""
     if "CUPYFUSE_ALL_TESTS" in os.environ:
         return
-    rotating = [i.nodeid for i in items if i.get_closest_marker("rotates") and not i.get_closest_marker("gpu")]
-    rotating_gpu = [i.nodeid for i in items if i.get_closest_marker("rotates") and i.get_closest_marker("gpu")]
+    on_cpu = [i.nodeid for i in items if rotates(i) and not i.get_closest_marker("gpu")]
+    on_gpu = [i.nodeid for i in items if rotates(i) and i.get_closest_marker("gpu")]
     day = datetime.date.today().toordinal()
-    left = {*rotating, *rotating_gpu} - of_day(day, rotating) - of_day(day, rotating_gpu)
+    left = {*on_cpu, *on_gpu} - of_day(day, on_cpu) - of_day(day, on_gpu)
     if left:
         config.hook.pytest_deselected(items=[i for i in items if i.nodeid in left])
         items[:] = [i for i in items if i.nodeid not in left]
