@@ -54,6 +54,7 @@ def run_cases(names: list[str], folder: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", sharded_cases.CASES)
 def test_chains_on_shards(name: str, outcome: dict[str, list[str]]) -> None:
     errors = outcome.get(name, [])
