@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from host_cuda.library import SHARED_BUILD, locked
 from hypothesis import HealthCheck, settings
-from support import CUDA, HOST, NUMPY, Engine
+from support import CUDA, HOST, NUMPY, Engine, of_day
 
 from cupyfuse.settings import force_plans
 
@@ -49,16 +49,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+def rotates(item: pytest.Item) -> bool:
+    """Whether the case has days of its own: by `rotates`, or as one of kernels on the CPU by `kernels_rotate`."""
+    if item.get_closest_marker("kernels_rotate") is None:
+        return item.get_closest_marker("rotates") is not None
+    assert isinstance(item, pytest.Function)
+    return any(value is HOST for value in item.callspec.params.values())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the cases of tests that rotate to their day, unless `CUPYFUSE_ALL_TESTS` is set."""
     if "CUPYFUSE_ALL_TESTS" in os.environ:
         return
-    turn = datetime.date.today().toordinal() % 3
-    others = [i for i in items if i.get_closest_marker("rotates") and zlib.crc32(i.nodeid.encode()) % 3 != turn]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        left = set(others)
-        items[:] = [i for i in items if i not in left]
+    on_cpu = [i.nodeid for i in items if rotates(i) and not i.get_closest_marker("gpu")]
+    on_gpu = [i.nodeid for i in items if rotates(i) and i.get_closest_marker("gpu")]
+    day = datetime.date.today().toordinal()
+    left = {*on_cpu, *on_gpu} - of_day(day, on_cpu) - of_day(day, on_gpu)
+    if left:
+        config.hook.pytest_deselected(items=[i for i in items if i.nodeid in left])
+        items[:] = [i for i in items if i.nodeid not in left]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

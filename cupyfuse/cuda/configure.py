@@ -13,13 +13,13 @@ from .short_rows import SHORT, THREADS, lanes, rows_at_a_time
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
 # Bytes of a row that a thread may hold as they were loaded.
-_PACKED_BYTES = 128
+_BYTES_HELD_AS_LOADED = 128
 # Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs; then both of a
 # program that computes little. On an H200 the backward passes of softmax and of norms, with 24 FLOPs, 4 values and 12
 # bytes an element, run packed at 0.85 to 0.98 of a copy's rate from 256 to 8192 columns, and with their values in
 # registers at 0.26 to 0.6.
-_MOST_RECOMPUTED, _MOST_PACKED = 40, 16
-_LITTLE_RECOMPUTED, _LITTLE_PACKED = 8, 8
+_MOST_RECOMPUTED, _MOST_INPUT_BYTES = 40, 16
+_LITTLE_RECOMPUTED, _LITTLE_INPUT_BYTES = 8, 8
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
 # Of a multiprocessor with clusters: shared memory, of which the system takes some for each block.
 _MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
@@ -29,7 +29,7 @@ _LINE = 128  # bytes of a line of a cache
 _SIMPLE_THREADS, _LIGHT_THREADS, _COLUMN_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1280, 1024, 512
 _MOST_BLOCKS = 16  # of a cluster on Hopper; more than 8 have to be allowed (compile.py)
 # Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
-_MOST_PACKS, _MOST_DOUBLE_PACKS = 14, 16
+_MOST_SHARED_PACKS, _MOST_SHARED_DOUBLE_PACKS = 14, 16
 # Rows so long, and so many, get a block each where elements depend on several values of the row, which would be loaded
 # for each pack: so an H200 makes the gradient of the logits of a loss 1.2 to 1.5 times as fast; with one value it is
 # up to 15 % slower.
@@ -105,7 +105,7 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
 def _is_packed(program: Program) -> bool:
     """Whether rows are held as they were loaded, and stages compute again what they need of them."""
     guarded = any(n.op == "guard" for n in program.step.nodes)
-    few = program.recomputed_flops <= _MOST_RECOMPUTED and 0 < program.input_bytes <= _MOST_PACKED
+    few = program.recomputed_flops <= _MOST_RECOMPUTED and 0 < program.input_bytes <= _MOST_INPUT_BYTES
     # Sums of exponentials are rescaled for each pack, which float64 results would show.
     return few and not guarded and not _is_double(program)
 
@@ -120,7 +120,7 @@ def _holds_much(program: Program) -> bool:
 
 
 def _computes_little(program: Program) -> bool:
-    return program.recomputed_flops <= _LITTLE_RECOMPUTED and program.input_bytes <= _LITTLE_PACKED
+    return program.recomputed_flops <= _LITTLE_RECOMPUTED and program.input_bytes <= _LITTLE_INPUT_BYTES
 
 
 def _is_double(program: Program) -> bool:
@@ -156,7 +156,7 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
         resident_threads = _COLUMN_THREADS if widens else _LIGHT_THREADS
     else:
         resident_threads = _DOUBLE_THREADS if double else _THREADS
-    most = _MOST_DOUBLE_PACKS if double else _MOST_PACKS
+    most = _MOST_SHARED_DOUBLE_PACKS if double else _MOST_SHARED_PACKS
     again = program.stages * program.input_bytes + program.output_bytes
     limit = _SLOW_READ_AGAIN if double or program.reads_columns else _READ_AGAIN
     # A cluster alone leaves its multiprocessors idle while it waits.
@@ -198,7 +198,7 @@ def held_bytes(program: Program, elements: int) -> int:
 
 def _most_packed(program: Program) -> int:
     """Return how many elements a thread may hold as they were loaded, and have registers left to compute with."""
-    return min(_PACKED_BYTES // program.input_bytes, 32 if program.reads_columns else 64)
+    return min(_BYTES_HELD_AS_LOADED // program.input_bytes, 32 if program.reads_columns else 64)
 
 
 def _most_held(program: Program) -> int:

@@ -131,7 +131,7 @@ class Capture:
             before = activity.calls
             try:
                 result = captured(module, *args, **kwargs)
-            except Exception:
+            except BaseException:
                 callback.settle(returned=False)
                 raise
             if callback.unsettled:

@@ -180,22 +180,23 @@ class FrameCallback:
                 self._attempt = None
         size, breaks = self._captures.size, len(graph_break_reasons)
         whole = refused = False
-        try:
-            with running_eagerly() as answers, without_messages("torch._subclasses.fake_tensor"):
-                result = self._torchdynamo_orig_backend(frame, *arguments)
-            whole = result.guarded_code is not None and len(graph_break_reasons) == breaks
-            return result
-        except Exception:
-            refused = True
-            self._captures.forget(size)
-            raise
-        finally:
-            thread = threading.get_ident()
-            if is_call and answers.asked and may_be_whole and not whole:
-                call = self.unsettled.setdefault(thread, _Call())
-                call.tried, call.refused = self._tried, False
-            if refused and thread in self.unsettled:
-                self.unsettled[thread].refused = True
+        with running_eagerly() as answers:
+            try:
+                with without_messages("torch._subclasses.fake_tensor"):
+                    result = self._torchdynamo_orig_backend(frame, *arguments)
+                whole = result.guarded_code is not None and len(graph_break_reasons) == breaks
+                return result
+            except Exception:
+                refused = True
+                self._captures.forget(size)
+                raise
+            finally:
+                thread = threading.get_ident()
+                if is_call and answers.asked and may_be_whole and not whole:
+                    call = self.unsettled.setdefault(thread, _Call())
+                    call.tried, call.refused = self._tried, False
+                if refused and thread in self.unsettled:
+                    self.unsettled[thread].refused = True
 
     def _convert_whole(self, frame: Any, *arguments: Any) -> Any:
         """Capture the module's call as compiled code in one graph; raise an error where that cannot be.

@@ -25,6 +25,7 @@ def arguments(rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
     return [normal(rng, shape, "float64") for shape in ((6, 5), (4, 5), (4,))]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("head", HEADS, ids=lambda h: h.name)
 def test_bound_heads_are_the_heads(engine: Engine, head: Head, dtype: str, rng: np.random.Generator) -> None:

@@ -230,6 +230,7 @@ def test_zero_dimensional_results_are_numpys_scalars() -> None:
     assert isinstance(total, np.float32) and total == 66
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
 def test_layouts_of_arguments(engine: Engine, layout: str, dtype: str, rng: np.random.Generator) -> None:

@@ -63,6 +63,7 @@ def same(function: Any, theirs: Any, arrays: Sequence[Any], **options: Any) -> N
         np.testing.assert_allclose(gradient, wanted.numpy(), **CLOSE)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_labels(shape: tuple[int, ...], reduction: str, rng: np.random.Generator) -> None:

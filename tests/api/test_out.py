@@ -15,6 +15,7 @@ import cupyfuse as cf
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_out_in_any_layout(engine: Engine, layout: str) -> None:
     out = engine.array(np.zeros((4, 3), np.float32), layout)

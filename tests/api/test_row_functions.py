@@ -55,6 +55,7 @@ def test_softmax(
     assert_close(actual, expected, rounding(expected, dtype, x.size))
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("specials", [(INF,), (-INF,), (NAN,), (INF, -INF), (INF, NAN), (0.0, -0.0, 1e30, -1e30)])
 @pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
 def test_special_values_are_scipys(
@@ -82,6 +83,7 @@ B_CASES: list[tuple[tuple[int, ...], tuple[int, ...], Any]] = [
 ]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(("shape", "b_shape", "axis"), B_CASES)
 def test_logsumexp_with_factors(

@@ -93,10 +93,12 @@ def test_every_cut_compiles_without_spills(dtype: str, cut: tuple[int, int, bool
             assert max(local_bytes(cubin(k.source, f"sm_{k.arch}")) for k in kernels) <= allowed
 
 
-def test_elements_that_are_read_one_by_one() -> None:
-    for program, shape in products("bfloat16", vec=1):
-        kernel, *_ = emit_gemm(program, shape)
-        assert local_bytes(cubin(kernel.source, f"sm_{kernel.arch}")) == 0
+@pytest.mark.rotates
+@pytest.mark.parametrize("number", range(len(TAILS) + 3))
+def test_elements_that_are_read_one_by_one(number: int) -> None:
+    program, shape = list(products("bfloat16", vec=1))[number]
+    kernel, *_ = emit_gemm(program, shape)
+    assert local_bytes(cubin(kernel.source, f"sm_{kernel.arch}")) == 0
 
 
 def test_a_kernel_that_spills_is_seen() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from host_cuda.library import CompileError, HostCudaError, sanitizer_environment
 from host_trial import THREADS, run
+from kernel_cases import CASES
 from support import HELPERS, ROOT
 
 
@@ -319,7 +320,13 @@ def test_address_sanitizer_names_the_line() -> None:
     assert all(re.search(r"emitted trial:4", report) for report in reports)
 
 
-def test_the_kernels_run_clean_under_address_sanitizer() -> None:
-    done = sanitized("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda/test_kernels.py", "-k", "host")
+@pytest.mark.rotates
+@pytest.mark.parametrize("part", range(3))
+def test_the_kernels_run_clean_under_address_sanitizer(part: int) -> None:
+    """A third of the cases, and all other tests that run kernels beside them."""
+    file = "tests/cuda/test_kernels.py"
+    others = [f"--deselect={file}::test_kernels[host-{c.name}]" for k, c in enumerate(CASES) if k % 3 != part]
+    done = sanitized("-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", "host", *others)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert re.search(r"\d{3} passed", done.stdout)
+    found = re.search(r"(\d+) passed", done.stdout)
+    assert found and int(found[1]) >= len(CASES[part::3]), done.stdout

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_cases import CASES, Case
-from support import CUDA, HOST, INF, NAN, Engine, assert_equal
+from support import CUDA, HOST, INF, NAN, Engine, assert_equal, chosen
 
 import cupyfuse as cf
 from cupyfuse.cuda import sources
@@ -26,10 +26,9 @@ def fused(case: Case) -> cf.Fused:
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest) -> None:
     """The kernels of all selected cases compiled together, which is quicker than one by one."""
-    chosen = [getattr(item, "callspec", None) for item in request.session.items]
     with HOST.active(), HOST.runtime.only_collecting():
-        for params in (spec.params for spec in chosen if spec is not None):
-            if params.get("device") is HOST and "case" in params:
+        for params in chosen(request.session, test_kernels):
+            if params["device"] is HOST:
                 fused(params["case"])(*params["case"].laid_out(HOST.xp))
 
 

@@ -260,6 +260,7 @@ def test_several_tiles_for_each_block(device: Engine, rng: np.random.Generator) 
             np.testing.assert_array_equal(product(device, a, b, processors=processors), result)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("row", [0, 250, 519])
 def test_small_elements_count_in_every_tile(device: Engine, row: int, rng: np.random.Generator) -> None:
     a, b = (np.abs(rng.standard_normal(shape)).astype(F32) for shape in ((520, 70), (338, 70)))
@@ -269,6 +270,7 @@ def test_small_elements_count_in_every_tile(device: Engine, row: int, rng: np.ra
         np.testing.assert_allclose(result, expected, rtol=3 * 2.0**-22)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("width", TILE_WIDTHS)
 def test_doubts_in_tiles_of_every_width(
     device: Engine, width: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
@@ -312,6 +314,7 @@ def nan_where_lo_is_zero(memory: Any, rows: int, cols: int) -> None:
 ROUNDED = {"float32": lambda x: x, "float16": lambda x: x.astype(np.float16), "bfloat16": lambda x: x.astype(BF16)}
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("right", ROUNDED)
 @pytest.mark.parametrize("left", ROUNDED)
 def test_zero_lo_is_left_out(device: Engine, left: str, right: str, rng: np.random.Generator) -> None:

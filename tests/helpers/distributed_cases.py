@@ -1,6 +1,7 @@
 """Two processes train together: the cases of `torch/test_distributed.py`, and what runs them in one of the processes.
 
-`python distributed_cases.py FOLDER` with RANK and WORLD_SIZE set; a line of `FOLDER/RANK` tells how a case went.
+`python distributed_cases.py FOLDER [NAME ...]` with RANK and WORLD_SIZE set; a line of `FOLDER/RANK` tells how a case
+went. With names, these cases alone run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -299,18 +300,17 @@ def check(case: Case, rank: int) -> None:
         assert ran or chains, str(ct.explain(module))
 
 
-def main(folder: Path) -> None:
-    """Run the cases as one process of several, and write each error, empty where there is none."""
+def main(folder: Path, names: Sequence[str]) -> None:
+    """Run cases, all without names, as one process of several, and write each error, empty where there is none."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     be_quick()
     vars(decision)["judge_for"] = lambda *args, **kwargs: partition.judge_without_costs
     place = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=LIMIT)
-    chosen = sys.argv[2:]
     with open(folder / str(rank), "w", buffering=1) as file:
         for name, case in CASES.items():
-            if chosen and not any(word in name for word in chosen):
+            if names and name not in names:
                 continue
             try:
                 check(case, rank)
@@ -322,4 +322,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

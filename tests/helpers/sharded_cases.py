@@ -1,7 +1,7 @@
 """Chains on DTensors in several processes: the cases of `torch/test_sharded.py`, and what runs them.
 
-`python sharded_cases.py FOLDER [WORD ...]` forks 2, 3 and 4 processes, one number after the other: what they import is
-imported once. A line of `FOLDER/WORLD-RANK` tells how a case went. With words, only cases whose names hold one run.
+`python sharded_cases.py FOLDER [NAME ...]` forks 2, 3 and 4 processes, one number after the other: what they import is
+imported once. A line of `FOLDER/WORLD-RANK` tells how a case went. With names, these cases alone run.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def a_process_dies(here: Here) -> None:
     assert time.monotonic() - start < LIMIT.total_seconds() / 2
 
 
-def work(folder: Path, rank: int, count: int, chosen: Sequence[str]) -> None:
+def work(folder: Path, rank: int, count: int, names: Sequence[str]) -> None:
     """Run the cases as one process of several, and write each error, empty where there is none."""
     place = f"file://{folder / f'store{count}'}"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=LIMIT)
@@ -83,7 +83,7 @@ def work(folder: Path, rank: int, count: int, chosen: Sequence[str]) -> None:
     _watch(here)
     with open(folder / f"{count}-{rank}", "w", buffering=1) as file:
         for name, (worlds, run) in CASES.items():
-            if count not in worlds or (chosen and not any(word in name for word in chosen)):
+            if count not in worlds or (names and name not in names):
                 continue
             here.left.clear(), here.gathered.clear()
             torch._dynamo.reset()
@@ -99,7 +99,7 @@ def work(folder: Path, rank: int, count: int, chosen: Sequence[str]) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path, chosen: Sequence[str]) -> None:
+def main(folder: Path, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     be_quick()
     vars(decision)["judge_for"] = lambda *args, **kwargs: partition.judge_without_costs
@@ -109,7 +109,7 @@ def main(folder: Path, chosen: Sequence[str]) -> None:
             child = os.fork()
             if not child:
                 try:
-                    work(folder, rank, count, chosen)
+                    work(folder, rank, count, names)
                 finally:
                     sys.stdout.flush(), sys.stderr.flush()
                     os._exit(0)

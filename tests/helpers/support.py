@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,27 @@ HELPERS = ROOT / "tests" / "helpers"
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INF, NAN = float("inf"), float("nan")
 SPECIALS = (INF, -INF, NAN, 0.0, -0.0)
+
+
+def chosen(session: pytest.Session, test: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The parameters of each case of a test that runs in this session: what `-k` and `rotates` have left of them."""
+    return [item.callspec.params for item in session.items if getattr(item, "function", None) is test]
+
+
+def of_day(day: int, cases: Iterable[str]) -> set[str]:
+    """A third of the cases of each test, of which any three days in a row have all.
+
+    Cases are dealt out in an order that has nothing to do with their parameters: a day that takes every third case of a
+    product of three dtypes and others would have one dtype.
+    """
+    by_test: dict[str, list[str]] = {}
+    for case in cases:
+        by_test.setdefault(case.partition("[")[0], []).append(case)
+    taken = set()
+    for test, group in by_test.items():
+        group.sort(key=lambda case: (zlib.crc32(case.encode()), case))
+        taken.update(group[(day + zlib.crc32(test.encode())) % 3 :: 3])
+    return taken
 
 
 # Engines ------------------------------------------------------------------------------------------------------------

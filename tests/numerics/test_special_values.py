@@ -54,6 +54,7 @@ def poisoned(
 PLACES = [(head, where) for head in HEADS for where in ("x", *head.bound) if where not in ("scale", "running_var")]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("bound", [False, True], ids=["unbound", "bound"])
 @pytest.mark.parametrize("special", [(INF,), (-INF,), (NAN,), (INF, -INF), (INF, -INF, NAN, 0.0)], ids=str)
 @pytest.mark.parametrize(("head", "where"), [pytest.param(h, w, id=f"{h.name}-{w}") for h, w in PLACES])

@@ -137,6 +137,7 @@ def run(engine: Engine, function: Callable[..., Any], values: list[Any]) -> tupl
     return [engine.host(v) for v in (*results, *arrays)], fused.plans[0]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("special", [None, np.inf, np.nan, 0.0, -1e-5, 3e38])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("function", FUNCTIONS)

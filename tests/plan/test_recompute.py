@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from nd_trials import order_holds
+from searched import EXAMPLES, searched
 from support import HOST, Engine, normal, unit
 
 import cupyfuse as cf
@@ -265,25 +266,30 @@ def compiled(source: str) -> Any:
     return scope["program"]
 
 
-@settings(max_examples=settings().max_examples // 8)
-@given(
-    program=deep_programs(),
-    shape=st.sampled_from([(64, 48), (300, 200), (48, 5), (5, 48), (1, 40), (40, 1)]),
-    dtype=st.sampled_from(["float32", "float64"]),
-)
-def test_no_plan_costs_more_than_its_operations(program: tuple[str, int], shape: tuple[int, int], dtype: str) -> None:
-    source, _ = program
-    columns = shape[1]
-    fused = cf.fuse(compiled(source))
-    arguments = cf.spec(shape, dtype), cf.spec(columns, dtype), cf.spec((columns, columns), dtype)
-    plan, traced = fused.plan(*arguments), fused.trace(arguments)
-    written, cost = unfused_cost(traced.graph), cost_of(plan.steps)
-    # A mean's division is not in its count.
-    divisions = 2 * sum(shape) * len(plan.calls)
-    assert cost.products <= written.products
-    assert cost.repeatable <= MOST_FLOPS * written.repeatable + divisions
-    assert cost.bytes - copied(plan) <= written.bytes + 8 * 3 * divisions
-    assert (cost.flops, cost.bytes) == (plan.flops, plan.reads + plan.writes)
+PARTS = 3  # in which examples are drawn
+FLOATS, SEEDS = st.sampled_from(["float32", "float64"]), st.integers(0, 2**32 - 1)
+LARGER = st.sampled_from([(64, 48), (300, 200), (48, 5), (5, 48), (1, 40), (40, 1)])
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_plan_costs_more_than_its_operations(part: int) -> None:
+    @searched(part, EXAMPLES // 8 // PARTS, program=deep_programs(), shape=LARGER, dtype=FLOATS)
+    def check(program: tuple[str, int], shape: tuple[int, int], dtype: str) -> None:
+        source, _ = program
+        columns = shape[1]
+        fused = cf.fuse(compiled(source))
+        arguments = cf.spec(shape, dtype), cf.spec(columns, dtype), cf.spec((columns, columns), dtype)
+        plan, traced = fused.plan(*arguments), fused.trace(arguments)
+        written, cost = unfused_cost(traced.graph), cost_of(plan.steps)
+        # A mean's division is not in its count.
+        divisions = 2 * sum(shape) * len(plan.calls)
+        assert cost.products <= written.products
+        assert cost.repeatable <= MOST_FLOPS * written.repeatable + divisions
+        assert cost.bytes - copied(plan) <= written.bytes + 8 * 3 * divisions
+        assert (cost.flops, cost.bytes) == (plan.flops, plan.reads + plan.writes)
+
+    check()
 
 
 def agree(function: Any, arguments: list[Any], results: Any, rng: np.random.Generator) -> None:
@@ -313,27 +319,29 @@ def test_random_deep_programs_are_right(program: tuple[str, int], shape: tuple[i
     agree(function, arguments, cf.fuse(function)(*arguments), rng)
 
 
-@settings(max_examples=settings().max_examples // 8)
-@given(
-    program=deep_programs(longest=30),
-    shape=st.sampled_from([(6, 5), (1, 4), (4, 1), (9, 3)]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_a_partition_that_stores_everything_computes_nothing_twice(
-    program: tuple[str, int], shape: tuple[int, int], seed: int
-) -> None:
+SMALLER = st.sampled_from([(6, 5), (1, 4), (4, 1), (9, 3)])
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_partition_that_stores_everything_computes_nothing_twice(part: int) -> None:
     """It is what is left where no other partition is within the bounds."""
-    rng = np.random.default_rng(seed)
-    columns = shape[1]
-    arguments = [rng.standard_normal(s) for s in (shape, (columns,), (columns, columns))]
-    function = compiled(program[0])
-    with mock.patch.object(recompute, "_candidates", lambda graph, once: iter(())), force_plans():
-        fused = cf.fuse(function)
-        plan = fused.plan(*arguments)
-        results = fused(*arguments)
-    order_holds(plan)
-    assert cost_of(plan.steps).flops == unfused_cost(plan.graph).flops
-    agree(function, arguments, results, rng)
+
+    @searched(part, EXAMPLES // 8 // PARTS, program=deep_programs(longest=30), shape=SMALLER, seed=SEEDS)
+    def check(program: tuple[str, int], shape: tuple[int, int], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        columns = shape[1]
+        arguments = [rng.standard_normal(s) for s in (shape, (columns,), (columns, columns))]
+        function = compiled(program[0])
+        with mock.patch.object(recompute, "_candidates", lambda graph, once: iter(())), force_plans():
+            fused = cf.fuse(function)
+            plan = fused.plan(*arguments)
+            results = fused(*arguments)
+        order_holds(plan)
+        assert cost_of(plan.steps).flops == unfused_cost(plan.graph).flops
+        agree(function, arguments, results, rng)
+
+    check()
 
 
 # Long chains --------------------------------------------------------------------------------------------------------

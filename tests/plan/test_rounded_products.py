@@ -68,6 +68,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("layout", ["contiguous", "fortran", "row_gap", "offset"])
 @pytest.mark.parametrize("number", range(len(CHAINS)))
 def test_chains(engine: Engine, number: int, layout: str, rng: np.random.Generator) -> None:
@@ -80,6 +81,7 @@ def test_chains(engine: Engine, number: int, layout: str, rng: np.random.Generat
         close(engine.host(result), value, 70)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-30, 1e30), (1e30, 1e-30), (1e-20, 1e-12), (1.0, 1e25), (1e25, 1.0)])
 @pytest.mark.parametrize("special", ["", "inf", "nan", "small"])
 def test_any_scales_and_special_values(

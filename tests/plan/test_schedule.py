@@ -255,6 +255,7 @@ def test_products_of_copies_read_the_dtype_that_was_stored(
         assert np.abs(result.astype(np.float64) - exact).max() <= 300 * unit(dtype)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     "text",
@@ -371,6 +372,7 @@ ROUNDED_IN_PART = [
 ]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("text", ROUNDED_IN_PART)
 def test_all_readers_of_a_stored_value_see_it_rounded(text: str, dtype: str, engine: Engine) -> None:

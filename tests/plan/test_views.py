@@ -132,9 +132,11 @@ def random_stencils(rng: np.random.Generator) -> str:
     return "def program(x):\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def test_random_deep_stencils_take_no_more_than_promised() -> None:
+@pytest.mark.rotates
+@pytest.mark.parametrize("part", range(3))
+def test_random_deep_stencils_take_no_more_than_promised(part: int) -> None:
     repeated = stored = 0
-    for seed in range(150):
+    for seed in range(part, 150, 3):
         rng = np.random.default_rng(seed)
         text = random_stencils(rng)
         scope: dict[str, Any] = {"np": np}
@@ -151,7 +153,7 @@ def test_random_deep_stencils_take_no_more_than_promised() -> None:
         written = unfused_cost(with_views_stored(traced.graph, traced.viewed))
         repeated += plan.flops > 1.01 * written.flops
         stored += unfused_cost(traced.graph).flops > MOST_FLOPS * written.flops
-    assert repeated > 10 and stored > 10  # both happen
+    assert repeated > 3 and stored > 3  # both happen
 
 
 def test_views_are_computed_again_where_that_takes_few_flops() -> None:

@@ -31,6 +31,7 @@ ON_FLOATS = {name for name, row in POINTWISE.items() if row.takes_floats}
 # What it finds ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_operators_are_as_accurate_as_their_rows_say(engine: Engine, dtype: str) -> None:
     target = Target(engine.xp)

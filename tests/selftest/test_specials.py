@@ -276,6 +276,7 @@ def test_operators_keep_the_table(engine: Engine, dtype: str) -> None:
     assert compared == len(target.variants) * sum(map(len, specials.pointwise_cases().values())) > 2000
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_reductions_keep_the_table(engine: Engine, dtype: str) -> None:
     target = Target(engine.xp)

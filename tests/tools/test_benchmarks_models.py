@@ -154,6 +154,7 @@ def run(torch_lab, **changed):
     return list(models.cases(torch_lab, given))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", [n for n, network in NETWORKS.items() if "timm" not in network.what])
 def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
     # Nothing is compiled in this lab; what `fuse` makes of such models is for tests/torch/test_families.py.

@@ -321,6 +321,7 @@ WRONG_IN_AOT = ("overlapping", "transposed in place by PyTorch")
 WRITTEN = [(name, way) for name in WRITES for way in WAYS if way != "aot" or name not in WRONG_IN_AOT]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("name", "way"), WRITTEN)
 def test_writes_and_layouts(name: str, way: str) -> None:
     same(Code(WRITES[name][0]), WRITES[name][1], way)

@@ -159,6 +159,7 @@ BETWEEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("graded", [False, True])
 @pytest.mark.parametrize("function", BETWEEN)

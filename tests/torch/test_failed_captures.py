@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch_ways import Code, plain
 
 import cupyfuse.torch as ct
-from cupyfuse.torch import capture
+from cupyfuse.torch import capture, frames
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -90,6 +90,34 @@ def test_calls_that_raise_do_not_change_others() -> None:
             else:
                 each(x)
         assert fused.calls == module.calls
+
+
+def test_an_interrupted_call_is_settled_as_one_that_raises() -> None:
+    """What it could not capture is not counted to the thread's next call."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    fused = ct.fuse(module := Code(lambda m, x: torch.softmax(plus_one(m.linear(x)) * 2, -1)), only_gains=False)
+    (x,) = plain()
+    meanwhile.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fused(x)
+    callback = fused._cupyfuse._callback
+    assert callback.calls == 1 and not callback.unsettled
+    torch.testing.assert_close(fused(x), module(x))
+
+
+def test_a_capture_that_cannot_begin_tells_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed() -> Any:
+        raise RuntimeError("no such function in this version")
+
+    monkeypatch.setattr(frames, "running_eagerly", changed)
+    fused = ct.fuse(module := Code(lambda m, x: torch.softmax(m.linear(x) * 2, -1)), only_gains=False)
+    (x,) = plain()
+    torch.testing.assert_close(fused(x), module(x))
+    left = ct.explain(fused).left
+    assert left and all("no such function in this version" in part.reason for part in left)
 
 
 variable: contextvars.ContextVar[Any] = contextvars.ContextVar("variable", default=None)

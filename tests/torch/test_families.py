@@ -170,12 +170,14 @@ def test_fused_models_infer_the_same(name: str, device: str) -> None:
         judge(inferred(fused, inputs), *oracle(name, device, None))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ["BERT", "Llama", "ViT", "MLP-Mixer"])
 def test_fused_models_in_bfloat16(name: str, device: str) -> None:
     model, inputs = made(FAMILIES[name], device, torch.bfloat16)
     judge(inferred(ct.fuse(model), inputs), *oracle(name, device, None, torch.bfloat16), torch.bfloat16)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "MLP-Mixer"])
 def test_sizes_may_change_from_call_to_call(name: str, device: str) -> None:
     model, inputs = made(FAMILIES[name], device)

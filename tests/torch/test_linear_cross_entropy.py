@@ -55,6 +55,7 @@ def executor_of(names: tuple[str, ...], workspace: int, **options: Any) -> Execu
     return _runner(names, False, tuple(chosen[name] for name in order), workspace).executors[-1]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("workspace", WORKSPACES)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -376,6 +377,7 @@ def test_other_losses_without_their_logits(steps: Any, workspace: int, reduction
     assert ("take no more than" in executor.plan.saving) == (expected_kept and workspace == SMALL)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss": 1e-3}, {"reduction": "none"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_on_the_cpu(dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,6 +405,7 @@ def test_kernels_on_the_cpu(dtype: torch.dtype, options: dict[str, Any], monkeyp
     assert dtype is torch.float32 or [o.node.dtype for plan in kept for o in plan.outputs] == ["int32"]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("by_classes", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_products_of_our_own_on_the_cpu(dtype: torch.dtype, by_classes: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ ELEMENTWISE: dict[str, tuple[Any, dict[str, Any], list[int]]] = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_every_rank_and_reduction(name: str) -> None:
@@ -189,6 +190,7 @@ def labelled(shape: tuple[int, ...], ignored: int, dtype: torch.dtype) -> tuple[
     return draw(*shape, dtype=dtype), labels, classes
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", LABELLED, ids=str)

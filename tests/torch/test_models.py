@@ -46,6 +46,7 @@ SEVERAL: dict[str, Any] = {
 }
 
 
+@pytest.mark.rotates
 @ways
 @pytest.mark.parametrize("name", SEVERAL)
 def test_operations_with_several_results(name: str, way: str) -> None:
@@ -225,6 +226,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.rotates
 @ways
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("kind", KINDS)

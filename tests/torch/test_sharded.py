@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sharded_cases
 import torch
-from support import HELPERS, ROOT
+from support import HELPERS, ROOT, chosen
 
 from cupyfuse.ir import graph as g
 from cupyfuse.settings import Settings
@@ -26,15 +26,18 @@ LIMIT = 400  # seconds for all cases
 
 @pytest.fixture(scope="module")
 def outcome(
-    shared_result: Callable[[str, Callable[[], Any]], Any], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    shared_result: Callable[[str, Callable[[], Any]], Any],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[str]]:
     """For each case, how it failed in each of the processes that finished it; empty texts where it did not."""
-    return shared_result("sharded", lambda: run_all_cases(tmp_path_factory.mktemp("sharded")))
+    names = [case["name"] for case in chosen(request.session, test_chains_on_shards)]
+    return shared_result("sharded", lambda: run_cases(names, tmp_path_factory.mktemp("sharded")))
 
 
-def run_all_cases(folder: Path) -> dict[str, list[str]]:
+def run_cases(names: list[str], folder: Path) -> dict[str, list[str]]:
     paths = os.pathsep.join([str(HELPERS), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(HELPERS / "sharded_cases.py"), str(folder)]
+    command = [sys.executable, str(HELPERS / "sharded_cases.py"), str(folder), *names]
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     with open(folder / "log", "w") as log:
         try:
@@ -46,11 +49,12 @@ def run_all_cases(folder: Path) -> dict[str, list[str]]:
         for line in path.read_text().splitlines():
             name, error = json.loads(line)
             found.setdefault(name, []).append(error)
-    if len(found) < len(sharded_cases.CASES):
+    if len(found) < len(names):
         print((folder / "log").read_text()[-5000:])
     return found
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", sharded_cases.CASES)
 def test_chains_on_shards(name: str, outcome: dict[str, list[str]]) -> None:
     errors = outcome.get(name, [])

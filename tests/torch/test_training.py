@@ -57,6 +57,7 @@ def test_float64(way: Callable[[Run], Losses], form: str) -> None:
     assert len(set(want)) > 5 and (ran(ours) or way.__name__ in ELSEWHERE)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", WAYS[::4], ids=lambda way: way.__name__)
 def test_float32(way: Callable[[Run], Losses], form: str) -> None:
@@ -96,6 +97,7 @@ def optimizers() -> Iterator[Any]:
             yield pytest.param(kind, options, id="-".join([name, *form]))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("kind", "options"), list(optimizers()))
 def test_optimizers(kind: Any, options: dict[str, Any]) -> None:
     """With a closure, and of matrices alone where an optimizer takes no others.

@@ -116,6 +116,7 @@ def trained(module: Any, x: Any, labels: Any) -> tuple[Any, ...]:
     return (loss.detach(), x.grad, *(p.grad for p in module.parameters()))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("code", WITHOUT_LOGITS)
 def test_no_logits_are_kept(code: Any, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:

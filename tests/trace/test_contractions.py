@@ -21,6 +21,7 @@ CONTRACTIONS = [
 # fmt: on
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", CONTRACTIONS)
 @pytest.mark.parametrize("engine", [NUMPY, HOST], ids=lambda e: e.name)
 def test_contractions_are_products_and_sums(engine: Engine, text: str, rng: np.random.Generator) -> None:

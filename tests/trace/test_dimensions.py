@@ -64,11 +64,13 @@ PROGRAMS = (
 )
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", PROGRAMS.split("; "))
 def test_programs(engine: Engine, text: str, rng: np.random.Generator) -> None:
     compare(engine, function_of(text), [normal(rng, shape) for shape in SHAPES.values()])
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     "text",
@@ -207,6 +209,7 @@ def test_sums_of_first_and_last_axes_copy_nothing() -> None:
         assert kinds(lambda x, axis=axis: x.sum(axis), (4, 6, 8, 10)) == ["RowProgram", "ColumnStats"]  # type: ignore[misc]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("distance", [0.0, 1e3, 1e5, 1e6])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(

@@ -144,11 +144,13 @@ SCATTERS = (
 )
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", GATHERS.split("; "))
 def test_gathers(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
     same(engine, text, arguments)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", SCATTERS.split(" | "))
 def test_scatters(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
     same(engine, text, arguments)
@@ -167,11 +169,13 @@ def test_an_index_out_of_range_raises_in_the_call() -> None:
         rows(np.ones((3, 4)), np.array([0, 3]))
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", PARTS.split("; "))
 def test_parts(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
     same(engine, text, arguments)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", CHOICES.split("; "))
 def test_labels_and_masks(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
     same(engine, text, arguments)
@@ -182,6 +186,7 @@ def test_quantiles_of_masked_elements(engine: Engine, text: str, arguments: dict
     same(engine, text, arguments)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", CHANGES.split(" | "))
 def test_assignment_to_parts(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
     same(engine, text, arguments)

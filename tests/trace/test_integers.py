@@ -81,6 +81,7 @@ def test_awkward_numbers(dtype: str, engine: Engine, rng: np.random.Generator) -
     check(every, pairs(awkward(dtype, rng), awkward(dtype, rng)), engine)
 
 
+@pytest.mark.kernels_rotate
 @ENGINES
 @pytest.mark.parametrize("right", [*DTYPES, "bool"])
 @pytest.mark.parametrize("left", ["int8", "uint8", "int64", "uint32"])
@@ -94,6 +95,7 @@ def test_two_dtypes_promote(left: str, right: str, engine: Engine, rng: np.rando
     check(both, pairs(a, b), engine)
 
 
+@pytest.mark.kernels_rotate
 @ENGINES
 @pytest.mark.parametrize("number", [0, 1, 5, -3, -1, 16, 127, 200, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("dtype", [*DTYPES, "bool"])

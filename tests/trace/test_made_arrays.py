@@ -127,6 +127,7 @@ def test_arrays_that_are_written_to_may_be_the_last_ones_that_fail() -> None:
         cf.fuse(fills)(np.ones(3))
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", TEXTS)
 def test_made_arrays(engine: Engine, text: str, rng: np.random.Generator) -> None:
     *lines, result = text.split("; ")

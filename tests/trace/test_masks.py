@@ -82,6 +82,7 @@ SELECTIONS = (
 )
 
 
+@pytest.mark.kernels_rotate
 @on_engines("float32", "float32 float64 int64 uint8")
 @pytest.mark.parametrize("text", SELECTIONS.split(" | "))
 def test_selections(text: str, dtype: str, engine: Engine) -> None:

@@ -134,6 +134,7 @@ FUNCTIONS: dict[Callable[..., Any], int] = {  # and the launches of each
 }
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("shape", [(33, 20), (2, 7), (300, 64)])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_existing_functions(

@@ -295,6 +295,7 @@ LINALG: dict[str, Function] = {
 }
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("engine", [NUMPY, HOST], ids=["numpy", "host"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", [*LIBRARY, *LINALG])
@@ -521,6 +522,7 @@ INTEGER_FUNCTIONS: dict[str, Function] = {
 }
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("engine", [NUMPY, HOST], ids=["numpy", "host"])
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("name", INTEGER_FUNCTIONS)

@@ -57,6 +57,7 @@ NOT_IN_CUPY = (
 )
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", (*TEXTS, *NOT_IN_CUPY))
 def test_options(engine: Engine, text: str, rng: np.random.Generator) -> None:
     """Sums here have twelve numbers, of which the squares double the error."""

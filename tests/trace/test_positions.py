@@ -38,6 +38,7 @@ def check(engine: Engine, function: Any, *arrays: Any) -> None:
         assert_equal(np.asarray(ours), np.asarray(right))
 
 
+@pytest.mark.kernels_rotate
 @ENGINES
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_dtypes_and_axes(engine: Engine, name: str, dtype: str, rng: np.random.G
         check(engine, FUNCTIONS[name], np.array(ends, dtype)[rng.integers(0, len(ends), shape)])
 
 
+@pytest.mark.kernels_rotate
 @ENGINES
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("columns", [1, 2, 7, 31, 127, 1000, 1031])

@@ -31,6 +31,7 @@ NUMBERS = (
 )
 
 
+@pytest.mark.kernels_rotate
 @on_engines("float32 int8", "float16 float32 float64 int8 uint8 int64")
 @pytest.mark.parametrize("text", NUMBERS.split(" | "))
 def test_numbers_of_elements_are_weak(text: str, dtype: str, engine: Engine) -> None:

@@ -155,6 +155,7 @@ def test_16_bit_values_are_compared_with_numbers_of_their_dtype(engine: Engine) 
         assert_equal(engine.host(cf.fuse(function)(engine.array(x))), function(x))
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("shape", [(1, 3), (4, 1), (1, 1), (0, 3), (4, 0)])
 @pytest.mark.parametrize(
     "text",
@@ -193,6 +194,7 @@ def change(text: str) -> Callable[..., Any]:
     return scope["function"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize(
     "text",
     [

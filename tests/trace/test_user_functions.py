@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import user_loops  # noqa: F401
 import user_programs  # noqa: F401
-from support import HOST, NUMPY, Engine, dtype_of, unit
+from support import HOST, NUMPY, Engine, chosen, dtype_of, unit
 from user_functions import USERS, arguments
 
 import cupyfuse as cf
@@ -41,18 +41,18 @@ def given_to(name: str, dtype: str, engine: Engine) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Iterator[None]:
-    """The kernels of all functions, compiled together."""
+def compiled(request: pytest.FixtureRequest) -> None:
+    """The kernels of today's functions, compiled together."""
+    cases = [case | {"dtype": "bfloat16"} for case in chosen(request.session, test_in_bfloat16)]
+    cases += chosen(request.session, test_users_functions)
     with HOST.active(), HOST.runtime.only_collecting():
-        for name in USERS:
-            for dtype in ("float32", "float64", *(["bfloat16"] if name in BFLOAT16 else ())):
-                given = given_to(name, dtype, HOST)
-                # Where nothing is computed, library steps meet any values, and the rest of a plan is compiled later.
-                with suppress(np.linalg.LinAlgError, IndexError, ValueError):
-                    fused(name)(**given)
-                    if (serve := bound(name, given)) is not None:
-                        serve(**{n: a for n, a in given.items() if n not in WEIGHTS})
-    yield
+        for name, dtype in [(case["name"], case["dtype"]) for case in cases if case["engine"] is HOST]:
+            given = given_to(name, dtype, HOST)
+            # Where nothing is computed, library steps meet any values, and the rest of a plan is compiled later.
+            with suppress(np.linalg.LinAlgError, IndexError, ValueError):
+                fused(name)(**given)
+                if (serve := bound(name, given)) is not None:
+                    serve(**{n: a for n, a in given.items() if n not in WEIGHTS})
 
 
 def test_there_are_many() -> None:

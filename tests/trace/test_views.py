@@ -56,6 +56,7 @@ def of_numpy(function: Any) -> Any:
         return type(error)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("change", ["x += 1; return y * 1", "y += 1; return x * 1", "y *= y; return x - 1"])
 @pytest.mark.parametrize("text", (*VIEWS, *COPIES))
 def test_changes_are_seen_where_numpy_sees_them(text: str, change: str, engine: Engine) -> None:
@@ -95,6 +96,7 @@ CONTIGUOUS = (
 )
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("change", ["y[1:] += x[0, 0]", "z[...] = x[1, 2]", "z[0] *= 2; y[0] = 1; z -= y.sum()"])
 @pytest.mark.parametrize("text", CONTIGUOUS)
 def test_what_is_contiguous_is_reshaped_as_a_view(text: str, change: str, engine: Engine) -> None:
