@@ -1,9 +1,10 @@
 """Compilation: the only place that calls NVRTC.
 
-On a machine with a GPU, CuPy's NVRTC compiles, in threads of their own, and CuPy loads. Binaries are cached on disk
-beside CuPy's own (in `~/.cupy/kernel_cache` or CUPY_CACHE_DIR). The cache's key covers the source, so our headers are
-inlined first. If the cache cannot be used, kernels are compiled without it. Without a GPU, `cubin` compiles for any
-architecture with the NVRTC of the CUDA wheels.
+On a machine with a GPU, CuPy's NVRTC compiles, in threads of their own, and CuPy loads: the two steps of
+`cupy.RawModule`, apart, since to load in another thread would break a CUDA graph that is being captured, and since
+`RawModule` does not compile for sm_90a. Binaries are cached on disk beside CuPy's own (in `~/.cupy/kernel_cache` or
+CUPY_CACHE_DIR). The cache's key covers the source, so our headers are inlined first. If the cache cannot be used,
+kernels are compiled without it. Without a GPU, `cubin` compiles for any architecture with the NVRTC of the CUDA wheels.
 """
 
 from __future__ import annotations

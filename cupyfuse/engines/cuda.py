@@ -96,8 +96,8 @@ class CudaExecutable:
         for o in plan.outputs:
             base = base_of(o.node)
             self._places[base] = Place(self._slot(), base.shape[1], 1)
-        nodes = (node for step in plan.steps for node in step.nodes)
-        takes_numbers = any(n.number is not None for n in g.topological(nodes))
+        nodes = g.topological(node for step in plan.steps for node in step.nodes)
+        takes_numbers = any(node.number is not None for node in nodes)
         self._numbers = self._slot() if takes_numbers else -1  # of the float arguments
         self._flag = self._slot() if conditional else -1
         library_steps = [step for step in plan.steps if step.kind == "Library" and step.launches]
@@ -121,11 +121,10 @@ class CudaExecutable:
         with runtime.made_current():
             specs = self._launch_specs()
         runtime.compile_ahead([kernel for spec in specs for kernel in spec.kernels])
-        slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
-        self._launches = list(zip(specs, slots, strict=True))
+        self._launches = [(spec, self._reserve(spec.workspace) if spec.workspace else -1) for spec in specs]
         self._unset = [None] * (self._slots - self._first_unset)  # what `_launch` and library steps fill in
-        self._is_plain = not (library_steps or conditional or self._copies or self._overwritten)
-        self._is_plain &= all(result.direct for result in self._results)
+        does_more = library_steps or conditional or self._copies or self._overwritten
+        self._is_plain = not does_more and all(result.direct for result in self._results)
         self.quick: QuickCall | None = None
 
     def load(self) -> CudaExecutable:
@@ -139,9 +138,7 @@ class CudaExecutable:
         runtime = self.runtime
         with runtime.made_current():
             self._enqueue = sequence([spec.bind(runtime, slot) for spec, slot in self._launches])
-        unheld = [
-            runtime.allocator(result.shape, runtime.dtype(result.output.dtype), held=False) for result in self._results
-        ]
+        unheld = [runtime.allocator(r.shape, runtime.dtype(r.output.dtype), held=False) for r in self._results]
         self.quick = self._write_quick_call(unheld) if self._is_plain else None
         self._quick_into = self._write_quick_call([None] * len(unheld)) if self._is_plain else None
         return self
@@ -149,14 +146,13 @@ class CudaExecutable:
     def _write_quick_call(self, results: Sequence[Callable[[], Any] | None]) -> QuickCall:
         """Return the call that allocates results by these functions, or takes arrays for them."""
         assert [slot for slot, _ in self._temporaries] == list(range(self._first_unset, self._slots))
-        offsets = [offset for _, offset in self._temporaries]
         return quick_call(
             self.runtime,
             arguments=len(self.plan.graph.inputs),
             results=results,
             takes_numbers=self._numbers >= 0,
             workspace=self._workspace,
-            offsets=offsets,
+            offsets=[offset for _, offset in self._temporaries],
             launch=self._enqueue,
         )
 
