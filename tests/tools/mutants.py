@@ -977,8 +977,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a grid one block short",
         "cupyfuse/engines/kernel_launch.py",
-        "blocks = -(-rows // (config.threads // config.group))",
-        "blocks = rows // (config.threads // config.group)",
+        "blocks = -(-rows // (config.threads // config.group * config.rows))",
+        "blocks = rows // (config.threads // config.group * config.rows)",
         kernels("affine_softmax-70x5-float32"),
     ),
     Mutant(
