@@ -37,6 +37,8 @@ class Runnable:
         The function itself, where it is called instead of the plan.
     calls : int
         How many were walked by `Signature`, after the one that compiled.
+    found : int
+        How many were recognised by generated code since the last one that was walked.
     recognizer : Recognizer, False or None
         Recognises further calls; False if they have to be walked, None if that is not known yet.
     is_plain : bool
@@ -51,6 +53,7 @@ class Runnable:
     kept: list[Any]
     as_written: AsWritten | None = None
     calls: int = 0
+    found: int = 0
     recognizer: Any = None
     is_plain: bool = field(init=False)
     quick: Callable[[Sequence[Any], Sequence[float]], list[Any]] | None = field(init=False)

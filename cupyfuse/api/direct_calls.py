@@ -18,7 +18,8 @@ from .signature import Signature
 Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 # The names of all parameters, the values of the bound ones, and the signatures of those that cannot change.
 Bindings = tuple[Sequence[str], Mapping[str, Any], Mapping[str, Signature]]
-
+# A plan, how many arguments come by position, and the names of the others.
+_Key = tuple[Runnable, int, frozenset[str]]
 _SCALARS = (type(None), bool, int, float, str)
 # The kinds of values in the order of calls.c of the launcher, which says what describes a call and a value.
 _SAME, _EQUAL, _FLOAT, _HELD, _ARRAY = range(5)
@@ -44,7 +45,7 @@ class DirectCalls:
     def __init__(self, module: Any, settings: Callable[[], Hashable], environment: Environment):
         self._module, self._settings, self._environment = module, settings, environment
         # By plan and by how arguments are passed; None for calls that cannot be described.
-        self._calls: dict[tuple[Runnable, Hashable], tuple[Any, ...] | None] = {}
+        self._calls: dict[_Key, tuple[Any, ...] | None] = {}
         self.recognize: Direct | None = None
 
     def add(
@@ -59,21 +60,22 @@ class DirectCalls:
 
         `args` and `kwargs` are its arguments, `parameters` those that are not bound.
         """
-        key = runnable, (len(args), *kwargs)
+        key = runnable, len(args), frozenset(kwargs)
         if key not in self._calls:
-            self._calls[key] = self._describe(runnable, args, kwargs, parameters, bindings)
-            self._compile()
+            self._recognize({**self._calls, key: self._describe(runnable, args, kwargs, parameters, bindings)})
 
     def keep(self, runnables: Sequence[Runnable]) -> None:
         """Forget the calls of all other plans."""
-        left = {key: call for key, call in self._calls.items() if key[0] in runnables}
-        if len(left) < len(self._calls):
-            self._calls = left
-            self._compile()
+        calls = self._calls
+        left = {key: call for key, call in calls.items() if key[0] in runnables}
+        if len(left) < len(calls):
+            self._recognize(left)
 
-    def _compile(self) -> None:
-        calls = tuple(call for call in self._calls.values() if call is not None)
-        self.recognize = self._module.recognizer(self._settings, calls) if calls else None
+    def _recognize(self, calls: dict[_Key, tuple[Any, ...] | None]) -> None:
+        """Recognise these calls. A dict is replaced, not changed: another thread or a finalizer may be walking it."""
+        self._calls = calls
+        described = tuple(call for call in calls.values() if call is not None)
+        self.recognize = self._module.recognizer(self._settings, described) if described else None
 
     def _describe(
         self,
@@ -88,9 +90,12 @@ class DirectCalls:
         found = parameters.find(args, kwargs)
         if found is None or not parameters.positional or not runnable.is_plain:
             return None
+        values, defaulted = found
         if known.classes or (around is not None and around.leaves):
             return None
-        values, defaulted = found
+        # Variables around, and defaults, may have changed since the call was recognised.
+        if (None if around is None else around.key) != known.around_key or known.match(values) is None:
+            return None
         function = None
         if defaulted:
             # That they are still the function's defaults is compared instead of the values.

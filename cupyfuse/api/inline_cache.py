@@ -29,6 +29,10 @@ _MOST = 4  # plans whose calls one function recognises
 # Calls that are walked before code is generated, which takes as long as walking a hundred: most signatures of a program
 # that has many are met a few times only.
 _WALKED = 8
+# Calls of a plan that the generated code recognises, in which it is not walked again, before they are described to the
+# compiled launcher, which takes as long as that saves in several: functions with more plans than are recognised would
+# describe and forget calls again and again.
+_FOUND = 24
 _MOST_VALUES = 500  # compared by one generated function
 _MOST_PAIRED = 4  # arrays that are compared with each other in pairs
 
@@ -143,7 +147,7 @@ class InlineCache:
     def note(
         self, known: RecognizedCall, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters
     ) -> None:
-        """Have the compiled launcher recognise further calls like one that `find` has found, if it can.
+        """Have the compiled launcher recognise further calls like those that `find` has found, if it can.
 
         The plan has to be `quick`, and nothing given for results.
 
@@ -155,18 +159,21 @@ class InlineCache:
         """
         assert self._settings is not None
         runnable, _, _, export = known
-        if export is not None:
+        runnable.found += 1
+        if runnable.found < _FOUND or export is not None:
             return
-        if self._calls is None:
+        calls = self._calls  # which another thread may clear
+        if calls is None:
             from ..cuda import launcher  # of no use without a GPU
 
             module = launcher.find().module
             if module is None:
                 self.takes_notes = False
                 return
-            self._calls = DirectCalls(module, self._settings, self._environment)
-        self._calls.add(runnable, args, kwargs, parameters, (self._names, self._bound, self._immutable))
-        self.direct = self._calls.recognize
+            calls = self._calls = DirectCalls(module, self._settings, self._environment)
+        calls.add(runnable, args, kwargs, parameters, (self._names, self._bound, self._immutable))
+        if self._calls is calls:
+            self.direct = calls.recognize
 
     def add(
         self,
@@ -192,13 +199,15 @@ class InlineCache:
             What the key of the call consists of beside its signature.
         """
         runnable.calls += 1
+        runnable.found = 0
         if runnable.recognizer is None and runnable.calls >= _WALKED:
             runnable.recognizer = self._make(signature, values, defaulted, settings) or False
         if runnable.recognizer:
             self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]
-            if self._calls is not None:
-                self._calls.keep(self._runnables)
-                self.direct = self._calls.recognize
+            calls = self._calls
+            if calls is not None:
+                calls.keep(self._runnables)
+                self.direct = calls.recognize
 
     def _make(
         self, signature: Signature, values: Sequence[Any], defaulted: Collection[str], settings: Hashable

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from direct_calls import CALLS, F32, array, cache_of, close, is_direct, learn, softmax
 from driver_stand_in import load_launcher
 from support import HOST
 
 import cupyfuse as cf
-from cupyfuse.api.fuse import Fused
 from cupyfuse.cuda import launcher
 
-F32 = np.float32
 OFFSET = 1.5
 
 
@@ -31,42 +30,6 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     monkeypatch.setattr(launcher, "find", lambda: launcher.Found(found, ""))
     with HOST.active():
         yield found
-
-
-def array(rng: np.random.Generator, *shape: int, dtype: Any = F32) -> Any:
-    return HOST.array(rng.standard_normal(shape).astype(dtype))
-
-
-def learn(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call often enough; return what recognises direct calls."""
-    for _ in range(12):
-        function(*args, **kwargs)
-    cache = cache_of(function)
-    assert cache.direct is not None
-    return cache
-
-
-def cache_of(function: Any) -> Any:
-    if isinstance(function, Fused):
-        return function.inline_cache
-    if hasattr(function, "_inline_cache"):
-        return function._inline_cache
-    cells = (cell.cell_contents for cell in function.__closure__)
-    return next(value.inline_cache for value in cells if isinstance(value, Fused))
-
-
-def is_direct(cache: Any, *args: Any, **kwargs: Any) -> bool:
-    return cache.direct(args, kwargs) is not None
-
-
-def softmax(x: Any) -> Any:
-    x = np.asarray(x, np.float64)
-    e = np.exp(x - x.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
-def close(got: Any, want: Any) -> None:
-    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-6)
 
 
 def test_arrays_are_compared(module: Any, rng: np.random.Generator) -> None:
@@ -231,7 +194,7 @@ def test_other_calls_are_left_to_python(module: Any, rng: np.random.Generator, c
         "changed argument": (cf.fuse(change), (x,)),
         "dict": (cf.fuse(lambda d: d["x"] + d["y"]), ({"x": x, "y": y},)),
     }[case]
-    for _ in range(14):
+    for _ in range(CALLS):
         function(*args)
     assert cache_of(function).direct is None
 
@@ -252,7 +215,7 @@ def test_without_the_launcher_nothing_is_direct(
 ) -> None:
     monkeypatch.setattr(launcher, "find", lambda: launcher.Found(None, ""))
     function = cf.fuse(lambda x: x + 1)
-    for _ in range(14):
+    for _ in range(CALLS):
         function(array(rng, 3, 8))
     assert cache_of(function).direct is None and not cache_of(function).takes_notes
 

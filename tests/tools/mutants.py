@@ -66,7 +66,7 @@ DIRECT = "launcher/calls.c"
 
 def direct(select: str) -> tuple[str, ...]:
     """The tests of calls that the compiled launcher recognises."""
-    return ("tests/api/test_direct_calls.py", "-k", select)
+    return ("tests/api/test_direct_calls.py", "tests/api/test_direct_calls_changing.py", "-k", select)
 
 
 def compiled(select: str) -> tuple[str, ...]:
@@ -907,9 +907,37 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "calls of plans that were forgotten, direct calls",
         "cupyfuse/api/inline_cache.py",
-        "self._calls.keep(self._runnables)",
+        "calls.keep(self._runnables)",
         "pass",
         direct("forgotten"),
+    ),
+    Mutant(
+        "calls that are described again and again",
+        "cupyfuse/api/inline_cache.py",
+        "runnable.found < _FOUND or ",
+        "",
+        direct("again_and_again"),
+    ),
+    Mutant(
+        "a cache that is cleared while a call is described",
+        "cupyfuse/api/inline_cache.py",
+        "if self._calls is calls:\n            self.direct = calls.recognize",
+        "self.direct = self._calls.recognize",
+        direct("cleared"),
+    ),
+    Mutant(
+        "defaults that change while a call is described",
+        "cupyfuse/api/direct_calls.py",
+        " or known.match(values) is None",
+        "",
+        direct("defaults_may_change"),
+    ),
+    Mutant(
+        "variables that change while a call is described",
+        "cupyfuse/api/direct_calls.py",
+        "(None if around is None else around.key) != known.around_key or ",
+        "",
+        direct("variables_may_change"),
     ),
     Mutant(
         "structs in use for another launch",
@@ -949,8 +977,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a grid one block short",
         "cupyfuse/engines/kernel_launch.py",
-        "blocks = -(-rows // (config.threads // config.group))",
-        "blocks = rows // (config.threads // config.group)",
+        "blocks = -(-rows // (config.threads // config.group * config.rows))",
+        "blocks = rows // (config.threads // config.group * config.rows)",
         kernels("affine_softmax-70x5-float32"),
     ),
     Mutant(
