@@ -157,16 +157,17 @@ class InlineCache:
         runnable, _, _, export = known
         if export is not None:
             return
-        if self._calls is None:
+        calls = self._calls  # which another thread may clear
+        if calls is None:
             from ..cuda import launcher  # of no use without a GPU
 
             module = launcher.find().module
             if module is None:
                 self.takes_notes = False
                 return
-            self._calls = DirectCalls(module, self._settings, self._environment)
-        self._calls.add(runnable, args, kwargs, parameters, (self._names, self._bound, self._immutable))
-        self.direct = self._calls.recognize
+            calls = self._calls = DirectCalls(module, self._settings, self._environment)
+        calls.add(runnable, args, kwargs, parameters, (self._names, self._bound, self._immutable))
+        self.direct = calls.recognize
 
     def add(
         self,
@@ -196,9 +197,10 @@ class InlineCache:
             runnable.recognizer = self._make(signature, values, defaulted, settings) or False
         if runnable.recognizer:
             self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]
-            if self._calls is not None:
-                self._calls.keep(self._runnables)
-                self.direct = self._calls.recognize
+            calls = self._calls
+            if calls is not None:
+                calls.keep(self._runnables)
+                self.direct = calls.recognize
 
     def _make(
         self, signature: Signature, values: Sequence[Any], defaulted: Collection[str], settings: Hashable
