@@ -208,8 +208,12 @@ static int run(const Step* steps, Py_ssize_t count, const char* data, PyObject* 
                 memcpy(config.grid, kernel.grid, sizeof config.grid);
                 memcpy(config.block, kernel.block, sizeof config.block);
                 config.shared = kernel.shared;
-                const int refused =
-                    ((LaunchKernel)(uintptr_t)steps[0].a)(&config, (void*)(uintptr_t)kernel.function, arguments, NULL);
+                int refused;
+                // A full stream blocks, maybe until Python has run in another thread: a host function, a collective's
+                // launch on another GPU.
+                Py_BEGIN_ALLOW_THREADS
+                refused = ((LaunchKernel)(uintptr_t)steps[0].a)(&config, (void*)(uintptr_t)kernel.function, arguments, NULL);
+                Py_END_ALLOW_THREADS
                 if (refused != 0) {
                     PyErr_Format(PyTuple_GetItem(objects, ERROR), "cuLaunchKernelEx failed with status %d", refused);
                     status = -1;

@@ -5,6 +5,7 @@ It compares what the functions compare that `inline_cache.py` writes. A call tha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class DirectCalls:
         self._module, self._settings, self._environment = module, settings, environment
         # By plan and by how arguments are passed; None for calls that cannot be described.
         self._calls: dict[_Key, tuple[Any, ...] | None] = {}
+        self._lock = threading.RLock()  # held while they are replaced
         self.recognize: Direct | None = None
 
     def add(
@@ -62,14 +64,16 @@ class DirectCalls:
         """
         key = runnable, len(args), frozenset(kwargs)
         if key not in self._calls:
-            self._recognize({**self._calls, key: self._describe(runnable, args, kwargs, parameters, bindings)})
+            described = self._describe(runnable, args, kwargs, parameters, bindings)
+            with self._lock:
+                self._recognize({**self._calls, key: described})
 
     def keep(self, runnables: Sequence[Runnable]) -> None:
         """Forget the calls of all other plans."""
-        calls = self._calls
-        left = {key: call for key, call in calls.items() if key[0] in runnables}
-        if len(left) < len(calls):
-            self._recognize(left)
+        with self._lock:
+            left = {key: call for key, call in self._calls.items() if key[0] in runnables}
+            if len(left) < len(self._calls):
+                self._recognize(left)
 
     def _recognize(self, calls: dict[_Key, tuple[Any, ...] | None]) -> None:
         """Recognise these calls. A dict is replaced, not changed: another thread or a finalizer may be walking it."""
@@ -85,23 +89,27 @@ class DirectCalls:
         parameters: Parameters,
         bindings: Bindings,
     ) -> tuple[Any, ...] | None:
-        """Describe a call for the launcher; None for one that it cannot recognise."""
+        """Describe a call for the launcher; None for one that it cannot recognise.
+
+        Other threads may have replaced defaults, and variables around the function, since Python recognised the call.
+        """
         known, around = runnable.recognizer, self._environment.current_snapshot()
+        function = parameters.plain_function
+        defaults = None if function is None else function.__defaults__  # read before the values
         found = parameters.find(args, kwargs)
         if found is None or not parameters.positional or not runnable.is_plain:
             return None
         values, defaulted = found
         if known.classes or (around is not None and around.leaves):
             return None
-        # Variables around, and defaults, may have changed since the call was recognised.
-        if (None if around is None else around.key) != known.around_key or known.match(values) is None:
+        if (None if around is None else around.key) != known.around_key or defaulted != known.defaulted:
             return None
-        function = None
-        if defaulted:
-            # That they are still the function's defaults is compared instead of the values.
-            function = parameters.plain_function
-            if function is None or not all(type(value) in _SCALARS for value in function.__defaults__):
-                return None
+        if known.match(values) is None:
+            return None
+        if not defaulted:
+            function = defaults = None
+        elif defaults is None or not all(type(value) in _SCALARS for value in defaults):
+            return None  # that they are still the function's defaults is compared instead of the values
         given, names = dict(zip(parameters.names, values, strict=True)), tuple(kwargs)
         described: list[tuple[Any, ...]] = []
         all_names, bound, immutable = bindings
@@ -117,7 +125,7 @@ class DirectCalls:
                     return None
                 described.append(value)
         surroundings = (None, None) if around is None else (self._environment.current_snapshot, known.around_key)
-        unchanged = (known.settings, function, function and function.__defaults__, *surroundings)
+        unchanged = (known.settings, function, defaults, *surroundings)
         return len(args), names, *unchanged, tuple(described), tuple(runnable.kept), runnable.quick
 
 

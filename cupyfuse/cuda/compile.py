@@ -34,6 +34,7 @@ _Key = tuple[str, str, int]  # a kernel's name, its source and the device
 _lock = threading.Lock()  # of this module's state
 _kernel_locks: dict[_Key, Any] = {}  # held while a kernel is compiled and loaded
 _without_cache = False  # set once the cache on disk has failed
+_untold: Exception | None = None  # how, until `load` has warned: what other threads raise is lost
 _used = False  # whether this process has used CUDA
 forked = False  # whether it was forked from one that had
 
@@ -72,6 +73,7 @@ def load(kernel: Kernel, device: int) -> Any:
         with _lock_of(key):
             function = _functions.get(key) or _load(kernel, device, key)
             _functions[key] = function
+        _warn_without_cache()
     return function
 
 
@@ -198,28 +200,42 @@ def _write_cache(path: Path | None, binary: bytes) -> None:
     """Write a binary behind its checksum, in one step: other processes never see a part of it."""
     if path is None:
         return
+    part = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+            part = file.name
             file.write(hashlib.sha256(binary).digest() + binary)
-        os.replace(file.name, path)
+        os.replace(part, path)
+        part = ""
     except OSError as error:
         _disable_cache(error)
+    finally:
+        if part:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
 
 
 def _disable_cache(error: Exception) -> None:
-    """Compile without the cache on disk from now on, and warn once that it failed."""
-    global _without_cache
+    """Compile without the cache on disk from now on; `load` warns that it failed."""
+    global _without_cache, _untold
     with _lock:
-        warned, _without_cache = _without_cache, True
-    if warned:
-        return
-    warnings.warn(
-        f"CuPy's kernel cache cannot be used ({error}), so this process compiles without it: set CUPY_CACHE_DIR to a "
-        "writable directory, or empty the present one",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+        if not _without_cache:
+            _without_cache, _untold = True, error
+
+
+def _warn_without_cache() -> None:
+    """Warn once if the cache on disk has failed."""
+    global _untold
+    with _lock:
+        error, _untold = _untold, None
+    if error is not None:
+        warnings.warn(
+            f"CuPy's kernel cache cannot be used ({error}), so this process compiles without it: set CUPY_CACHE_DIR to "
+            "a writable directory, or empty the present one",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 # Processes ----------------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from typing import Any
 from ..errors import EngineError
 from .driver import Dim, driver, takes_early_launches
 
-# CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, once all blocks have begun; and CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
-_ONCE_BEGUN, _PROGRAMMATIC = 1, 1
+# CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, once all blocks have let the next launch begin (`launch_order.cuh`); and
+# CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+_LETS_NEXT_BEGIN, _PROGRAMMATIC = 1, 1
 
 
 class _EdgeData(ctypes.Structure):
@@ -25,7 +26,7 @@ class _EdgeData(ctypes.Structure):
     )
 
 
-_EARLY = _EdgeData(_ONCE_BEGUN, 0, _PROGRAMMATIC)
+_EARLY = _EdgeData(_LETS_NEXT_BEGIN, 0, _PROGRAMMATIC)
 
 
 class _NodeParams(ctypes.Structure):

@@ -41,12 +41,12 @@ def lanes(program: Program, packs: int, access: Access, most: int, reduces: bool
     """
     vec, shifted = access
     singles = 2 * (vec - 1) if shifted else 1  # elements of a row at most that need a lane each (row_lanes.cu)
-    fewest = power_of_two(max(singles, min(32, -(-packs * vec // most))))
+    fewest = power_of_two(max(singles, min(32, -(-packs // max(1, most // vec)))))
     if not reduces:
         merges = sum(len(program.accumulators(stage)) for stage in range(program.stages))
         packs_a_lane = _MERGED if merges >= _MERGES else 1.0
         if vec > 1 and packs <= 3 * packs_a_lane:
-            return min(math.ceil(packs / packs_a_lane), 2)  # no shifted row is so short
+            return max(fewest, min(math.ceil(packs / packs_a_lane), 2))  # no shifted row is so short
         if shifted:
             packs_a_lane *= _SHIFTED
         elif vec < widest_vec(program):

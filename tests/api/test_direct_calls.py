@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from driver_stand_in import load_launcher
 from support import HOST
 
 import cupyfuse as cf
+from cupyfuse.api.direct_calls import DirectCalls
 from cupyfuse.cuda import launcher
 
 OFFSET = 1.5
@@ -208,6 +210,46 @@ def test_calls_of_forgotten_plans_are_forgotten(module: Any, rng: np.random.Gene
     assert [is_direct(cache, x) for x in arrays] == [False] * 3 + [True] * 4
     for x in arrays:
         close(function(x), np.asarray(x) + 1)
+
+
+def test_another_thread_may_replace_defaults(
+    module: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between Python's recognition of a call and its description for C."""
+
+    def plain(x: Any, scale: float = 2.0) -> Any:
+        return x * scale
+
+    def add(self: DirectCalls, *arguments: Any) -> None:
+        plain.__defaults__ = (3.0,)
+        original(self, *arguments)
+
+    original = DirectCalls.add
+    monkeypatch.setattr(DirectCalls, "add", add)
+    function, x = cf.fuse(plain), array(rng, 3, 8)
+    while plain.__defaults__ == (2.0,):
+        function(x)
+    for _ in range(12):
+        close(function(x), np.asarray(x) * 3)
+
+
+def test_threads_add_calls_while_others_are_forgotten(module: Any, rng: np.random.Generator) -> None:
+    function, x = cf.fuse(lambda x: x + 1), array(rng, 3, 8)
+    cache = learn(function, x)
+    calls, (runnable,) = cache._calls, cache._runnables
+    names = function.names, {}, {}
+    thread = threading.Thread(target=calls.add, args=(runnable, (), {"x": x}, function.parameters, names))
+
+    class Interrupted(list[Any]):
+        def __contains__(self, item: Any) -> bool:
+            if not thread.ident:
+                thread.start()
+                thread.join(0.1)
+            return False
+
+    calls.keep(Interrupted())
+    thread.join()
+    assert calls.recognize((x,), {}) is None and calls.recognize((), {"x": x}) is not None
 
 
 def test_without_the_launcher_nothing_is_direct(

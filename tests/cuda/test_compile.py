@@ -3,6 +3,8 @@ of kernels that do not compile, do not load, or find no cache, with a CuPy that 
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 import threading
@@ -357,6 +359,7 @@ def process(monkeypatch, tmp_path):
         for name in ("_functions", "_binaries", "_kernel_locks"):
             monkeypatch.setattr(compiling, name, {})
         monkeypatch.setattr(compiling, "_without_cache", False)
+        monkeypatch.setattr(compiling, "_untold", None)
         return cupy
 
     return SimpleNamespace(begin=begin, folder=tmp_path / "cache")
@@ -472,6 +475,31 @@ def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(proces
             settle_threads()
         assert [load(kernel(text), 0).binary for text in "aab"] == [b"binary of // " + t for t in (b"a", b"a", b"b")]
     assert len(caught) == 1 and len(cupy.compiled) == 2
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_warning_that_is_an_error_is_raised_once_and_not_lost_in_a_thread(process, ahead):
+    process.folder.write_text("a file")
+    process.begin(FakeCupy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if ahead:
+            compiling.compile_ahead([kernel("a")], 0)
+            settle_threads()
+        with pytest.raises(RuntimeWarning, match="CUPY_CACHE_DIR"):
+            load(kernel("a"), 0)
+        assert load(kernel("a"), 0).binary == b"binary of // a"
+
+
+def test_a_full_disk_keeps_no_part_of_a_binary(process, monkeypatch):
+    def fail(*names):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    process.begin(FakeCupy())
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        assert load(kernel("a"), 0).binary == b"binary of // a"
+    assert not list(process.folder.iterdir())
 
 
 @pytest.mark.parametrize(

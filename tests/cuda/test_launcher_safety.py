@@ -9,6 +9,8 @@ import re
 import struct
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from array import array
 from pathlib import Path
@@ -83,6 +85,26 @@ def test_wrong_tensor_maps_raise(device: Any, module: Any, pair: Any) -> None:
     with pytest.raises((TypeError, IndexError, OverflowError)):
         launch([], STREAM)
     assert not device.driver.launched
+
+
+def test_a_launch_that_blocks_lets_other_threads_run(device: Any, module: Any) -> None:
+    """A full stream may wait for what another thread does in Python, as a host function."""
+    launch = sequence([simple()])
+    launch([64, [1.0]], STREAM)
+    device.driver.block()
+
+    def release() -> None:
+        while not device.driver.get("waiting"):
+            time.sleep(0.001)
+        device.driver.set("released", 1)
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    try:
+        launch([64, [1.0]], STREAM)
+    finally:
+        thread.join()
+    assert len(device.driver.launched) == 1
 
 
 def test_a_list_that_changes_during_a_launch(device: Any, module: Any) -> None:

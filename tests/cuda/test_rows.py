@@ -214,6 +214,21 @@ def test_blocks_fit_a_multiprocessor(cols: int, dtype: str) -> None:
                 assert kernel.shared + static <= 227 << 10
 
 
+def norm_and_shares(x: Any, dy: Any, z: Any) -> Any:
+    """Three matrices and four reductions, as the backward pass of a norm whose operand has another gradient."""
+    y = normalised(x)
+    return dy - dy.mean(axis=1, keepdims=True) - y * (dy * y).mean(axis=1, keepdims=True) + z
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lanes_hold_no_more_of_a_short_row_than_they_have_registers_for(dtype: str) -> None:
+    """With more, a row of 20 columns would take a block."""
+    for cols in range(2, 257):
+        program = program_of(norm_and_shares, *[cf.spec((1 << 20, cols), dtype)] * 3)
+        config = default_config(program, next(accesses(program)), clusters=True)
+        assert config.template == "row_lanes", cols
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("function", [softmax, lambda x: cf.logsumexp(x, axis=1)])
 def test_every_single_element_has_a_lane(function: Any, dtype: str) -> None:

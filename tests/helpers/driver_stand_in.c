@@ -1,6 +1,8 @@
 // CUDA's driver without a GPU: notes what it is told to launch, and encodes tensor maps as what it is asked for.
+#define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #define MOST_RECORDS 8192
 #define MOST_BYTES 2048
@@ -28,6 +30,17 @@ Record records[MOST_RECORDS];
 unsigned record_count, struct_bytes, sized, map_count;
 int encode_status;
 int (*during_launch)(void);  // what happens while a launch is under way; returns its status
+volatile unsigned waiting, released;
+
+// What happens while a stream is full: waits two seconds at most until `released` is set, by another thread.
+int wait_for_release(void) {
+    const struct timespec millisecond = {0, 1000000};
+    waiting = 1;
+    for (int k = 0; k < 2000 && !released; ++k) {
+        nanosleep(&millisecond, NULL);
+    }
+    return !released;
+}
 
 int cuLaunchKernelEx(const Config* config, uint64_t function, void** arguments, void** extra) {
     const int status = during_launch == NULL ? 0 : during_launch();

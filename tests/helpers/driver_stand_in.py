@@ -112,7 +112,6 @@ class DriverStandIn:
         pointer, number = ctypes.c_void_p, ctypes.c_int
         self.cuTensorMapEncodeTiled.argtypes = [pointer, number, number, *[pointer] * 5, *[number] * 4]
         self.during: Callable[[], int | None] | None = None
-        # From a launch that Python makes by ctypes, and from one in C, which holds Python's lock.
         self._hook = ctypes.CFUNCTYPE(ctypes.c_int)(self._call_during)
         ctypes.c_void_p.in_dll(library, "during_launch").value = ctypes.cast(self._hook, ctypes.c_void_p).value
         self.set("record_count", 0)
@@ -128,6 +127,13 @@ class DriverStandIn:
     def get(self, name: str) -> int:
         """Return a variable of the stand-in."""
         return ctypes.c_uint.in_dll(self.library, name).value
+
+    def block(self) -> None:
+        """Have launches wait until the variable `released` is set; `waiting` is once one does."""
+        waits = ctypes.cast(self.library.wait_for_release, ctypes.c_void_p).value
+        self.set("waiting", 0)
+        self.set("released", 0)
+        ctypes.c_void_p.in_dll(self.library, "during_launch").value = waits
 
     def call_directly(self) -> None:
         """Have launches call nothing of Python's, for many of them."""
