@@ -907,9 +907,24 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "calls of plans that were forgotten, direct calls",
         "cupyfuse/api/inline_cache.py",
-        "self._calls.keep(self._runnables)",
+        "calls.keep(self._runnables)",
         "pass",
         direct("forgotten"),
+    ),
+    Mutant(
+        "Python's lock held in a launch that waits, compiled launcher",
+        LAUNCHER,
+        "Py_BEGIN_ALLOW_THREADS\n                refused = ((LaunchKernel)(uintptr_t)steps[0].a)(&config, "
+        "(void*)(uintptr_t)kernel.function, arguments, NULL);\n                Py_END_ALLOW_THREADS",
+        "refused = ((LaunchKernel)(uintptr_t)steps[0].a)(&config, (void*)(uintptr_t)kernel.function, arguments, NULL);",
+        compiled("blocks"),
+    ),
+    Mutant(
+        "defaults replaced by another thread, direct calls",
+        "cupyfuse/api/direct_calls.py",
+        "if known.match(values) is None:",
+        "if False:",
+        direct("another_thread"),
     ),
     Mutant(
         "structs in use for another launch",
@@ -949,8 +964,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a grid one block short",
         "cupyfuse/engines/kernel_launch.py",
-        "blocks = -(-rows // (config.threads // config.group))",
-        "blocks = rows // (config.threads // config.group)",
+        "blocks = -(-rows // (config.threads // config.group * config.rows))",
+        "blocks = rows // (config.threads // config.group * config.rows)",
         kernels("affine_softmax-70x5-float32"),
     ),
     Mutant(
