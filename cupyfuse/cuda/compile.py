@@ -91,7 +91,9 @@ def compile_ahead(kernels: Iterable[Kernel], device: int) -> None:
 
 @lru_cache(maxsize=1)
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, "cupyfuse")
+    # On a part of a large machine more threads would take the compiler's memory for each of its CPUs.
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ThreadPoolExecutor(count or 1, "cupyfuse")
 
 
 def _compile_ahead(kernel: Kernel, device: int, key: _Key) -> None:

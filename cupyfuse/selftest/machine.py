@@ -130,7 +130,7 @@ def _describe_optional_packages(facts: list[tuple[str, str]], missing: list[tupl
         ("ml_dtypes", "bfloat16 arrays", "pip install ml_dtypes"),
         ("rich", "the progress bar", 'pip install "cupyfuse[cli]"'),
         ("torch", "PyTorch tensors", 'pip install "cupyfuse[torch]"'),
-        ("cupyfuse-launcher", "launches that take the host less time", "pip install cupyfuse-launcher"),
+        ("cupyfuse-launcher", "launches that take the host less time", "pip install ./launcher, in a checkout"),
     ):
         found = package_version(name)
         facts.append((name, found or "not installed"))

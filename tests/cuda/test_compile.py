@@ -477,6 +477,23 @@ def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(proces
     assert len(caught) == 1 and len(cupy.compiled) == 2
 
 
+def test_kernels_compile_in_as_many_threads_as_the_process_has_cpus(process, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    compiling._threads.cache_clear()
+    cupy, both, most = process.begin(FakeCupy()), threading.Barrier(2, timeout=10), []
+
+    def compile_beside(program, options):
+        most.append(threading.active_count() - before)
+        both.wait()
+
+    cupy.compile, before = compile_beside, threading.active_count()
+    cupy.cuda.nvrtc.compileProgram = compile_beside
+    compiling.compile_ahead([kernel(text) for text in "abcdef"], 0)
+    settle_threads()
+    assert len(most) == 6 and max(most) == 2
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_warning_that_is_an_error_is_raised_once_and_not_lost_in_a_thread(process, ahead):
     process.folder.write_text("a file")

@@ -926,18 +926,26 @@ MUTANTS: tuple[Mutant, ...] = (
         direct("cleared"),
     ),
     Mutant(
-        "defaults that change while a call is described",
-        "cupyfuse/api/direct_calls.py",
-        " or known.match(values) is None",
-        "",
-        direct("defaults_may_change"),
-    ),
-    Mutant(
         "variables that change while a call is described",
         "cupyfuse/api/direct_calls.py",
         "(None if around is None else around.key) != known.around_key or ",
         "",
         direct("variables_may_change"),
+    ),
+    Mutant(
+        "Python's lock held in a launch that waits, compiled launcher",
+        LAUNCHER,
+        "Py_BEGIN_ALLOW_THREADS\n                refused = ((LaunchKernel)(uintptr_t)steps[0].a)(&config, "
+        "(void*)(uintptr_t)kernel.function, arguments, NULL);\n                Py_END_ALLOW_THREADS",
+        "refused = ((LaunchKernel)(uintptr_t)steps[0].a)(&config, (void*)(uintptr_t)kernel.function, arguments, NULL);",
+        compiled("blocks"),
+    ),
+    Mutant(
+        "defaults replaced by another thread, direct calls",
+        "cupyfuse/api/direct_calls.py",
+        "if known.match(values) is None:",
+        "if False:",
+        direct("another_thread"),
     ),
     Mutant(
         "structs in use for another launch",
