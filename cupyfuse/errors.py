@@ -15,5 +15,9 @@ class EngineError(RuntimeError):
     """The engine failed to compile, load or launch a kernel."""
 
 
+class ClusterError(EngineError):
+    """The GPU has no place for the blocks of a cluster at once; other launch configurations may do."""
+
+
 class NotDifferentiable(TypeError):
     """An operator on the path of a gradient has no derivative; the message names it."""

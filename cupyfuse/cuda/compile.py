@@ -21,7 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import EngineError
+from ..errors import ClusterError, EngineError
+from .driver import most_clusters
 from .kernel import Kernel, inlined
 
 OPTIONS = ("--std=c++17", "-ftz=true")
@@ -58,6 +59,8 @@ def load(kernel: Kernel, device: int) -> Any:
 
     Raises
     ------
+    ClusterError
+        The GPU has no place for one of the kernel's clusters, of more than 8 blocks.
     EngineError
         The source does not compile, the GPU cannot run it, or this process cannot use CUDA.
 
@@ -133,7 +136,12 @@ def _load(kernel: Kernel, device: int, key: _Key) -> Any:
             cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE, kernel.shared)
         if kernel.cluster > _PORTABLE_CLUSTER:
             cupy.cuda.driver.funcSetAttribute(function.ptr, _LARGE_CLUSTERS, 1)
+            # The multiprocessors of a slice of a GPU, or near each other, may be too few.
+            if not most_clusters(function.ptr, kernel.cluster, kernel.config.threads, kernel.shared):
+                raise ClusterError(f"GPU {device} has no place for a cluster of {kernel.cluster} blocks at once")
         return function
+    except ClusterError:
+        raise
     except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:
         capability = cupy.cuda.Device(device).compute_capability
         raise EngineError(

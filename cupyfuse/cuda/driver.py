@@ -105,6 +105,30 @@ def current_device() -> int:
     return device
 
 
+def most_clusters(function: int, cluster: int, threads: int, shared: int) -> int:
+    """Return how many clusters of a kernel can be on the current device at once.
+
+    Parameters
+    ----------
+    function : int
+        Address of the `CUfunction`, which says how its blocks form clusters.
+    cluster : int
+        Blocks of a cluster.
+    threads, shared : int
+        Of a block, and its bytes of dynamic shared memory.
+
+    Raises
+    ------
+    EngineError
+        The driver refuses to tell.
+    """
+    count, config = ctypes.c_int(), _LaunchConfig(cluster, 1, 1, threads, 1, 1, shared, None, None, 0)
+    status = driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config))
+    if status:
+        raise EngineError(f"cuOccupancyMaxActiveClusters failed with status {status}")
+    return count.value
+
+
 def takes_early_launches() -> bool:
     """Whether the current device, and its driver, let a launch begin before the one before it has ended."""
     return _takes_early_launches(current_device())

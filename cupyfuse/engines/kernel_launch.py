@@ -7,6 +7,7 @@ the kernels of all launches in parallel and lay out one workspace for them.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
 from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer
+from ..errors import ClusterError
 from ..ir.graph import Node
 from ..plan.schedule import Step, state_size
 
@@ -224,13 +226,20 @@ class KernelLaunch:
         """Load the kernels; `partial` is the slot of the workspace."""
 
         def load(access: Access) -> StructLaunch:
-            if access == self.accesses[0]:
-                return self._load(runtime, partial, self.config, self.kernels)
-            config = default_config(self.program, access, self.clusters)
-            kernels = emit_kernels(self.program, config, conditional=self.flag >= 0)
-            return self._load(runtime, partial, config, kernels)
+            try:
+                if access == self.accesses[0]:
+                    return self._load(runtime, partial, self.config, self.kernels)
+                return self._load_for(access, self.clusters, runtime, partial)
+            except ClusterError as error:
+                warnings.warn(f"{error}, so rows are read from memory for each stage", RuntimeWarning, stacklevel=2)
+                return self._load_for(access, False, runtime, partial)
 
         return self.arguments.launch_by_alignment(self.accesses[0], load, self._choose)
+
+    def _load_for(self, access: Access, clusters: bool, runtime: Runtime, partial: int) -> StructLaunch:
+        """Load the kernels for an access, with or without clusters."""
+        config = default_config(self.program, access, clusters)
+        return self._load(runtime, partial, config, emit_kernels(self.program, config, conditional=self.flag >= 0))
 
     def _choose(self, addresses: Addresses) -> Access:
         """Return the widest access that the alignment of a call's pointers allows."""

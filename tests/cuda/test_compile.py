@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
 from cupyfuse.cuda.program import Program
 from cupyfuse.cuda.scan import scan_kernel
 from cupyfuse.cuda.sources import kernels_of
+from cupyfuse.errors import ClusterError
 from cupyfuse.ir.graph import SCANS
 from cupyfuse.plan.schedule.products import TILE_WIDTHS
 from cupyfuse.selftest.reductions import all_reductions
@@ -426,6 +428,19 @@ def test_a_kernel_being_compiled_ahead_is_waited_for(process):
         go_on.set()
         assert waiting.result(10).binary == b"binary of // a"
     assert len(cupy.compiled) == 1
+
+
+@pytest.mark.parametrize(("cluster", "places"), [(8, 0), (16, 1), (16, 0)])
+def test_a_large_cluster_needs_a_place_on_the_gpu(process, monkeypatch, cluster, places):
+    """Those of up to 8 blocks run on every GPU with clusters: nobody asks."""
+    process.begin(FakeCupy())
+    monkeypatch.setattr(compiling, "most_clusters", lambda *asked: places if asked == (7, 16, 256, 64) else None)
+    found = replace(kernel("a"), cluster=cluster, shared=64, config=Config("row_shared", 256, 1, 4, cluster=cluster))
+    if cluster == 16 and not places:
+        with pytest.raises(ClusterError, match="no place for a cluster of 16 blocks"):
+            load(found, 0)
+    else:
+        assert load(found, 0).binary == b"binary of // a"
 
 
 def test_what_fails_ahead_is_told_by_load(process):

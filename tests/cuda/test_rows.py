@@ -16,6 +16,7 @@ from cupyfuse.cuda.configure import default_config
 from cupyfuse.cuda.program import Program
 from cupyfuse.cuda.sources import emit_kernels
 from cupyfuse.engines import kernel_launch
+from cupyfuse.errors import ClusterError
 from cupyfuse.plan.schedule import state_size
 
 ORDERS = 2
@@ -274,6 +275,25 @@ def test_lanes_load_several_rows_where_they_have_little_of_one(
 def test_the_longest_rows_that_a_cluster_holds(function: Any, arrays: Any, template: str) -> None:
     program = program_of(function, *map(cf.spec, arrays))
     assert default_config(program, next(accesses(program)), clusters=True).template == template
+
+
+def test_without_a_place_for_a_cluster_rows_are_read_again() -> None:
+    (step,) = cf.fuse(softmax).plan(cf.spec((64, 524288))).steps
+    storage = dict.fromkeys((*step.inputs, *step.outputs), "float32")
+    launch = kernel_launch.KernelLaunch(step, storage, lambda node: kernel_launch.Place(0, 524288, 1), -1, -1, True)
+    assert launch.config.cluster > 8
+
+    class Runtime:
+        """Of a GPU that has no place for large clusters."""
+
+        def function(self, kernel: Any) -> Any:
+            if kernel.cluster > 8:
+                raise ClusterError("no place")
+            return kernel
+
+    with pytest.warns(RuntimeWarning, match="no place, so rows are read from memory for each stage"):
+        bound = launch.bind(Runtime(), -1)  # type: ignore[arg-type]
+    assert [call.function.config.template for call in bound.kernels] == ["row_stream"]
 
 
 ANYWHERE = {
