@@ -16,7 +16,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +47,7 @@ class _Binary(NamedTuple):
     cached: bool
 
 
+_MOST_BINARIES = 512  # some 50 KB each: backward passes that never come have kernels, too
 _binaries: dict[_Key, _Binary] = {}  # compiled kernels that are not loaded yet
 _functions: dict[_Key, Any] = {}  # loaded kernels
 
@@ -80,16 +81,18 @@ def load(kernel: Kernel, device: int) -> Any:
     return function
 
 
-def compile_ahead(kernels: Iterable[Kernel], device: int) -> None:
+def compile_ahead(kernels: Iterable[Kernel], device: int) -> list[Future[None]]:
     """Begin to compile kernels in other threads: NVRTC releases Python's global lock.
 
     A later call of `load` waits for its kernel, and meets the error of one that fails again. Nothing is loaded, which
-    would break a CUDA graph that is being captured.
+    would break a CUDA graph that is being captured. The futures are done when the threads are.
     """
+    begun = []
     for key, kernel in {(k.name, k.source, device): k for k in kernels}.items():
         if key not in _functions and key not in _binaries:
             with contextlib.suppress(RuntimeError):  # Python is ending, and starts no threads
-                _threads().submit(_compile_ahead, kernel, device, key)
+                begun.append(_threads().submit(_compile_ahead, kernel, device, key))
+    return begun
 
 
 @lru_cache(maxsize=1)
@@ -103,14 +106,28 @@ def _compile_ahead(kernel: Kernel, device: int, key: _Key) -> None:
     """Compile a kernel for `load`, unless another thread has, or is about to."""
     import cupy
 
+    if _is_ending():
+        return
     lock = _lock_of(key)
     if lock.acquire(blocking=False):
         try:
             if key not in _functions and key not in _binaries:
                 with cupy.cuda.Device(device):
                     _binaries[key] = _binary_of(kernel, device)
+                with _lock:
+                    while len(_binaries) > _MOST_BINARIES:
+                        _binaries.pop(next(iter(_binaries)), None)  # `load` reads it from the disk
         finally:
             lock.release()
+
+
+def _is_ending() -> bool:
+    """Whether Python is ending, which waits for its threads: nobody needs what is not compiled yet."""
+    try:
+        _threads().submit(int)
+    except RuntimeError:
+        return True
+    return False
 
 
 def _lock_of(key: _Key) -> Any:

@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -364,11 +364,8 @@ def process(monkeypatch, tmp_path):
         monkeypatch.setattr(compiling, "_untold", None)
         return cupy
 
-    return SimpleNamespace(begin=begin, folder=tmp_path / "cache")
-
-
-def settle_threads():
-    """Wait until all that was to be compiled ahead is."""
+    compiling._threads.cache_clear()
+    yield SimpleNamespace(begin=begin, folder=tmp_path / "cache")
     compiling._threads().shutdown()
     compiling._threads.cache_clear()
 
@@ -402,13 +399,20 @@ def test_a_binary_for_a_named_architecture_is_kept(process):
 
 def test_kernels_compiled_ahead_are_only_loaded(process):
     cupy = process.begin(FakeCupy())
-    compiling.compile_ahead([kernel("a"), kernel("b"), kernel("a")], 3)
-    settle_threads()
+    wait(compiling.compile_ahead([kernel("a"), kernel("b"), kernel("a")], 3))
     assert len(cupy.compiled) == 2 and cupy.entered == [3, 3] and not compiling._functions
     assert [load(kernel(text), 3).binary for text in "ab"] == [b"binary of // a", b"binary of // b"]
-    compiling.compile_ahead([kernel("a"), kernel("b")], 3)
-    settle_threads()
+    wait(compiling.compile_ahead([kernel("a"), kernel("b")], 3))
     assert len(cupy.compiled) == 2
+
+
+def test_few_kernels_that_are_not_loaded_are_kept(process, monkeypatch):
+    monkeypatch.setattr(compiling, "_MOST_BINARIES", 2)
+    cupy = process.begin(FakeCupy())
+    wait(compiling.compile_ahead([kernel(text) for text in "abcd"], 0))
+    assert len(compiling._binaries) == 2
+    assert [load(kernel(text), 0).binary[-1:] for text in "abcd"] == [b"a", b"b", b"c", b"d"]
+    assert len(cupy.compiled) == 4, "the others are read from the disk"
 
 
 def test_a_kernel_being_compiled_ahead_is_waited_for(process):
@@ -443,11 +447,30 @@ def test_a_large_cluster_needs_a_place_on_the_gpu(process, monkeypatch, cluster,
         assert load(found, 0).binary == b"binary of // a"
 
 
+def test_python_ends_without_what_nobody_waits_for(process, monkeypatch):
+    """Its end waits for all threads: those that have begun end, no other one begins."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    cupy, both, go_on = process.begin(FakeCupy()), threading.Barrier(3, timeout=10), threading.Event()
+
+    def compile_slowly(code, options, cache_in_memory):
+        both.wait()
+        assert go_on.wait(10)
+        return cupy.compile(code, options) or b"binary", None
+
+    cupy.cuda.compiler.compile_using_nvrtc = compile_slowly
+    begun = compiling.compile_ahead([kernel(text) for text in "abcde"], 0)
+    both.wait()
+    compiling._threads().shutdown(wait=False)  # as at the end of Python
+    go_on.set()
+    wait(begun)
+    assert len(begun) == 5 and len(cupy.compiled) == 2
+
+
 def test_what_fails_ahead_is_told_by_load(process):
     cupy = process.begin(FakeCupy())
     cupy.error = Refusal("error: identifier is undefined")
-    compiling.compile_ahead([kernel("a")], 0)
-    settle_threads()
+    wait(compiling.compile_ahead([kernel("a")], 0))
     with pytest.raises(cf.EngineError, match="identifier is undefined"):
         load(kernel("a"), 0)
     cupy.error = None
@@ -473,8 +496,7 @@ def test_a_binary_that_no_gpu_loads_is_compiled_anew(process, ahead):
     failures = [True]
     again = process.begin(FakeCupy(lambda binary: failures and failures.pop()))
     if ahead:
-        compiling.compile_ahead([kernel("a")], 0)
-        settle_threads()
+        wait(compiling.compile_ahead([kernel("a")], 0))
         assert not again.compiled
     load(kernel("a"), 0)
     assert len(again.compiled) == 1
@@ -486,8 +508,7 @@ def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(proces
     cupy = process.begin(FakeCupy())
     with pytest.warns(RuntimeWarning, match="CUPY_CACHE_DIR") as caught:
         if ahead:
-            compiling.compile_ahead([kernel("a"), kernel("b")], 0)
-            settle_threads()
+            wait(compiling.compile_ahead([kernel("a"), kernel("b")], 0))
         assert [load(kernel(text), 0).binary for text in "aab"] == [b"binary of // " + t for t in (b"a", b"a", b"b")]
     assert len(caught) == 1 and len(cupy.compiled) == 2
 
@@ -504,8 +525,7 @@ def test_kernels_compile_in_as_many_threads_as_the_process_has_cpus(process, mon
 
     cupy.compile, before = compile_beside, threading.active_count()
     cupy.cuda.nvrtc.compileProgram = compile_beside
-    compiling.compile_ahead([kernel(text) for text in "abcdef"], 0)
-    settle_threads()
+    wait(compiling.compile_ahead([kernel(text) for text in "abcdef"], 0))
     assert len(most) == 6 and max(most) == 2
 
 
@@ -516,8 +536,7 @@ def test_a_warning_that_is_an_error_is_raised_once_and_not_lost_in_a_thread(proc
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if ahead:
-            compiling.compile_ahead([kernel("a")], 0)
-            settle_threads()
+            wait(compiling.compile_ahead([kernel("a")], 0))
         with pytest.raises(RuntimeWarning, match="CUPY_CACHE_DIR"):
             load(kernel("a"), 0)
         assert load(kernel("a"), 0).binary == b"binary of // a"
