@@ -113,8 +113,9 @@ def _compile_ahead(kernel: Kernel, device: int, key: _Key) -> None:
         try:
             if key not in _functions and key not in _binaries:
                 with cupy.cuda.Device(device):
-                    _binaries[key] = _binary_of(kernel, device)
+                    binary = _binary_of(kernel, device)
                 with _lock:
+                    _binaries[key] = binary
                     while len(_binaries) > _MOST_BINARIES:
                         _binaries.pop(next(iter(_binaries)), None)  # `load` reads it from the disk
         finally:
@@ -141,7 +142,9 @@ def _load(kernel: Kernel, device: int, key: _Key) -> Any:
 
     try:
         module = cupy.cuda.function.Module()
-        binary = _binaries.pop(key, None) or _binary_of(kernel, device)
+        with _lock:
+            ahead = _binaries.pop(key, None)
+        binary = ahead or _binary_of(kernel, device)
         try:
             module.load(binary.code)
         except cupy.cuda.driver.CUDADriverError:

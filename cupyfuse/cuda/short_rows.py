@@ -11,9 +11,9 @@ from .program import Program
 SHORT = 1024  # columns at most
 THREADS = 128  # of a block
 # Packs that a lane should have, on average: with fewer it has too little in flight, with more most lengths leave lanes
-# idle. Of rows that are shifted, of packs narrower than they may be, of one matrix, of several; and how many times as
-# many where lanes merge accumulators at least so often.
+# idle. Of rows that are shifted, of packs narrower than they may be, of one matrix, of several.
 _SHIFTED, _NARROW, _SINGLE, _SEVERAL = 4.8, 4.0, 3.2, 2.0
+# Where lanes merge accumulators at least so often, they have so many times as many packs.
 _MERGES, _MERGED = 3, 2.0
 # Elements that a lane should have of a row that is read once, by bytes an element: where to merge takes few FLOPs; and
 # of 16 bits where it takes many.
