@@ -18,6 +18,7 @@ import numpy as np
 from cupyfuse.selftest.machine import array_module
 
 from . import (
+    chains,
     costs,
     distributed,
     environment,
@@ -42,6 +43,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 BENCHMARKS: dict[str, tuple[Any, str]] = {
     "heads": (heads, "the three heads, and what follows their GEMM alone"),
     "rows": (rows, "row programs over rows of many lengths"),
+    "chains": (chains, "thirty chains behind a linear layer"),
     "gemm": (gemm, "errors and times of float32 products, every precision"),
     "torch": (torch_heads, "the heads as PyTorch modules: forward, backward, after changes of weights"),
     "losses": (losses, "the loss of a language model: forward, backward, memory"),

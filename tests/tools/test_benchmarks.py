@@ -11,7 +11,7 @@ import scipy.special
 from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice, timed
 
 from benchmarks import __main__ as command
-from benchmarks import environment, families, gemm, heads, row_programs, rows, timing
+from benchmarks import chains, environment, families, gemm, heads, row_programs, rows, timing
 from benchmarks.__main__ import markdown
 from benchmarks.device import GRAPH_CALLS, Device
 from benchmarks.lab import measure_errors, open_lab, run
@@ -364,6 +364,29 @@ def test_each_row_program_agrees_with_torch(torch_lab, hasty, monkeypatch, name)
     check_all_ran([case], ("gpu_evicted",))
     program = row_programs.PROGRAMS[name]
     assert case.bytes_moved == program.passes * (8192 // program.matrices // 100) * 100 * 4
+
+
+@pytest.mark.parametrize("name", chains.TAILS)
+def test_each_chain_agrees_with_torch(torch_lab, hasty, name):
+    (case,) = run_all(torch_lab, f"chains --quick --dtype float32 --shape 20x48x33 --tails {name}")
+    check_all_ran([case], ("gpu_evicted",))
+
+
+def test_chains_take_shapes_in_turn_and_the_page_says_which_are_behind(torch_lab, hasty, monkeypatch):
+    monkeypatch.setattr(chains, "SHAPES", ((6, 8, 10), (12, 4, 9)))
+    found = run_all(torch_lab, "chains --quick --dtype float32 --tails gelu,relu,softmax")
+    assert [(case.name, case.shape) for case in found] == [
+        ("gelu", (6, 8, 10)),
+        ("softmax", (6, 8, 10)),
+        ("relu", (12, 4, 9)),
+    ]
+    times = {"gelu": (10.0, 1e-3), "softmax": (4.0, 2e-3), "relu": (8.0, 1e-3)}
+    for case in found:
+        ours, error = times[case.name]
+        case.results = [timed("cupyfuse, bound", error, gpu_evicted=ours), timed("torch eager", 1e-3, gpu_evicted=8.0)]
+    text = markdown(Report("chains", ENVIRONMENT, {}, cases=found))
+    assert "3 chains, geometric mean 1.17 times the better rival" in text
+    assert "Below 0.98 of it: gelu (0.80)." in text and "With a larger error than eager's: softmax." in text
 
 
 def test_the_products_run(torch_lab, hasty):
