@@ -7,15 +7,13 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from direct_calls import CALLS, F32, array, cache_of, close, is_direct, learn, softmax
-from driver_stand_in import load_launcher
 from support import HOST
 
 import cupyfuse as cf
@@ -23,15 +21,6 @@ from cupyfuse.api.direct_calls import DirectCalls
 from cupyfuse.cuda import launcher
 
 OFFSET = 1.5
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The compiled launcher, in force, on arrays of the host's kernels."""
-    found = load_launcher(tmp_path)
-    monkeypatch.setattr(launcher, "find", lambda: launcher.Found(found, ""))
-    with HOST.active():
-        yield found
 
 
 def test_arrays_are_compared(module: Any, rng: np.random.Generator) -> None:

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from direct_calls import CALLS, array, cache_of, close, learn
-from driver_stand_in import load_launcher
-from support import HOST
 
 import cupyfuse as cf
 from cupyfuse.api.direct_calls import DirectCalls
-from cupyfuse.cuda import launcher
 
 OFFSET: Any = 1.5
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The compiled launcher, in force, on arrays of the host's kernels."""
-    found = load_launcher(tmp_path)
-    monkeypatch.setattr(launcher, "find", lambda: launcher.Found(found, ""))
-    with HOST.active():
-        yield found
 
 
 def test_calls_are_not_described_again_and_again(module: Any, rng: np.random.Generator) -> None:
