@@ -576,3 +576,24 @@ def test_operands_that_repeat_along_a_changing_batch(function: Any, every_chain:
     for rows in (4, 5, 7):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(compiled(x), function(linear(x), x, w).exp())
+
+
+def test_a_changed_default_dtype_is_seen(fresh_dynamo, device):
+    """Quotients of integers are of PyTorch's default dtype, also of a chain that was captured with another one."""
+    x = torch.randint(-3, 4, (5, 8), device=device)
+    weight = torch.rand(8, dtype=torch.float32, device=device, requires_grad=True)
+
+    def function(x, weight):
+        return torch.logsumexp(torch.softmax(x / 3, 1) * weight, 1)
+
+    compiled, before = torch.compile(function, backend="cupyfuse"), torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            found, expected = compiled(x, weight), function(x, weight)
+            assert found.dtype == expected.dtype == dtype
+            torch.testing.assert_close(found, expected)
+            gradients = [torch.autograd.grad(y.sum(), weight)[0] for y in (found, expected)]
+            torch.testing.assert_close(*gradients)
+    finally:
+        torch.set_default_dtype(before)

@@ -39,6 +39,7 @@ from .uncaptured import uncaptured
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _CONTIGUOUS = torch.contiguous_format
+_DEFAULT_DTYPE = "default_dtype"
 for _name in ("chain", "chain_forward"):
     _LIBRARY.define(
         f"{_name}(Tensor[] inputs, SymInt[] sizes, str chain, str saved, str options) -> Tensor[]", tags=_TAGS
@@ -51,16 +52,27 @@ _LIBRARY.define(
 
 
 def options_text(options: Options) -> str:
-    """Write options as the operators take them, with the version, on which compilers' caches then depend."""
-    return json.dumps({"version": __version__, **asdict(options)}, sort_keys=True)
+    """Write options as the operators take them, with what compilers' caches then depend on, too.
+
+    That is the version, and the dtype to which PyTorch converts integers, by which a chain's dtypes differ.
+    """
+    surroundings = {"version": __version__, _DEFAULT_DTYPE: str(torch.get_default_dtype())}
+    return json.dumps({**surroundings, **asdict(options)}, sort_keys=True)
 
 
 @lru_cache(maxsize=256)
 def parse_options(text: str) -> Options:
     """Read options that `options_text` wrote."""
     options = json.loads(text)
-    options.pop("version", None)
+    for name in ("version", _DEFAULT_DTYPE):
+        options.pop(name, None)
     return Options(**options)
+
+
+@lru_cache(maxsize=256)
+def _default_dtype(options: str) -> str:
+    """Return the default dtype of the graph that options are of."""
+    return str(json.loads(options).get(_DEFAULT_DTYPE, torch.get_default_dtype()))
 
 
 _MAX_COMPILED = 1024
@@ -81,7 +93,7 @@ def _compile(
     if compiled is None:
         if len(_compiled) >= _MAX_COMPILED:
             _compiled.clear()
-        traced = _trace(chain, sizes, metas_of(tensors))
+        traced = _trace(chain, sizes, metas_of(tensors), _default_dtype(options))
         settings = chosen.settings_on(device_at(device or tensors[0].device))
         compiled = CompiledChain(traced, tensors, settings, saving=_parse_saved(traced, saved), in_place=False)
         _compiled[key] = compiled
@@ -106,14 +118,15 @@ def _find_backward(
     if backward is None:
         if len(_backwards) >= _MAX_COMPILED:
             _backwards.clear()
-        traced = _trace(chain, sizes, metas_of(tensors))
+        traced = _trace(chain, sizes, metas_of(tensors), _default_dtype(options))
         settings, saving = chosen.settings_on(device_at(place)), _parse_saved(traced, saved)
         backward = _backwards[key] = Backward(traced, needs, settings, saving, distinct=True)
     return backward
 
 
 @lru_cache(maxsize=_MAX_COMPILED)
-def _trace(chain: str, sizes: tuple[int, ...], metas: Any) -> TracedChain:
+def _trace(chain: str, sizes: tuple[int, ...], metas: Any, default_dtype: str) -> TracedChain:
+    """Trace a chain given as text, first while PyTorch's default dtype is this."""
     return Chain.from_json(chain).with_sizes(sizes).trace(metas)
 
 
@@ -159,11 +172,13 @@ def describe_saved(chain: Chain, tensors: Tensors, needs: Sequence[bool], settin
     TraceError
         The shape of a saved value does not follow from those of the chain's values.
     """
-    return _describe_saved(chain, metas_of(tensors), tuple(needs), settings)
+    return _describe_saved(chain, metas_of(tensors), tuple(needs), settings, torch.get_default_dtype())
 
 
 @lru_cache(maxsize=_MAX_COMPILED)
-def _describe_saved(chain: Chain, metas: Any, needs: tuple[bool, ...], settings: Settings) -> str:
+def _describe_saved(
+    chain: Chain, metas: Any, needs: tuple[bool, ...], settings: Settings, default_dtype: torch.dtype
+) -> str:
     traced = chain.trace(metas)
     saving = Backward(traced, needs, settings).saving
     # The index of each saved value, its node, and the values of the chain that its shape may follow from.
@@ -189,13 +204,13 @@ def _describe_saved(chain: Chain, metas: Any, needs: tuple[bool, ...], settings:
 
 def backward_inputs(chain: str, saved: str, tensors: Tensors, needs: Sequence[bool]) -> tuple[int, ...]:
     """Return the inputs, by number, that the backward pass reads beside saved values."""
-    return tuple(_backward_pass(chain, saved, metas_of(tensors), tuple(needs)).inputs)
+    return tuple(_backward_pass(chain, saved, metas_of(tensors), tuple(needs), str(torch.get_default_dtype())).inputs)
 
 
 @lru_cache(maxsize=_MAX_COMPILED)
-def _backward_pass(chain: str, saved: str, metas: Any, needs: tuple[bool, ...]) -> Backward:
+def _backward_pass(chain: str, saved: str, metas: Any, needs: tuple[bool, ...], default_dtype: str) -> Backward:
     """Return the backward pass of a chain given as text, to ask what it reads and which gradients it has."""
-    traced = _trace(chain, (), metas)
+    traced = _trace(chain, (), metas, default_dtype)
     return Backward(traced, needs, Settings(), _parse_saved(traced, saved))
 
 
@@ -290,7 +305,8 @@ class _ChainOperator(torch.autograd.Function):
         ctx.mark_non_differentiable(*results[ctx.outputs :])
         ctx.set_materialize_grads(False)
         concrete = chain.with_sizes(concrete_sizes(sizes)).to_json()
-        ctx.backward_pass = _backward_pass(concrete, saves, metas_of(tensors), tuple(ctx.needs_input_grad[4:]))
+        needs = tuple(ctx.needs_input_grad[4:])
+        ctx.backward_pass = _backward_pass(concrete, saves, metas_of(tensors), needs, _default_dtype(options))
         read = ctx.backward_pass.inputs
         # Of the others only shape and dtype are kept: their memory may be freed or overwritten.
         kept = [chain.saved_input(k, t) if k in read else _without_memory(t) for k, t in enumerate(tensors)]
