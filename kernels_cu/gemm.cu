@@ -3,9 +3,12 @@
 //
 // A (m, k) and B (n, k), m, n, k > 0: T (f16 or bf16), read through tensor maps, which need rows of a multiple of 16 bytes.
 //   Where TurnedA or TurnedB is 1 the operand is stored transposed, as (k, m) or (k, n).
+//   Or one part each of float32 operands, with scales that the epilogue undoes.
 // P: an emitted struct as in row_block.cu with one stage, whose tile has a member `product` that is not loaded but set here,
 //   rounded where it is of a 16-bit type; and with
 //     a, b, depth                           the tensor maps (cuda/tensor_map.py), and k
+//     scaled                                whether A and B are parts (split_pieces.cuh); then also
+//     left, right                           their operands, and the inverse scales (gemm_scales.cuh)
 //     partial, shares                       the totals of each row in each column of tiles: `shares` totals a row
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
@@ -204,13 +207,17 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
         i64 row, col;
         order.at(tile, row, col);
         row += rank * Shape::rows + (Shape::alternating ? warp % 4 : warp) * 16;
+        bool care = false;
+        if constexpr (P::scaled) {
+            care = needs_care<Shape::parts, Shape::columns>(p, row, col);
+        }
         sum_products<Shape>(ring, sum, warpgroup, blocks, pass_turn);
         if (Shape::alternating) {
             ring.skip(blocks);
         }
 #pragma unroll
         for (int part = 0; part < Shape::parts; ++part) {
-            finish_rows<Shape, V>(p, sum[part], staging + warp * Shape::staged, row + part * 64, col);
+            finish_rows<Shape, V>(p, sum[part], staging + warp * Shape::staged, row + part * 64, col, care);
         }
     }
     if (Shape::alternating && warpgroup == 0) {

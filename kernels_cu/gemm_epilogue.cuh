@@ -2,6 +2,7 @@
 // are described there. All lanes of a warp call finish_rows together.
 #pragma once
 
+#include "gemm_scales.cuh"
 #include "stages.cuh"
 #include "tensor_cores.cuh"
 
@@ -153,10 +154,11 @@ __device__ __forceinline__ void finish_chunk(
 }
 
 // Run the epilogue of the 16 rows of a tile that a warp has, from (first_row, first_col) on: a thread has two rows, see
-// multiply_add, and the four lanes of a row merge their totals. Chunks of a loop that is not unrolled share their code.
+// multiply_add, and the four lanes of a row merge their totals. Chunks of a loop that is not unrolled share their code. `care` is
+// that of needs_care, where the operands have scales.
 template <class Shape, int V, class P>
 __device__ __forceinline__ void finish_rows(
-    const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col) {
+    const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col, bool care) {
     constexpr int chunk = Shape::chunk;
     const int lane = threadIdx.x % 32;
     const i64 m = p.rows, n = p.cols;
@@ -167,10 +169,14 @@ __device__ __forceinline__ void finish_rows(
     const bool inside[2] = {rows[0] < m, rows[1] < m};
     typename P::Row r[2];
     decltype(p.totals(At<0>())) totals[2];
+    SplitRow scales[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (inside[h]) {
             p.begin(rows[h], r[h]);
+        }
+        if constexpr (P::scaled) {
+            scales[h] = inside[h] ? SplitRow::of(p.left.inverse[rows[h]]) : SplitRow::none();
         }
     }
 #pragma unroll(Shape::unroll)
@@ -182,6 +188,9 @@ __device__ __forceinline__ void finish_rows(
         float part[chunk / 2];
         take_chunk<0>(c, sum, part);
         const i64 first = chunk_col + lane % 4 * 2;
+        if constexpr (P::scaled) {
+            undo_scales<chunk>(p, scales, first_row, chunk_col, care, part);
+        }
         if (first_row + 16 <= m && chunk_col + chunk <= n) {
             finish_chunk<Shape, V, true>(p, part, staging, rows, inside, first, chunk, r, totals);
         } else {

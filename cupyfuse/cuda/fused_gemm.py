@@ -23,7 +23,7 @@ THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
 _MOST_STAGES = 6  # more hide no more latency
 # FLOPs of an epilogue's element, reductions aside: the code of more costs more to fetch than the copies that it saves.
-# So does that of guards, even if it does not run.
+# So does that of guards and of scales, even if it does not run.
 _MOST_UNROLLED = 16
 # Bytes of a row's states, such as a logsumexp and one more sum: beside more of them, a wide chunk does not fit in
 # registers.
@@ -99,20 +99,26 @@ def program_of(step: Step, storage: dict[Node, str]) -> Program:
 
 def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmShape:
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
-    transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
+    scaled = step.product.op == "split_matmul"
+    transposed = (False, False)  # splits are row-major
+    if not scaled:
+        transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
-    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
-    chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
     assert step.epilogue is not None
-    if state_size(step.epilogue) > _WIDE_STATE:
+    reduces = any(n.reduction for n in step.epilogue.nodes)
+    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
+    if staged > 4 or program.reads_columns > 2 or vec == 1 or state_size(step.epilogue) > _WIDE_STATE:
         chunk = 16
-    elif chunk == 32 and not (program.reads_columns or program.full_inputs):
-        chunk = 64
+    elif scaled:
+        chunk = 16 if reduces else 32
+    else:
+        chunk = 32 if program.reads_columns or program.full_inputs else 64
     tiles = tiles_of(step, processors)
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
     flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
-    unrolled = flops <= _MOST_UNROLLED * step.product.size and not guarded
-    return GemmShape(step.product.dtype, tiles, transposed, staged, chunk, vec, unrolled)
+    unrolled = flops <= _MOST_UNROLLED * step.product.size and not (guarded or scaled)
+    dtype = "float16" if scaled else step.product.dtype
+    return GemmShape(dtype, tiles, transposed, staged, chunk, vec, unrolled)
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
@@ -153,8 +159,11 @@ class _EpilogueWriter(Writer):
     outlines = False  # the templates have such a function, of several elements
 
     def declare_members(self) -> list[str]:
-        partial = "struct Totals0; Totals0* partial; i64 shares;"
-        return ["TensorMap a; TensorMap b; i64 depth;", *super().declare_members(), partial]
+        own, partial = "TensorMap a; TensorMap b; i64 depth;", "struct Totals0; Totals0* partial; i64 shares;"
+        product = self.program.product
+        scaled = product is not None and product.op == "split_matmul"
+        constant = f"static constexpr bool scaled = {str(scaled).lower()};"
+        return [constant, own, *(["Matrix left; Matrix right;"] if scaled else []), *super().declare_members(), partial]
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit functions that visit the results and their targets, each with its first byte in `staged`, as lines."""

@@ -14,7 +14,7 @@ from .. import devices
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
 from ..plan.schedule import Step, store_step
-from ..plan.schedule.products import TILE_ROWS, tile_width
+from ..plan.schedule.split_tiles import TILE_ROWS, tile_width
 from .config import Config
 from .emit import Writer
 from .kernel import CONDITION, Kernel, translation_unit

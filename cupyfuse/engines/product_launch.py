@@ -1,4 +1,4 @@
-"""Launches of products with their epilogues: 16-bit ones, which read operands through tensor maps, and split ones."""
+"""Launches of products with their epilogues: of 16-bit operands and of splits in one part, or of hi/lo splits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from ..cuda.config import Access, fitting_vec
 from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
 from ..cuda.kernel import Kernel
 from ..cuda.runtime import Runtime
-from ..cuda.split_launch import SplitProduct
-from ..cuda.structs import Addresses, KernelCall, StructLaunch, TensorMap, integers, pointer, tensor_map
+from ..cuda.split import padded
+from ..cuda.split_launch import SplitProduct, operand_members
+from ..cuda.structs import Addresses, KernelCall, Struct, StructLaunch, TensorMap, integers, pointer, tensor_map
 from ..cuda.tensor_map import ALIGNMENT, MatrixBoxes
 from ..ir.graph import Node
-from ..plan.schedule import Step, base_of, state_bytes, strip_transposes
+from ..plan.schedule import Step, base_of, depth_of, state_bytes, strip_transposes
 from .kernel_launch import KernelArguments, LaunchSpec, Place
 
 _ITEMSIZE = 2
@@ -31,6 +32,9 @@ class _MappedOperand:
         matrix, transposed = strip_transposes(operand)
         count, length = matrix.shape
         stride = place.col_stride if transposed else place.row_stride
+        if matrix.op == "split":  # whose scales follow the elements
+            count, length = matrix.inputs[0].shape
+            stride = padded(length)
         self._slot, self._start = place.slot, place.offset * _ITEMSIZE
         self._shape, self._strides = (count, length), (stride, 1)
         # One line has no stride: any multiple that covers it will do.
@@ -118,11 +122,11 @@ class ProductLaunch:
         step, arguments = self._step, self._arguments
         first, second = (
             _MappedOperand(operand, self._place(operand), self._dtype, box, runtime)
-            for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
+            for operand, box in zip(step.product.inputs, shape.boxes, strict=False)
         )
-        struct = (
-            tensor_map(first.tensor_map) + tensor_map(second.tensor_map) + integers(step.product.inputs[0].shape[1])
-        )
+        struct = tensor_map(first.tensor_map) + tensor_map(second.tensor_map) + integers(depth_of(step.product))
+        if step.product.op == "split_matmul":
+            struct += self._scales()
         struct += arguments.struct + integers(*step.domain)
         struct += (pointer(states) if states >= 0 else integers(0)) + integers(self._shares)
         struct += integers(*[0] * (-len(struct.members) % _STRUCT_MEMBERS))
@@ -134,6 +138,15 @@ class ProductLaunch:
             for kernel, grid in zip(kernels, grids, strict=False)
         ]
         return StructLaunch(calls, struct)
+
+    def _scales(self) -> Struct:
+        """Return the members for the operands of parts, and for the scales of these."""
+        node, members = self._step.product, integers()
+        for part, operand in zip(node.inputs[:2], node.inputs[2:], strict=True):
+            place = self._place(operand)
+            strides = place.row_stride, place.col_stride
+            members += operand_members(place.slot, strides, self._place(part).slot, *operand.shape, parts=1)
+        return members
 
 
 class SplitProductLaunch:

@@ -32,6 +32,7 @@ from .tiles import (
     split_epilogue_time,
     stream_time,
     strip_transposes,
+    takes_epilogues,
 )
 
 _DTYPES = ("float16", "bfloat16")
@@ -39,14 +40,6 @@ _GAIN = 0.985  # of the library's time, what our kernel may take at most
 _HOW = "own {} product with float32 sums"
 _MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain
 _MOST_MATRICES = 2  # besides the product, that the epilogue of a split product reads: their elements take registers
-
-
-def takes_epilogues(settings: Settings) -> bool:
-    """Whether plans may have products by our kernel at all."""
-    device = settings.device
-    if device is None or not device.has_warpgroups or settings.epilogues == "never":
-        return False
-    return settings.epilogues == "always" or device.own_half > 0
 
 
 def store_step(product: Node) -> Step:
@@ -93,6 +86,11 @@ def fuse_epilogues(
             if reason:
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
                 continue
+        elif product.op == "split_matmul" and not product.unscaled:
+            fused = _fuse_first_reader(step, found, storage, product in results)
+            stored, tail = _stored(step, storage, "the row program is faster alone"), fused.tail
+            if settings.epilogues == "measured" and stored.seconds(tail, device) < fused.seconds(tail, device):
+                fused = stored
         if fused is not None:
             storage.update(fused.storage)
             found = fused.replace_in(found)
@@ -155,14 +153,18 @@ class _FusedProduct:
     def reason_for_library(self, device: Device) -> str:
         """Explain that the library is no slower, by both estimates; empty if it is slower."""
         plain = library_time(self.plain, device)
-        own = own_time(self.gemm, device)
         if self.tail is not None:
             plain += stream_time(self.tail, device, last_stage(self.tail) + 1)
-        for added in (self.columns, self.rest):
-            own += 0 if added is None else stream_time(added, device, last_stage(added) + 1)
+        own = self.seconds(self.tail, device)
         if own < _GAIN * plain:
             return ""
         return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
+
+    def seconds(self, tail: Step | None, device: Device) -> float:
+        """Estimate the seconds of the product and of a tail, which is a step of its own unless it is the epilogue."""
+        others = [self.columns, self.rest, None if self.tail is not None else tail]
+        times = (stream_time(s, device, last_stage(s) + 1) for s in others if s is not None)
+        return own_time(self.gemm, device) + sum(times)
 
     def is_worth_splitting(self, device: Device) -> bool:
         """Whether the epilogue of a split product takes less than its row program would, which reads the product.
@@ -218,8 +220,7 @@ def _is_pointwise(tail: Step) -> bool:
 
 def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool) -> _FusedProduct:
     """Make the first step that reads a product its epilogue; if it cannot be, the epilogue stores the product."""
-    product = step.product
-    how = _HOW.format(product.dtype)
+    product, how = step.product, _how(step)
     readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
     if readers:
         tail = readers[0]
@@ -235,9 +236,20 @@ def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], 
                 gemm = _with_epilogue(step, first, stored, {**storage, **added}, how)
                 columns, rest = (None if s is None else with_bytes(s, {**storage, **added}) for s in (columns, rest))
                 return _FusedProduct(step, gemm, tail, rest, columns, added)
-        how += f"; stored, as {reason}"
-    store = replace(store_step(product), outputs=())
+        return _stored(step, storage, reason)
+    return _stored(step, storage)
+
+
+def _stored(step: Step, storage: dict[Node, str], reason: str = "") -> _FusedProduct:
+    """Let the epilogue of a product store it, for a reason."""
+    how = _how(step) + (f"; stored, as {reason}" if reason else "")
+    store = replace(store_step(step.product), outputs=())
     return _FusedProduct(step, _with_epilogue(step, store, True, storage, how), None, None, None, {})
+
+
+def _how(step: Step) -> str:
+    """Say how our kernel computes a product: what was said where that was chosen with its splits."""
+    return step.how if step.product.op == "split_matmul" else _HOW.format(step.product.dtype)
 
 
 def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:
