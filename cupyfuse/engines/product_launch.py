@@ -26,15 +26,15 @@ _MERGING_WARPS = MERGE_THREADS // 32
 
 
 class _MappedOperand:
-    """An operand read through a tensor map, which is cached by address; one that is not aligned is copied first."""
+    """An operand read through a tensor map, which is cached by address; one that is not aligned is copied first.
 
-    def __init__(self, operand: Node, place: Place, dtype: str, box: tuple[int, int], runtime: Runtime):
-        matrix, transposed = strip_transposes(operand)
-        count, length = matrix.shape
-        stride = place.col_stride if transposed else place.row_stride
-        if matrix.op == "split":  # whose scales follow the elements
-            count, length = matrix.inputs[0].shape
-            stride = padded(length)
+    `shape` is that of its lines in memory, `stride` that from line to line in elements.
+    """
+
+    def __init__(
+        self, place: Place, shape: tuple[int, int], stride: int, dtype: str, box: tuple[int, int], runtime: Runtime
+    ):
+        count, length = shape
         self._slot, self._start = place.slot, place.offset * _ITEMSIZE
         self._shape, self._strides = (count, length), (stride, 1)
         # One line has no stride: any multiple that covers it will do.
@@ -120,10 +120,7 @@ class ProductLaunch:
     def _load(self, runtime: Runtime, states: int, shape: GemmShape, kernels: tuple[Kernel, ...]) -> StructLaunch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
         step, arguments = self._step, self._arguments
-        first, second = (
-            _MappedOperand(operand, self._place(operand), self._dtype, box, runtime)
-            for operand, box in zip(step.product.inputs, shape.boxes, strict=False)
-        )
+        first, second = (self._operand(number, box, runtime) for number, box in enumerate(shape.boxes))
         struct = tensor_map(first.tensor_map) + tensor_map(second.tensor_map) + integers(depth_of(step.product))
         if step.product.op == "split_matmul":
             struct += self._scales()
@@ -138,6 +135,18 @@ class ProductLaunch:
             for kernel, grid in zip(kernels, grids, strict=False)
         ]
         return StructLaunch(calls, struct)
+
+    def _operand(self, number: int, box: tuple[int, int], runtime: Runtime) -> _MappedOperand:
+        """Return one of the operands that the kernel reads."""
+        product = self._step.product
+        operand = product.inputs[number]
+        place = self._place(operand)
+        if product.op == "split_matmul":  # scales follow the elements
+            lines, length = product.inputs[2 + number].shape
+            return _MappedOperand(place, (lines, length), padded(length), self._dtype, box, runtime)
+        matrix, transposed = strip_transposes(operand)
+        stride = place.col_stride if transposed else place.row_stride
+        return _MappedOperand(place, matrix.shape, stride, self._dtype, box, runtime)
 
     def _scales(self) -> Struct:
         """Return the members for the operands of parts, and for the scales of these."""
