@@ -217,7 +217,14 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
         }
 #pragma unroll
         for (int part = 0; part < Shape::parts; ++part) {
-            finish_rows<Shape, V>(p, sum[part], staging + warp * Shape::staged, row + part * 64, col, care);
+            char* const own = staging + warp * Shape::staged;
+            if constexpr (P::scaled) {
+                if (!care && row + part * 64 + 16 <= p.rows && col + Shape::columns <= p.cols) {
+                    finish_rows<Shape, V, true>(p, sum[part], own, row + part * 64, col);
+                    continue;
+                }
+            }
+            finish_rows<Shape, V, false>(p, sum[part], own, row + part * 64, col);
         }
     }
     if (Shape::alternating && warpgroup == 0) {

@@ -74,46 +74,34 @@ __device__ __forceinline__ void compute_again(
     }
 }
 
-// Call of_four(k, scales of two columns) for each four sums of a thread from the k-th on: pairs in two rows. Beyond the last column
-// the scales are any.
-template <int Columns, class P, class Use>
-__device__ __forceinline__ void for_scales_of_columns(const P& p, i64 first, const Use& of_four) {
+// Undo the scales of a warp's chunk of a tile, 16 rows of Columns columns from (row, col) on. With Care they may be any, see
+// needs_care, and rows and columns may be beyond the last. A thread has pairs of columns of two rows, whose scales are of_rows;
+// see multiply_add.
+template <int Columns, bool Care, class P>
+__device__ __forceinline__ void undo_scales(
+    const P& p, const SplitRow (&of_rows)[2], i64 row, i64 col, float (&sum)[Columns / 2]) {
+    const int lane = threadIdx.x % 32;
+    const i64 first = col + lane % 4 * 2;
+    const float factors[2] = {of_rows[0].factor(), of_rows[1].factor()};
+    Doubts<Columns> doubts;
 #pragma unroll
     for (int k = 0; k < Columns / 2; k += 4) {
         const i64 at = first + column_of_sum(k);
-        // The scales are padded to 8 rows.
-        const Pack<float, 2> two = load_pack<2>(p.right.inverse + (at < p.right.rows ? at : 0));
-        const SplitRow of_columns[2] = {SplitRow::of(two.v[0]), SplitRow::of(two.v[1])};
-        of_four(k, of_columns);
+        // There are scales of 8 rows at least, and any will do beyond the last column.
+        const Pack<float, 2> two = load_pack<2>(p.right.inverse + (!Care || at < p.right.rows ? at : 0));
+#pragma unroll
+        for (int j = k; j < k + 4; ++j) {
+            const SplitRow of_row = of_rows[row_of_sum(j) / 8], of_col = SplitRow::of(two.v[j % 2]);
+            if constexpr (Care) {
+                const bool inside = row + lane / 4 + row_of_sum(j) < p.left.rows && at + j % 2 < p.right.rows;
+                doubts.add(j, inside && fabsf(sum[j]) < of_row.accurate_from() + of_col.accurate_from());
+                sum[j] = scaled(sum[j], of_row, of_col);
+            } else {
+                sum[j] = exact_multiply_add(sum[j], factors[row_of_sum(j) / 8] * of_col.factor(), -0.0f);
+            }
+        }
     }
-}
-
-// Undo the scales of a warp's chunk of a tile, 16 rows of Columns columns from (row, col) on; `care` is that of needs_care. A thread
-// has pairs of columns of two rows, whose scales are of_rows; see multiply_add.
-template <int Columns, class P>
-__device__ __forceinline__ void undo_scales(
-    const P& p, const SplitRow (&of_rows)[2], i64 row, i64 col, bool care, float (&sum)[Columns / 2]) {
-    const int lane = threadIdx.x % 32;
-    const i64 first = col + lane % 4 * 2;
-    if (!care) {
-        const float factors[2] = {of_rows[0].factor(), of_rows[1].factor()};
-        for_scales_of_columns<Columns>(p, first, [&](int k, const SplitRow(&of_columns)[2]) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                sum[k + j] = exact_multiply_add(sum[k + j], factors[j / 2] * of_columns[j % 2].factor(), -0.0f);
-            }
-        });
-    } else {
-        Doubts<Columns> doubts;
-        for_scales_of_columns<Columns>(p, first, [&](int k, const SplitRow(&of_columns)[2]) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const SplitRow of_row = of_rows[j / 2], of_col = of_columns[j % 2];
-                const bool inside = row + lane / 4 + row_of_sum(k + j) < p.left.rows && first + column_of_sum(k + j) < p.right.rows;
-                doubts.add(k + j, inside && fabsf(sum[k + j]) < of_row.accurate_from() + of_col.accurate_from());
-                sum[k + j] = scaled(sum[k + j], of_row, of_col);
-            }
-        });
+    if constexpr (Care) {
         compute_again<Columns>(p, row, col, doubts, sum);
     }
 }

@@ -23,7 +23,7 @@ THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
 _MOST_STAGES = 6  # more hide no more latency
 # FLOPs of an epilogue's element, reductions aside: the code of more costs more to fetch than the copies that it saves.
-# So does that of guards and of scales, even if it does not run.
+# So does that of guards, even if it does not run.
 _MOST_UNROLLED = 16
 # Bytes of a row's states, such as a logsumexp and one more sum: beside more of them, a wide chunk does not fit in
 # registers.
@@ -105,18 +105,15 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
         transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
     assert step.epilogue is not None
-    reduces = any(n.reduction for n in step.epilogue.nodes)
     # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
     if staged > 4 or program.reads_columns > 2 or vec == 1 or state_size(step.epilogue) > _WIDE_STATE:
         chunk = 16
-    elif scaled:
-        chunk = 16 if reduces else 32
     else:
-        chunk = 32 if program.reads_columns or program.full_inputs else 64
+        chunk = 32 if program.reads_columns or program.full_inputs or scaled else 64
     tiles = tiles_of(step, processors)
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
     flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
-    unrolled = flops <= _MOST_UNROLLED * step.product.size and not (guarded or scaled)
+    unrolled = flops <= _MOST_UNROLLED * step.product.size and not guarded
     dtype = "float16" if scaled else step.product.dtype
     return GemmShape(dtype, tiles, transposed, staged, chunk, vec, unrolled)
 

@@ -21,6 +21,7 @@ from .split import (
     padded,
     plain_program,
     product_kernels,
+    row_team,
     split_columns_kernel,
     split_rows_kernel,
 )
@@ -56,7 +57,9 @@ class Split:
     ):
         self._by_rows = strides[1] == 1 or cols <= 1
         if self._by_rows:
-            self.kernel = split_rows_kernel(conditional, parts)
+            team = row_team(cols)
+            self.kernel = split_rows_kernel(conditional, parts, team)
+            self._rows_of_block = self.kernel.config.threads // team
         else:
             self.kernel = split_columns_kernel(conditional, parts, column_cluster(rows, cols, parts, processors))
         self._inverse = inverse_at(rows, cols, parts)
@@ -66,7 +69,7 @@ class Split:
     def launch(self, runtime: Runtime, matrix: int, tiles: int, flag: int = -1) -> StructLaunch:
         """Load the kernel; the slots are those of the addresses of matrix, split and, if conditional, flag."""
         kernel, rows = self.kernel, self._shape[0]
-        blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32) * kernel.cluster
+        blocks = -(-rows // 8) * 8 // self._rows_of_block if self._by_rows else -(-rows // 32) * kernel.cluster
         call = KernelCall(runtime.function(kernel), (blocks, 1, 1), (kernel.config.threads, 1, 1), kernel.shared)
         struct = pointer(matrix) + integers(self._stride) + pointer(tiles) + pointer(tiles, self._inverse)
         struct += integers(*self._shape)
