@@ -35,7 +35,7 @@
 // The sizes of a product's tiles and of its shared memory, and the descriptors of its operands there.
 template <
     class T, int Columns, int Stages, int Cluster, int Alternating, int TurnedA, int TurnedB, int Chunk, int Staged,
-    int Unroll>
+    int Unroll, int Scaled>
 struct Gemm {
     typedef T Element;
     static constexpr bool alternating = Alternating;
@@ -49,7 +49,9 @@ struct Gemm {
     static constexpr int chunk = Chunk;                                  // columns of a tile that the epilogue has at once
     static constexpr int unroll = Unroll;                                // chunks with code of their own
     static constexpr int staged = 16 * Chunk * Staged;                   // bytes of a warp's chunk of results
-    static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * staged;
+    typedef WarpScales<parts, Columns> Scales;
+    static constexpr int warp_bytes = staged + (Scaled ? Scales::bytes : 0);
+    static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * warp_bytes;
     typedef Ring<Gemm, Stages> Stream;
 
     static __device__ __forceinline__ TileOrder order(i64 m, i64 n) { return TileOrder(m, n, Cluster * rows, Columns); }
@@ -207,24 +209,26 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
         i64 row, col;
         order.at(tile, row, col);
         row += rank * Shape::rows + (Shape::alternating ? warp % 4 : warp) * 16;
-        bool care = false;
+        typename Shape::Scales scales;
         if constexpr (P::scaled) {
-            care = needs_care<Shape::parts, Shape::columns>(p, row, col);
+            scales.fetch(p, row, col);
         }
         sum_products<Shape>(ring, sum, warpgroup, blocks, pass_turn);
         if (Shape::alternating) {
             ring.skip(blocks);
         }
+        char* const own = staging + warp * Shape::warp_bytes;
+        const bool plain = P::scaled && !scales.keep(own + Shape::staged) && col + Shape::columns <= p.cols;
 #pragma unroll
         for (int part = 0; part < Shape::parts; ++part) {
-            char* const own = staging + warp * Shape::staged;
+            const i64 first = row + part * 64;
             if constexpr (P::scaled) {
-                if (!care && row + part * 64 + 16 <= p.rows && col + Shape::columns <= p.cols) {
-                    finish_rows<Shape, V, true>(p, sum[part], own, row + part * 64, col);
+                if (plain && first + 16 <= p.rows) {
+                    finish_rows<Shape, V, true>(p, sum[part], own, first, col, scales, part);
                     continue;
                 }
             }
-            finish_rows<Shape, V, false>(p, sum[part], own, row + part * 64, col);
+            finish_rows<Shape, V, false>(p, sum[part], own, first, col, scales, part);
         }
     }
     if (Shape::alternating && warpgroup == 0) {

@@ -158,7 +158,8 @@ __device__ __forceinline__ void finish_chunk(
 // tells that all of these rows and columns are inside, and that no scales of theirs need care.
 template <class Shape, int V, bool Plain, class P>
 __device__ __forceinline__ void finish_rows(
-    const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col) {
+    const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col,
+    const typename Shape::Scales& scales, int part_number) {
     constexpr bool careful = P::scaled && !Plain;
     constexpr int chunk = careful ? 16 : Shape::chunk;  // fewer columns leave registers for what care takes
     const int lane = threadIdx.x % 32;
@@ -170,14 +171,14 @@ __device__ __forceinline__ void finish_rows(
     const bool inside[2] = {rows[0] < m, rows[1] < m};
     typename P::Row r[2];
     decltype(p.totals(At<0>())) totals[2];
-    SplitRow scales[2];
+    SplitRow of_rows[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (inside[h]) {
             p.begin(rows[h], r[h]);
         }
         if constexpr (P::scaled) {
-            scales[h] = inside[h] ? SplitRow::of(p.left.inverse[rows[h]]) : SplitRow::none();
+            of_rows[h] = scales.of_row(part_number, h);
         }
     }
 #pragma unroll(careful ? 1 : Shape::unroll)
@@ -190,7 +191,8 @@ __device__ __forceinline__ void finish_rows(
         take_chunk<0>(c, sum, part);
         const i64 first = chunk_col + lane % 4 * 2;
         if constexpr (P::scaled) {
-            undo_scales<chunk, careful>(p, scales, first_row, chunk_col, part);
+            const u32* const of_columns = reinterpret_cast<const u32*>(staging + Shape::staged) + c * chunk;
+            undo_scales<chunk, careful>(p, of_rows, of_columns, first_row, chunk_col, part);
         }
         if (Plain || (first_row + 16 <= m && chunk_col + chunk <= n)) {
             finish_chunk<chunk, V, true>(p, part, staging, rows, inside, first, chunk, r, totals);

@@ -49,6 +49,8 @@ class GemmShape:
         Elements per access of the epilogue's loads, 1 or 2.
     unrolled : bool
         Whether each chunk of a tile has code of its own, instead of a loop that copies each to the same registers.
+    scaled : bool
+        Whether the operands are parts of float32 ones, with scales.
     """
 
     dtype: str
@@ -58,6 +60,7 @@ class GemmShape:
     chunk: int
     vec: int
     unrolled: bool
+    scaled: bool = False
 
     @property
     def stages(self) -> int:
@@ -81,14 +84,16 @@ class GemmShape:
         tiles = f"{self.tiles.columns}, {self.stages}, {self.tiles.cluster}, {int(self.tiles.alternating)}"
         transposed = ", ".join(str(int(t)) for t in self.transposed)
         unroll = self.tiles.columns // self.chunk if self.unrolled else 1
-        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {self.chunk}, {self.staged}, {unroll}>"
+        last = f"{self.chunk}, {self.staged}, {unroll}, {int(self.scaled)}"
+        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {last}>"
 
     @property
     def _stage_bytes(self) -> int:
         return (TILE_ROWS + self.tiles.columns) * 2 * BOX
 
     def _shared_bytes(self, stages: int) -> int:
-        return 1023 + stages * (self._stage_bytes + 16) + _CONSUMER_WARPS * 16 * self.chunk * self.staged
+        warp = 16 * self.chunk * self.staged + (4 * self.tiles.columns if self.scaled else 0)
+        return 1023 + stages * (self._stage_bytes + 16) + _CONSUMER_WARPS * warp
 
 
 def program_of(step: Step, storage: dict[Node, str]) -> Program:
@@ -115,7 +120,7 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
     unrolled = flops <= _MOST_UNROLLED * step.product.size and not guarded
     dtype = "float16" if scaled else step.product.dtype
-    return GemmShape(dtype, tiles, transposed, staged, chunk, vec, unrolled)
+    return GemmShape(dtype, tiles, transposed, staged, chunk, vec, unrolled, scaled)
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
