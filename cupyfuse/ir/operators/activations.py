@@ -123,6 +123,7 @@ ROWS = (
         "log(sigmoid(x)).",
         flops=22,
         ulps=combined(LIBRARY, LIBRARY),
+        quick="quick_log_sigmoid({0})",
     ),
     op(
         "softplus",
@@ -137,6 +138,7 @@ ROWS = (
         flops=26,
         ulps=combined(LIBRARY, LIBRARY),
         scale=lambda x, beta, threshold: _softplus(x, beta, threshold) * (1 + np.abs(x * beta)),
+        quick="quick_choice({0} * {1} > {2}, {0}, quick_quotient(quick_softplus({0} * {1}), {1}))",
     ),
     op(
         "mish",
@@ -146,6 +148,7 @@ ROWS = (
         "x * tanh(softplus(x)).",
         flops=40,
         ulps=combined(LIBRARY, LIBRARY, LIBRARY),
+        quick="quick_mish({0})",
     ),
     op(
         "elu",
@@ -155,6 +158,7 @@ ROWS = (
         "x where positive, else alpha * (exp(x) - 1).",
         flops=14,
         ulps=combined(LIBRARY),
+        quick="quick_choice({0} > T(0), {0}, {1} * quick_expm1({0}))",
     ),
     op(
         "celu",
@@ -167,6 +171,7 @@ ROWS = (
         "x where positive, else alpha * (exp(x / alpha) - 1).",
         flops=18,
         ulps=combined(LIBRARY, ROUNDING),
+        quick="quick_choice({0} > T(0), {0}, {1} * quick_expm1(quick_quotient({0}, {1})))",
     ),
     op(
         "selu",
@@ -176,6 +181,7 @@ ROWS = (
         "Scaled ELU with the self-normalising constants.",
         flops=14,
         ulps=combined(LIBRARY, 3 * ROUNDING),
+        quick=f"T({SELU_SCALE!r}) * quick_choice({{0}} > T(0), {{0}}, T({SELU_ALPHA!r}) * quick_expm1({{0}}))",
     ),
     op(
         "hardsigmoid",
@@ -185,6 +191,7 @@ ROWS = (
         "relu6(x + 3) / 6.",
         flops=6,
         ulps=combined(ROUNDING),
+        quick=f"nan_min(nan_max({{0}} + T(3), T(0)), T(6)) * T({1 / 6!r})",
     ),
     op(
         "hardswish",
@@ -195,6 +202,7 @@ ROWS = (
         "x * relu6(x + 3) / 6.",
         flops=7,
         ulps=combined(2 * ROUNDING),
+        quick=f"{{0}} * (nan_min(nan_max({{0}} + T(3), T(0)), T(6)) * T({1 / 6!r}))",
     ),
     op(
         "softsign",
@@ -204,5 +212,6 @@ ROWS = (
         "x / (1 + |x|).",
         flops=6,
         ulps=combined(ROUNDING),
+        quick="quick_quotient({0}, T(1) + fabs({0}))",
     ),
 )
