@@ -25,7 +25,8 @@ def _gelu(x: Array) -> Array:
 
 
 def _softplus(x: Array, beta: Array, threshold: Array) -> Array:
-    return np.where(x * beta > threshold, x, np.log1p(np.exp(x * beta)) / beta)
+    # Beyond 40 the logarithm is its argument in all dtypes.
+    return np.where(x * beta > np.minimum(threshold, 40), x, np.log1p(np.exp(x * beta)) / beta)
 
 
 def _gelu_tanh_slope(o: Any, x: Any) -> Any:
@@ -128,7 +129,7 @@ ROWS = (
     op(
         "softplus",
         _softplus,
-        "({0} * {1} > {2} ? {0} : log1p(exp({0} * {1})) / {1})",
+        "({0} * {1} > {2} ? {0} : (nan_max({0} * {1}, T(0)) + log1p(exp(-fabs({0} * {1})))) / {1})",
         lambda o, y, x, beta, threshold: (
             o.where(x * beta > threshold, 1.0, o.sigmoid(x * beta)),
             o.where(x * beta > threshold, 0.0, (x * o.sigmoid(x * beta) - y) / beta),
