@@ -332,7 +332,7 @@ def _find_matches(graph: Graph) -> dict[Node, Match]:
         if match is not None:
             inner = match[2]
             within = Counter(i for n in (node, *inner) for i in n.inputs)
-            if inner.isdisjoint(taken) and all(within[i] == readers[i] for i in inner):
+            if all(within[i] == readers[i] for i in inner):
                 found[node] = match
                 taken |= inner
     return found
