@@ -92,7 +92,7 @@ def _plan_of(
     `cost_as_written` is that of the function as written, but for what bound arguments alone fix; `noted` are the
     rewrites that led to the graph.
     """
-    simplified, notes = simplify(traced.graph)
+    simplified, notes = simplify(traced.graph, settings.on_gpu)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
     graph = one_pass_variances(graph) if takes_epilogues(settings) else graph
     prepare = None
