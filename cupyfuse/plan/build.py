@@ -21,7 +21,7 @@ from .schedule import (
     NotRowwise,
     choose_products,
     cost_of,
-    one_pass_variances,
+    one_pass_product_variances,
     takes_epilogues,
     unfused_cost,
 )
@@ -94,7 +94,7 @@ def _plan_of(
     """
     simplified, notes = simplify(traced.graph)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
-    graph = one_pass_variances(graph) if takes_epilogues(settings) else graph
+    graph = one_pass_product_variances(graph) if takes_epilogues(settings) else graph
     prepare = None
     if bound:
         fixed = prepackable(graph, fixed_values(graph, bound), settings)
