@@ -75,6 +75,7 @@ class Node:
     by_columns : of a split: whether its operand is column-major
     parts : of a split and of its products: 2 for hi and lo, 1 for hi alone
     how : of a matrix product: how it is computed, and why; for reports
+    rounds : of a 16-bit product: whether it may be stored rounded, see `plan/rounding.py`
     dims, offset : of slice, strided and put: see above
     batches : of a batched product
     call, result : of a library node: the call, and which of its results this is
@@ -95,6 +96,7 @@ class Node:
     by_columns: bool = False
     parts: int = 0
     how: str = ""
+    rounds: bool = False
     dims: tuple[tuple[int, int], ...] = ()
     offset: int = 0
     batches: Batches | None = None

@@ -14,6 +14,7 @@ from .block_choice import choose_blocks
 from .block_planner import BlockPlanner
 from .plan import Output, Plan, Traced
 from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
+from .rounding import mark_products, may_store_rounded
 from .schedule import (
     MOST_FLOPS,
     Cost,
@@ -93,6 +94,8 @@ def _plan_of(
     rewrites that led to the graph.
     """
     simplified, notes = simplify(traced.graph)
+    if may_store_rounded(traced.graph, traced.calls):
+        simplified = mark_products(simplified)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
     graph = one_pass_product_variances(graph) if takes_epilogues(settings) else graph
     prepare = None

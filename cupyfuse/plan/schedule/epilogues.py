@@ -22,6 +22,7 @@ from ...ir.graph import Node
 from ...settings import Settings
 from .columns import take_columns_out
 from .memory import Layout, base_of
+from .rounded import STORED_ROUNDED, cut_behind, rounded_value
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import (
     LINE,
@@ -87,9 +88,16 @@ def fuse_epilogues(
                 fused = None
         elif product.op == "matmul" and product.dtype in _DTYPES and takes_epilogues(settings):
             reason = _reason_against_product(product, layouts)
+            measured = settings.epilogues == "measured"
+            forms = _store_rounded(step, found, storage, results, own=not reason) if measured else []
             if not reason:
                 fused = _fuse_first_reader(step, found, storage, product in results)
-                reason = fused.reason_for_library(device) if settings.epilogues == "measured" else ""
+                reason = fused.reason_for_library(device) if measured else ""
+            if forms:
+                rounded = min(forms, key=lambda form: form.seconds(device))
+                unrounded = rounded.library_seconds(device) if fused is None or reason else fused.seconds(device)
+                if rounded.seconds(device) < _GAIN * unrounded:
+                    fused, reason = rounded, ""
             if reason:
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
                 continue
@@ -152,14 +160,20 @@ class _FusedProduct:
                 result.append(step)
         return result
 
+    def library_seconds(self, device: Device) -> float:
+        """Estimate the time of the plain product by the library, and of the tail."""
+        tail = 0 if self.tail is None else stream_time(self.tail, device, last_stage(self.tail) + 1)
+        return library_time(self.plain, device) + tail
+
+    def seconds(self, device: Device) -> float:
+        """Estimate the time of the product, by the library if it has no epilogue, and of what is left of the tail."""
+        product = library_time if self.gemm.epilogue is None else own_time
+        rest = (stream_time(s, device, last_stage(s) + 1) for s in (self.columns, self.rest) if s is not None)
+        return product(self.gemm, device) + sum(rest)
+
     def reason_for_library(self, device: Device) -> str:
         """Explain that the library is no slower, by both estimates; empty if it is slower."""
-        plain = library_time(self.plain, device)
-        own = own_time(self.gemm, device)
-        if self.tail is not None:
-            plain += stream_time(self.tail, device, last_stage(self.tail) + 1)
-        for added in (self.columns, self.rest):
-            own += 0 if added is None else stream_time(added, device, last_stage(added) + 1)
+        plain, own = self.library_seconds(device), self.seconds(device)
         if own < _GAIN * plain:
             return ""
         return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
@@ -238,6 +252,38 @@ def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], 
         how += f"; stored, as {reason}"
     store = replace(store_step(product), outputs=())
     return _FusedProduct(step, _with_epilogue(step, store, True, storage, how), None, None, None, {})
+
+
+def _store_rounded(
+    step: Step, steps: list[Step], storage: dict[Node, str], results: Collection[Node], own: bool
+) -> list[_FusedProduct]:
+    """List the ways to store a product rounded for the one step that reads it: by the library, and with `own` by ours.
+
+    The library's cannot add a bias.
+    """
+    product = step.product
+    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
+    if len(readers) != 1 or _reason_against_tail(readers[0], product):
+        return []
+    tail = readers[0]
+    value = rounded_value(product, tail, results)
+    if value is None:
+        return []
+    how, found = STORED_ROUNDED.format(product.dtype), []
+    if value is product:
+        added = {product: product.dtype}
+        gemm, rest = (with_bytes(s, {**storage, **added}) for s in (step, tail))
+        found.append(_FusedProduct(step, replace(gemm, choice=f"{step.how}; {how}"), tail, rest, None, added))
+    if own:
+        columns, alone, vectors = take_columns_out(tail, steps)
+        added = {**vectors, value: value.dtype}
+        first, rest = cut_behind(value, alone, product)
+        how = f"{_HOW.format(product.dtype)}{'' if value is product else ', its bias added'}; {how}"
+        gemm = _with_epilogue(step, first, value is product, {**storage, **added}, how)
+        columns = None if columns is None else with_bytes(columns, {**storage, **added})
+        rest = with_bytes(rest, {**storage, **added})
+        found.append(_FusedProduct(step, gemm, tail, rest, columns, added))
+    return found
 
 
 def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:
