@@ -40,10 +40,11 @@ def one_pass_variances(graph: Graph, applies: Callable[[Node, int], bool]) -> Gr
 
         return restricted
 
+    found = graph
     # The quotients first: they would hide behind the factor of a sum.
     for rule in (recognize_variance, recognize_squared_distances):
-        graph = rebuild(graph, where_it_applies(rule))
-    return share_common_subexpressions(graph)
+        found = rebuild(found, where_it_applies(rule))
+    return graph if found is graph else share_common_subexpressions(found)
 
 
 def _centred(node: Node) -> Node | None:
