@@ -76,6 +76,7 @@ class Node:
     parts : of a split and of its products: 2 for hi and lo, 1 for hi alone
     unscaled : of a product from splits of one part: whether the scales of its operands are still in it
     how : of a matrix product: how it is computed, and why; for reports
+    rounds : of a 16-bit product: whether it may be stored rounded, see `plan/rounding.py`
     dims, offset : of slice, strided and put: see above
     batches : of a batched product
     call, result : of a library node: the call, and which of its results this is
@@ -97,6 +98,7 @@ class Node:
     parts: int = 0
     unscaled: bool = False
     how: str = ""
+    rounds: bool = False
     dims: tuple[tuple[int, int], ...] = ()
     offset: int = 0
     batches: Batches | None = None

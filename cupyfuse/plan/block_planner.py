@@ -26,7 +26,7 @@ from .prepacking import (
     with_used_inputs,
 )
 from .report import quantity
-from .schedule import Layout, NotRowwise, choose_products, one_pass_variances, schedule, takes_epilogues
+from .schedule import Layout, NotRowwise, choose_products, one_pass_product_variances, schedule, takes_epilogues
 from .schedule.cut import (
     COLUMNS,
     LEAST_ROWS,
@@ -264,7 +264,7 @@ class BlockPlanner:
         layouts = {k: self._layout(*source) for k, source in enumerate(sources)}
         bound = frozenset(k for k, (n, mode) in enumerate(sources) if mode == WHOLE and n.argument in self.bound)
         graph = choose_products(parts.block, self.settings, fixed_values(parts.block, bound))
-        graph = one_pass_variances(graph) if takes_epilogues(self.settings) else graph
+        graph = one_pass_product_variances(graph) if takes_epilogues(self.settings) else graph
         graph = insert_copies(graph, layouts)
         graph, sources, prepare = self._prepack(graph, sources, bound)
         graph, modes, common = self._split_common(graph, sources, layouts, parts)

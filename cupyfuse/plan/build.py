@@ -14,6 +14,7 @@ from .block_choice import choose_blocks
 from .block_planner import BlockPlanner
 from .plan import Output, Plan, Traced
 from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
+from .rounding import mark_products, may_store_rounded
 from .schedule import (
     MOST_FLOPS,
     Cost,
@@ -21,7 +22,7 @@ from .schedule import (
     NotRowwise,
     choose_products,
     cost_of,
-    one_pass_variances,
+    one_pass_product_variances,
     takes_epilogues,
     unfused_cost,
 )
@@ -93,8 +94,10 @@ def _plan_of(
     rewrites that led to the graph.
     """
     simplified, notes = simplify(traced.graph, settings.on_gpu)
+    if may_store_rounded(traced.graph, traced.calls):
+        simplified = mark_products(simplified)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
-    graph = one_pass_variances(graph) if takes_epilogues(settings) else graph
+    graph = one_pass_product_variances(graph) if takes_epilogues(settings) else graph
     prepare = None
     if bound:
         fixed = prepackable(graph, fixed_values(graph, bound), settings)

@@ -25,6 +25,7 @@ from .row_sums import choose_before_reductions, recognize_distances, recognize_e
 from .scales import fold_scales
 from .scans import scan_rows
 from .sums import collapse_sum
+from .variances import one_pass_variances, recognize_squared_distances, recognize_variance
 
 __all__ = [
     "Note",
@@ -32,6 +33,7 @@ __all__ = [
     "replace_library_calls",
     "sort_once",
     "scan_rows",
+    "one_pass_variances",
     # the identities
     "expand_power",
     "recognize_activation",
@@ -50,6 +52,8 @@ __all__ = [
     "recognize_expsum",
     "recognize_distances",
     "recognize_entropy",
+    "recognize_variance",
+    "recognize_squared_distances",
     "sum_of_choices",
     "choose_before_reductions",
     "drop_unit_reductions",

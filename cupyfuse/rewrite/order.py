@@ -23,12 +23,12 @@ from .reductions import (
     lower_logsumexp,
     lower_mean,
     recognize_expsum,
-    recognize_variance,
 )
 from .row_sums import choose_before_reductions, recognize_distances, recognize_entropy, sum_of_choices
 from .scales import fold_scale_chains
 from .scans import scan_rows
 from .sums import collapse_sums
+from .variances import one_pass_variances, recognize_variance
 
 
 def simplify(graph: Graph, on_gpu: bool = True) -> tuple[Graph, list[Note]]:
@@ -59,6 +59,8 @@ def simplify(graph: Graph, on_gpu: bool = True) -> tuple[Graph, list[Note]]:
     for rule in (recognize_distances, recognize_entropy, sum_of_choices, choose_before_reductions):
         graph = rebuild(graph, rule)
     graph = share_common_subexpressions(graph)
+    # Down the columns a second pass reads everything again; along the rows a kernel has the row at hand.
+    graph = one_pass_variances(graph, lambda x, axis: axis == 0)
     graph = collapse_sums(graph, notes)
     graph = push_transposes(rebuild(graph, drop_unit_reductions))
     graph = fold_scale_chains(share_common_subexpressions(graph), notes)

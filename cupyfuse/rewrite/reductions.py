@@ -85,27 +85,3 @@ def recognize_expsum(node: Node) -> Node:
     x, top = difference.inputs
     same = top.op == "max" and top.axis == node.axis and top.inputs[0] is x and x.dtype == node.dtype
     return g.reduce("expsum", x, node.axis) if same else node
-
-
-def recognize_variance(node: Node) -> Node:
-    """sum((x - mean(x))^2) / n = moment2(x), in one pass.
-
-    Same up to rounding: the reduction keeps a mean and updates it (Welford), about the first element that each thread
-    sees, and is as accurate as two passes. An infinity or NaN gives NaN either way. Saves a pass.
-    """
-    squares = _mean_operand(node)
-    if squares is None or squares.op != "square" or squares.inputs[0].op != "subtract":
-        return node
-    x, centre = squares.inputs[0].inputs
-    axis = node.inputs[0].axis
-    same = _mean_operand(centre) is x and centre.inputs[0].axis == axis
-    return g.reduce("moment2", x, axis) if same and x.dtype == node.dtype else node
-
-
-def _mean_operand(node: Node) -> Node | None:
-    """Return x where a value is sum(x) / n along an axis of n elements; else None."""
-    if node.op != "divide" or node.inputs[0].op != "sum":
-        return None
-    total, count = node.inputs
-    x = total.inputs[0]
-    return x if count.op == "const" and count.number is None and count.value == x.shape[total.axis] else None

@@ -30,7 +30,7 @@ from .memory import (
     row_stride,
     view_chain,
 )
-from .moments import one_pass_variances
+from .moments import one_pass_product_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, row_shares, stages_of
@@ -66,7 +66,7 @@ __all__ = [
     "dead_after",
     "fuse_epilogues",
     "strip_transposes",
-    "one_pass_variances",
+    "one_pass_product_variances",
     "base_of",
     "row_shares",
     "row_stride",

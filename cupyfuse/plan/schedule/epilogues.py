@@ -12,7 +12,7 @@ an element that has to be repaired would be part of a reduction already.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ... import dtypes
@@ -22,6 +22,7 @@ from ...ir.graph import Node
 from ...settings import Settings
 from .columns import take_columns_out
 from .memory import Layout, base_of
+from .rounded import STORED_ROUNDED, cut_behind, rounded_value
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import (
     LINE,
@@ -80,17 +81,25 @@ def fuse_epilogues(
                 fused = None
         elif product.op == "matmul" and product.dtype in _DTYPES and takes_epilogues(settings):
             reason = _reason_against_product(product, layouts)
+            measured = settings.epilogues == "measured"
+            forms = _store_rounded(step, found, storage, results, own=not reason) if measured else []
             if not reason:
                 fused = _fuse_first_reader(step, found, storage, product in results)
-                reason = fused.reason_for_library(device) if settings.epilogues == "measured" else ""
+                reason = fused.reason_for_library(device) if measured else ""
+            if forms:
+                rounded = min(forms, key=lambda form: form.seconds(device))
+                unrounded = rounded.library_seconds(device) if fused is None or reason else fused.seconds(device)
+                if rounded.seconds(device) < _GAIN * unrounded:
+                    fused, reason = rounded, ""
             if reason:
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
                 continue
         elif product.op == "split_matmul" and not product.unscaled:
             fused = _fuse_first_reader(step, found, storage, product in results)
-            stored, tail = _stored(step, storage, "the row program is faster alone"), fused.tail
-            if settings.epilogues == "measured" and stored.seconds(tail, device) < fused.seconds(tail, device):
-                fused = stored
+            if settings.epilogues == "measured" and fused.tail is not None:
+                stored = _stored(step, storage, "the row program is faster alone")
+                if stored.seconds(device) + _stream_seconds([fused.tail], device) < fused.seconds(device):
+                    fused = stored
         if fused is not None:
             storage.update(fused.storage)
             found = fused.replace_in(found)
@@ -150,21 +159,21 @@ class _FusedProduct:
                 result.append(step)
         return result
 
+    def library_seconds(self, device: Device) -> float:
+        """Estimate the time of the plain product by the library, and of the tail."""
+        return library_time(self.plain, device) + _stream_seconds([self.tail], device)
+
+    def seconds(self, device: Device) -> float:
+        """Estimate the time of the product, by the library if it has no epilogue, and of what is left of the tail."""
+        product = library_time if self.gemm.epilogue is None else own_time
+        return product(self.gemm, device) + _stream_seconds([self.columns, self.rest], device)
+
     def reason_for_library(self, device: Device) -> str:
         """Explain that the library is no slower, by both estimates; empty if it is slower."""
-        plain = library_time(self.plain, device)
-        if self.tail is not None:
-            plain += stream_time(self.tail, device, last_stage(self.tail) + 1)
-        own = self.seconds(self.tail, device)
+        plain, own = self.library_seconds(device), self.seconds(device)
         if own < _GAIN * plain:
             return ""
         return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
-
-    def seconds(self, tail: Step | None, device: Device) -> float:
-        """Estimate the seconds of the product and of a tail, which is a step of its own unless it is the epilogue."""
-        others = [self.columns, self.rest, None if self.tail is not None else tail]
-        times = (stream_time(s, device, last_stage(s) + 1) for s in others if s is not None)
-        return own_time(self.gemm, device) + sum(times)
 
     def is_worth_splitting(self, device: Device) -> bool:
         """Whether the epilogue of a split product takes less than its row program would, which reads the product.
@@ -181,6 +190,11 @@ class _FusedProduct:
         if self.columns is not None:
             own += stream_time(self.columns, device, 1)
         return own < stream_time(self.tail, device, 1)
+
+
+def _stream_seconds(steps: Iterable[Step | None], device: Device) -> float:
+    """Estimate the time of row programs."""
+    return sum(stream_time(s, device, last_stage(s) + 1) for s in steps if s is not None)
 
 
 def _fuse_pointwise_reader(
@@ -250,6 +264,38 @@ def _stored(step: Step, storage: dict[Node, str], reason: str = "") -> _FusedPro
 def _how(step: Step) -> str:
     """Say how our kernel computes a product: what was said where that was chosen with its splits."""
     return step.how if step.product.op == "split_matmul" else _HOW.format(step.product.dtype)
+
+
+def _store_rounded(
+    step: Step, steps: list[Step], storage: dict[Node, str], results: Collection[Node], own: bool
+) -> list[_FusedProduct]:
+    """List the ways to store a product rounded for the one step that reads it: by the library, and with `own` by ours.
+
+    The library's cannot add a bias.
+    """
+    product = step.product
+    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
+    if len(readers) != 1 or _reason_against_tail(readers[0], product):
+        return []
+    tail = readers[0]
+    value = rounded_value(product, tail, results)
+    if value is None:
+        return []
+    how, found = STORED_ROUNDED.format(product.dtype), []
+    if value is product:
+        added = {product: product.dtype}
+        gemm, rest = (with_bytes(s, {**storage, **added}) for s in (step, tail))
+        found.append(_FusedProduct(step, replace(gemm, choice=f"{step.how}; {how}"), tail, rest, None, added))
+    if own:
+        columns, alone, vectors = take_columns_out(tail, steps)
+        added = {**vectors, value: value.dtype}
+        first, rest = cut_behind(value, alone, product)
+        how = f"{_HOW.format(product.dtype)}{'' if value is product else ', its bias added'}; {how}"
+        gemm = _with_epilogue(step, first, value is product, {**storage, **added}, how)
+        columns = None if columns is None else with_bytes(columns, {**storage, **added})
+        rest = with_bytes(rest, {**storage, **added})
+        found.append(_FusedProduct(step, gemm, tail, rest, columns, added))
+    return found
 
 
 def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:

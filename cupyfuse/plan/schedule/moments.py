@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
-from ...ir.rebuild import rebuild
-from ...rewrite.reductions import recognize_variance
+from ...rewrite import one_pass_variances
 
 _SOURCES = ("float16", "bfloat16")
 
 
-def one_pass_variances(graph: Graph) -> Graph:
-    """Replace sum((x - mean(x))^2) / n by moment2(x), where x is pointwise work on a 16-bit product of its shape.
+def one_pass_product_variances(graph: Graph) -> Graph:
+    """Take variances, and sums of squared distances from the mean, along the rows of 16-bit products in one pass.
 
-    Exact but for rounding: Welford's updates, relative to the first element of each part, are as accurate as two
-    passes. Rows with infinities or NaN give NaN either way. Saves a pass over the rows, which would have to be stored.
+    Of pointwise work on such a product, too. Saves a pass over the rows, which would have to be stored.
     """
-
-    def rule(node: Node) -> Node:
-        found = recognize_variance(node)
-        return found if found.op == "moment2" and found.axis == 1 and _is_of_product(found.inputs[0]) else node
-
-    return rebuild(graph, rule)
+    return one_pass_variances(graph, lambda x, axis: axis == 1 and _is_of_product(x))
 
 
 def _is_of_product(x: Node) -> bool:

@@ -1,0 +1,46 @@
+"""16-bit products stored rounded, with their bias, where that takes less time and as the code as written rounds them.
+
+Otherwise what a row program reads of a product is stored in float32, at twice the bytes. Whether rounding makes results
+no less accurate than as written is for `plan/rounding.py` to say; here it is whether the bytes are worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ... import dtypes
+from ...ir import graph as g
+from ...ir.graph import Node
+from ..rounding import bias_added
+from .steps import Step, step_of
+
+# Bytes of a float32 product that stay in the L2 cache until they are read: fewer bytes would not save time there.
+_HELD = 32 << 20
+STORED_ROUNDED = "stored in {}: the code as written rounds it, too, and more behind it"
+
+
+def rounded_value(product: Node, tail: Step, results: Collection[Node]) -> Node | None:
+    """Return the product or its sum with a bias, if a row program may read it rounded; None if not.
+
+    `results` are values that are read after the last step.
+    """
+    if not product.rounds or product.size * dtypes.ITEMSIZE["float32"] <= _HELD:
+        return None
+    if tail.repair_inputs or any(n.op == "guard" for n in tail.nodes):
+        return None
+    value = bias_added(product, [n for n in tail.nodes if product in n.inputs]) or product
+    return None if product in results or value in results else value
+
+
+def cut_behind(value: Node, tail: Step, product: Node) -> tuple[Step, Step]:
+    """Cut a row program in two: one that computes a value of the product alone, and one that reads the value."""
+    first = [value] if value is not product else []
+    reached = set(g.topological(tail.outputs, lambda n: () if n is value else g.eager_inputs(n)))
+    rest = [n for n in tail.nodes if n in reached and n is not value]
+    read = {product, *(i for n in first for i in g.eager_inputs(n))}
+    return (
+        step_of("RowProgram", tail.domain, first, [i for i in tail.inputs if i in read], first, []),
+        step_of(
+            "RowProgram", tail.domain, rest, [value, *(i for i in tail.inputs if i in reached)], list(tail.outputs), []
+        ),
+    )

@@ -1,0 +1,239 @@
+"""16-bit products stored rounded: where the code as written rounds more behind them, and the bytes are worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+from passes import execute
+from support import HOST, normal
+
+import cupyfuse as cf
+from benchmarks.chains import TAILS
+from cupyfuse import devices
+from cupyfuse.plan.build import build
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.rounding import may_store_rounded
+from cupyfuse.plan.schedule import epilogues, rounded
+from cupyfuse.settings import Settings
+from cupyfuse.torch.chains.chain import Call, Chain
+from cupyfuse.torch.rules.symbols import Ref
+
+LARGE = (16384, 1024, 2048)
+
+
+def plan_of(tail: Callable[..., Any], dtype: str = "bfloat16", shape: tuple[int, int, int] = LARGE) -> Plan:
+    m, k, n = shape
+    linear = cf.fuse(lambda x, w, b: tail(x @ w.T + b))
+    return linear.plan(cf.spec((m, k), dtype), cf.spec((n, k), dtype), cf.spec(n, dtype))
+
+
+def is_stored_rounded(plan: Plan) -> bool:
+    (product,) = (s for s in plan.steps if s.kind == "Gemm")
+    said = f"stored in {product.product.dtype}: the code as written rounds it, too" in str(plan)
+    assert said == (product.writes == 2 * product.product.size and product.outputs != plan.steps[-1].outputs)
+    return said
+
+
+# As written ----------------------------------------------------------------------------------------------------------
+
+MORE_BEHIND: dict[str, Callable[[Any], Any]] = {
+    "a temperature": lambda y: cf.log_softmax(y * 0.7, axis=1),
+    "a unit length": lambda y: y / np.sqrt((y * y).sum(axis=1, keepdims=True) + 1e-6),
+    "a softmax by hand": lambda y: (lambda e: e / e.sum(axis=1, keepdims=True))(
+        np.exp(y - y.max(axis=1, keepdims=True))
+    ),
+    "two results": lambda y: (cf.softmax(np.tanh(y), axis=1), np.exp(y * 3)),
+    "a sum of squares": lambda y: (y * y).sum(axis=1),
+}
+NO_MORE_BEHIND: dict[str, Callable[[Any], Any]] = {
+    "one operation": lambda y: cf.log_softmax(y, axis=1),
+    "one that rounds": lambda y: cf.softmax(cf.relu(y) * 2 / 4, axis=1),
+    "only the result's operands": lambda y: np.where(y > 0, y * 2, y * 0.02),
+    "a result beside": lambda y: (cf.log_softmax(y * 0.7, axis=1), y),
+    "one result of two": lambda y: (cf.log_softmax(y * 0.7, axis=1), y.max(axis=1)),
+    "values of rows": lambda y: y / (y.max(axis=1, keepdims=True) + 3),
+    "conversions": lambda y: cf.softmax((y * 3).astype("float32"), axis=1).astype(y.dtype),
+    "a result in float32": lambda y: cf.softmax(y.astype("float32") * 0.7, axis=1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*MORE_BEHIND, *NO_MORE_BEHIND])
+def test_what_is_rounded_as_written(name: str, dtype: str) -> None:
+    tail = (MORE_BEHIND | NO_MORE_BEHIND)[name]
+    traced = cf.fuse(lambda x, w, b: tail(x @ w.T + b)).trace(
+        (cf.spec((64, 32), dtype), cf.spec((48, 32), dtype), cf.spec(48, dtype))
+    )
+    assert may_store_rounded(traced.graph, traced.calls) == (name in MORE_BEHIND)
+    assert not may_store_rounded(traced.graph, ()), "what was written is unknown"
+
+
+def torch_plan(*tail: tuple[str, Any]) -> Plan:
+    """The plan of a linear layer and operations of PyTorch, each on the result of the one before."""
+    calls = [Call("linear", (Ref(0), Ref(1), Ref(2)), (3,))]
+    calls += [Call(rule, (Ref(k), *more), (k + 1,)) for k, (rule, more) in enumerate(tail, 3)]
+    chain = Chain(("x", "w", "b"), tuple(calls), outputs=calls[-1].results, updates=(), fixed=frozenset())
+    m, k, n = LARGE
+    metas = tuple((shape, "bfloat16") for shape in ((m, k), (n, k), (n,)))
+    return build(chain.trace(metas).as_traced(), None, Settings())
+
+
+def test_an_operation_is_one_whatever_it_computes_inside() -> None:
+    assert not is_stored_rounded(torch_plan(("layer_norm", ((2048,),))))
+    assert not is_stored_rounded(torch_plan(("softmax", (1,))))
+    assert is_stored_rounded(torch_plan(("layer_norm", ((2048,),)), ("softmax", (1,))))
+    assert is_stored_rounded(torch_plan(("mul", (0.7,)), ("log_softmax", (1,))))
+
+
+# Plans ---------------------------------------------------------------------------------------------------------------
+
+
+def written(name: str) -> Callable[[Any], Any]:
+    return lambda y: TAILS[name].written(cf, y)
+
+
+def test_what_is_worth_it() -> None:
+    """What the row program reads is beyond the L2 cache, and the product's epilogue cannot do without reading it."""
+    for name, shape in (("soft_cap_softmax", LARGE), ("unit_length", (32768, 4096, 1024))):
+        plan = plan_of(written(name), shape=shape)
+        assert is_stored_rounded(plan) and [s.kind for s in plan.steps] == ["Gemm", "RowProgram"]
+        assert plan.steps[0].fused == ("matmul", "add") and plan.steps[1].reads == plan.steps[0].writes
+    assert not is_stored_rounded(plan_of(written("soft_cap_softmax"), shape=(4096, 1024, 2048))), (
+        "the L2 cache holds it"
+    )
+    assert not is_stored_rounded(plan_of(written("square_sum_root"))), "the epilogue sums the squares"
+    assert not is_stored_rounded(plan_of(written("softmax"))), "nothing more is rounded"
+
+
+def test_the_library_stores_it_where_no_bias_is_added() -> None:
+    m, k, n = LARGE
+    for function, by in ((lambda x, w: x @ w.T, "cuBLAS"), (lambda x, w: x @ w.T + w[:, 0], "own")):
+        plan = cf.fuse(lambda x, w, f=function: cf.softmax(np.tanh(f(x, w) / 30) * 30, axis=1)).plan(
+            cf.spec((m, k), "bfloat16"), cf.spec((n, k), "bfloat16")
+        )
+        (product,) = (s for s in plan.steps if s.kind == "Gemm")
+        assert is_stored_rounded(plan) and product.how.startswith(by)
+
+
+@pytest.fixture
+def all_that_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product is stored rounded that may be, however small and whatever the estimates say."""
+    monkeypatch.setattr(rounded, "_HELD", 0)
+    monkeypatch.setattr(epilogues, "_GAIN", 1e9)
+
+
+def operands(rng: np.random.Generator, dtype: str, shape: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+    m, k, n = shape
+    drawn = rng.standard_normal((m, k)), rng.standard_normal((n, k)) * k**-0.5, rng.standard_normal((1, n)) * 0.1
+    return tuple(a.astype(normal(rng, 1, dtype).dtype) for a in drawn)  # type: ignore[return-value]
+
+
+def error(found: Any, expected: Any) -> float:
+    return float(np.linalg.norm(np.asarray(found, np.float64) - expected) / np.linalg.norm(expected))
+
+
+class Special:
+    """SciPy's functions, as the chains call this package's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(scipy.special, name)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", TAILS)
+def test_results_are_no_less_accurate_than_as_written(
+    all_that_may: None, name: str, dtype: str, rng: np.random.Generator
+) -> None:
+    """A linear layer rounds once as written, and so does each operation of PyTorch behind it."""
+    shape = (200, 128, 256)
+    plan = plan_of(written(name), dtype, shape)
+    x, w, b = operands(rng, dtype, shape)
+    expected = TAILS[name].written(Special(), x.astype(np.float64) @ w.astype(np.float64).T + b.astype(np.float64))
+    found = execute(plan, [x, w, b], "numpy")[0].reshape(expected.shape)
+    y = (x.astype(np.float32) @ w.astype(np.float32).T + b.astype(np.float32)).astype(x.dtype)
+    kind = getattr(torch, dtype)
+    eager = TAILS[name].torch(torch.nn.functional, torch.tensor(y.astype(np.float32)).to(kind))
+    # Where both round the same, sums in another order decide.
+    assert error(found, expected) <= error(eager.double().numpy(), expected) * (1 + 1e-3)
+
+
+# Operations of full size, as NumPy code and in PyTorch, of which chains are drawn.
+OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "tanh": (lambda s, y: np.tanh(y), lambda y: y.tanh()),
+    "scale": (lambda s, y: y * 0.7, lambda y: y * 0.7),
+    "third": (lambda s, y: y / 3, lambda y: y / 3),
+    "shift": (lambda s, y: y + 0.3, lambda y: y + 0.3),
+    "relu": (lambda s, y: np.maximum(y, 0), torch.relu),
+    "square": (lambda s, y: y * y, torch.square),
+    "mean": (lambda s, y: y - y.mean(axis=1, keepdims=True), lambda y: y - y.mean(1, keepdim=True)),
+    "top": (lambda s, y: y - y.max(axis=1, keepdims=True), lambda y: y - y.amax(1, keepdim=True)),
+    "length": (
+        lambda s, y: y / np.sqrt((y * y).sum(axis=1, keepdims=True) + 1),
+        lambda y: y / ((y * y).sum(1, keepdim=True) + 1).sqrt(),
+    ),
+    "softmax": (lambda s, y: s.softmax(y, axis=1), lambda y: y.softmax(1)),
+    "log_softmax": (lambda s, y: s.log_softmax(y, axis=1), lambda y: y.log_softmax(1)),
+    "sigmoid": (lambda s, y: 1 / (1 + np.exp(-y)), lambda y: 1 / (1 + (-y).exp())),
+}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_chains_drawn_are_no_less_accurate_than_as_written(all_that_may: None, seed: int) -> None:
+    rng, shape = np.random.default_rng(seed), (128, 64, 256)
+    dtype, names = ("bfloat16", "float16")[seed % 2], tuple(map(str, rng.choice(list(OPERATIONS), rng.integers(2, 5))))
+
+    def tail(s: Any, y: Any) -> Any:
+        for name in names:
+            y = OPERATIONS[name][0](s, y)
+        return y
+
+    plan = plan_of(lambda y: tail(cf, y), dtype, shape)
+    x, w, b = operands(rng, dtype, shape)
+    expected = tail(Special(), x.astype(np.float64) @ w.astype(np.float64).T + b.astype(np.float64))
+    y = (x.astype(np.float32) @ w.astype(np.float32).T + b.astype(np.float32)).astype(x.dtype)
+    eager = torch.tensor(y.astype(np.float32)).to(getattr(torch, dtype))
+    for name in names:
+        eager = OPERATIONS[name][1](eager)
+    (found,) = execute(plan, [x, w, b], "numpy")
+    # Of 32768 roundings the norm of two samples differs by less than one in a hundred.
+    missed, missed_by_torch = (np.linalg.norm(r.astype(np.float64) - expected) for r in (found, eager.float().numpy()))
+    assert missed <= 1.01 * missed_by_torch, names
+
+
+ROUNDED = ("unit_length", "soft_cap_softmax", "gelu_mean", "entropy", "standardised_softmax", "silu")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_kernels_compute_as_numpy_does(
+    all_that_may: None, name: str, dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (70, 64, 136)
+    plan = plan_of(written(name), dtype, shape)
+    assert "stored in" in str(plan)
+    arrays = list(operands(rng, dtype, shape))
+    arrays[2] += np.asarray(100, arrays[2].dtype)  # what is rounded shows
+    monkeypatch.setattr(HOST.runtime, "device", devices.DEVICES["H200"])
+    (by_numpy,), (by_kernels,) = (execute(plan, arrays, engine) for engine in ("numpy", "host"))
+    unit = float(np.finfo(np.float32).eps) * 2 ** (16 if dtype == "bfloat16" else 13)
+    wide, found = by_numpy.astype(np.float64), by_kernels.astype(np.float64)
+    np.testing.assert_allclose(found, wide, rtol=2 * unit, atol=2 * unit * float(np.abs(wide).max()))
+
+
+def test_later_stages_and_reductions_read_the_rounded_values(all_that_may: None, rng: np.random.Generator) -> None:
+    """The largest distance from the maximum is 0, as of numbers that were rounded alike."""
+
+    def largest(y: Any) -> Any:
+        return (np.exp(y - y.max(axis=1, keepdims=True)) * 3).max(axis=1)
+
+    plan = plan_of(largest, "bfloat16", (70, 64, 136))
+    assert "stored in" in str(plan)
+    arrays = list(operands(rng, "bfloat16", (70, 64, 136)))
+    for engine in ("numpy", "host"):
+        (found,) = execute(plan, arrays, engine)
+        np.testing.assert_array_equal(found.astype(np.float32), 3)
