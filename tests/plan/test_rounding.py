@@ -120,6 +120,14 @@ def test_the_library_stores_it_where_no_bias_is_added() -> None:
         assert is_stored_rounded(plan) and product.how.startswith(by)
 
 
+def test_what_others_read_is_kept_as_it_is() -> None:
+    """Another step, or the caller."""
+    tail = written("soft_cap_softmax")
+    for function in (lambda y: (tail(y), (y * 3).max(axis=0)), lambda y: (tail(y), y)):
+        (product,) = (s for s in plan_of(function).steps if s.kind == "Gemm")
+        assert "stored in" not in product.how
+
+
 @pytest.fixture
 def all_that_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product is stored rounded that may be, however small and whatever the estimates say."""
