@@ -233,6 +233,19 @@ def test_kernels_compute_as_numpy_does(
     np.testing.assert_allclose(found, wide, rtol=2 * unit, atol=2 * unit * float(np.abs(wide).max()))
 
 
+@pytest.mark.parametrize("engine", ["numpy", "host"])
+def test_the_library_rounds(all_that_may: None, engine: str, rng: np.random.Generator) -> None:
+    x, w = normal(rng, (70, 64), "bfloat16"), normal(rng, (136, 64), "bfloat16", 0.125)
+    fused = cf.fuse(lambda x, w: np.exp((x @ w.T) * 7) * 3)
+    plan = fused.plan(cf.spec(x.shape, "bfloat16"), cf.spec(w.shape, "bfloat16"))
+    assert plan.steps[0].how.startswith("cuBLAS") and "stored in bfloat16" in plan.steps[0].how
+    (found,) = execute(plan, [x, w], engine)
+    product = (x.astype(np.float32) @ w.astype(np.float32).T).astype(x.dtype).astype(np.float64)
+    # The exponential shows what is rounded. Sums in another order may be rounded the other way.
+    share = np.isclose(found.astype(np.float64), np.exp(product * 7) * 3, rtol=2.0**-8 * 1.01, atol=0).mean()
+    assert share > 0.99
+
+
 def test_later_stages_and_reductions_read_the_rounded_values(all_that_may: None, rng: np.random.Generator) -> None:
     """The largest distance from the maximum is 0, as of numbers that were rounded alike."""
 
