@@ -159,19 +159,3 @@ __device__ __forceinline__ float gelu(float x) {
     return x * (a < 1.0f ? middle : x < 0.0f ? tail : 1.0f - tail);
 }
 __device__ __forceinline__ double gelu(double x) { return 0.5 * x * erfc(-x * 0.70710678118654752); }
-
-// Functions for 16-bit results, whose rounding is a thousand times larger: relative errors below 1e-5.
-__device__ __forceinline__ float quick_exp(float x) { return exp2f(x * 1.44269504f); }
-// As `gelu`, with the tail alone, and coefficients of the least relative error up to |x| = 20.
-__device__ __forceinline__ float quick_gelu(float x) {
-    const float u = quick_divide(1.0f, fmaf(0.268700577f, fabsf(x), 1.0f));
-    float sum = -0.06270942f;
-    sum = fmaf(sum, u, 0.1680205f);
-    sum = fmaf(sum, u, -0.03496008f);
-    sum = fmaf(sum, u, 0.12391982f);
-    sum = fmaf(sum, u, 0.0902961f);
-    sum = fmaf(sum, u, 0.10828892f);
-    sum = fmaf(sum, u, 0.10714364f);
-    const float tail = exp2f(x * x * -0.721347520f) * (sum * u);
-    return x * (x < 0.0f ? tail : 1.0f - tail);
-}

@@ -3,9 +3,12 @@
 //
 // A (m, k) and B (n, k), m, n, k > 0: T (f16 or bf16), read through tensor maps, which need rows of a multiple of 16 bytes.
 //   Where TurnedA or TurnedB is 1 the operand is stored transposed, as (k, m) or (k, n).
+//   Or one part each of float32 operands, with scales that the epilogue undoes.
 // P: an emitted struct as in row_block.cu with one stage, whose tile has a member `product` that is not loaded but set here,
 //   rounded where it is of a 16-bit type; and with
 //     a, b, depth                           the tensor maps (cuda/tensor_map.py), and k
+//     scaled                                whether A and B are parts (split_pieces.cuh); then also
+//     left, right                           their operands, and the inverse scales (gemm_scales.cuh)
 //     partial, shares                       the totals of each row in each column of tiles: `shares` totals a row
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
@@ -32,7 +35,7 @@
 // The sizes of a product's tiles and of its shared memory, and the descriptors of its operands there.
 template <
     class T, int Columns, int Stages, int Cluster, int Alternating, int TurnedA, int TurnedB, int Chunk, int Staged,
-    int Unroll>
+    int Unroll, int Scaled>
 struct Gemm {
     typedef T Element;
     static constexpr bool alternating = Alternating;
@@ -46,7 +49,9 @@ struct Gemm {
     static constexpr int chunk = Chunk;                                  // columns of a tile that the epilogue has at once
     static constexpr int unroll = Unroll;                                // chunks with code of their own
     static constexpr int staged = 16 * Chunk * Staged;                   // bytes of a warp's chunk of results
-    static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * staged;
+    typedef WarpScales<parts, Columns> Scales;
+    static constexpr int warp_bytes = staged + (Scaled ? Scales::bytes : 0);
+    static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * warp_bytes;
     typedef Ring<Gemm, Stages> Stream;
 
     static __device__ __forceinline__ TileOrder order(i64 m, i64 n) { return TileOrder(m, n, Cluster * rows, Columns); }
@@ -204,13 +209,26 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
         i64 row, col;
         order.at(tile, row, col);
         row += rank * Shape::rows + (Shape::alternating ? warp % 4 : warp) * 16;
+        typename Shape::Scales scales;
+        if constexpr (P::scaled) {
+            scales.fetch(p, row, col);
+        }
         sum_products<Shape>(ring, sum, warpgroup, blocks, pass_turn);
         if (Shape::alternating) {
             ring.skip(blocks);
         }
+        char* const own = staging + warp * Shape::warp_bytes;
+        const bool plain = P::scaled && !scales.keep(own + Shape::staged) && col + Shape::columns <= p.cols;
 #pragma unroll
         for (int part = 0; part < Shape::parts; ++part) {
-            finish_rows<Shape, V>(p, sum[part], staging + warp * Shape::staged, row + part * 64, col);
+            const i64 first = row + part * 64;
+            if constexpr (P::scaled) {
+                if (plain && first + 16 <= p.rows) {
+                    finish_rows<Shape, V, true>(p, sum[part], own, first, col, scales, part);
+                    continue;
+                }
+            }
+            finish_rows<Shape, V, false>(p, sum[part], own, first, col, scales, part);
         }
     }
     if (Shape::alternating && warpgroup == 0) {

@@ -2,6 +2,7 @@
 // are described there. All lanes of a warp call finish_rows together.
 #pragma once
 
+#include "gemm_scales.cuh"
 #include "stages.cuh"
 #include "tensor_cores.cuh"
 
@@ -90,12 +91,12 @@ __device__ __forceinline__ void compute_staged(
 
 // Run the epilogue on a chunk of the two rows that a thread has: pairs of columns, eight apart, from the column `first` on.
 // The matrix has `left` columns from there, and those rows that are `inside`; if the chunk is Whole, it has all.
-template <class Shape, int V, bool Whole, class P, class Totals>
+template <int Chunk, int V, bool Whole, class P, class Totals>
 __device__ __forceinline__ void finish_chunk(
-    const P& p, const float (&part)[Shape::chunk / 2], char* staging, const i64 (&rows)[2], const bool (&inside)[2],
+    const P& p, const float (&part)[Chunk / 2], char* staging, const i64 (&rows)[2], const bool (&inside)[2],
     i64 first, int left, const typename P::Row (&r)[2], Totals (&totals)[2]) {
     typedef decltype(p.template tile<V>(At<0>())) Tile;
-    constexpr int held = Shape::chunk / 4;  // elements of a row that a thread has
+    constexpr int held = Chunk / 4;  // elements of a row that a thread has
     const int lane = threadIdx.x % 32;
     const auto offset = [](int i) { return i / 2 * 8 + i % 2; };
     const auto has_column = [&](int i) { return Whole || offset(i) < left; };
@@ -124,7 +125,7 @@ __device__ __forceinline__ void finish_chunk(
                 for (int v = 0; v < V; ++v) {
                     set_narrowed(tiles[h][i].product.v[v], part[i / 2 * 4 + h * 2 + i % 2 + v]);
                 }
-                compute_staged<P, Shape::chunk, V>(
+                compute_staged<P, Chunk, V>(
                     p, tiles[h][i], rows[h], first + offset(i), r[h], &e[h][i], staging, lane / 4 + 8 * h,
                     lane % 4 * 2 + offset(i));
             }
@@ -153,11 +154,14 @@ __device__ __forceinline__ void finish_chunk(
 }
 
 // Run the epilogue of the 16 rows of a tile that a warp has, from (first_row, first_col) on: a thread has two rows, see
-// multiply_add, and the four lanes of a row merge their totals. Chunks of a loop that is not unrolled share their code.
-template <class Shape, int V, class P>
+// multiply_add, and the four lanes of a row merge their totals. Chunks of a loop that is not unrolled share their code. Plain
+// tells that all of these rows and columns are inside, and that no scales of theirs need care.
+template <class Shape, int V, bool Plain, class P>
 __device__ __forceinline__ void finish_rows(
-    const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col) {
-    constexpr int chunk = Shape::chunk;
+    const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col,
+    const typename Shape::Scales& scales, int part_number) {
+    constexpr bool careful = P::scaled && !Plain;
+    constexpr int chunk = careful ? 16 : Shape::chunk;  // fewer columns leave registers for what care takes
     const int lane = threadIdx.x % 32;
     const i64 m = p.rows, n = p.cols;
     if (first_row >= m) {
@@ -167,13 +171,17 @@ __device__ __forceinline__ void finish_rows(
     const bool inside[2] = {rows[0] < m, rows[1] < m};
     typename P::Row r[2];
     decltype(p.totals(At<0>())) totals[2];
+    SplitRow of_rows[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (inside[h]) {
             p.begin(rows[h], r[h]);
         }
+        if constexpr (P::scaled) {
+            of_rows[h] = scales.of_row(part_number, h);
+        }
     }
-#pragma unroll(Shape::unroll)
+#pragma unroll(careful ? 1 : Shape::unroll)
     for (int c = 0; c < Shape::columns / chunk; ++c) {
         const i64 chunk_col = first_col + c * chunk;
         if (chunk_col >= n) {
@@ -182,11 +190,15 @@ __device__ __forceinline__ void finish_rows(
         float part[chunk / 2];
         take_chunk<0>(c, sum, part);
         const i64 first = chunk_col + lane % 4 * 2;
-        if (first_row + 16 <= m && chunk_col + chunk <= n) {
-            finish_chunk<Shape, V, true>(p, part, staging, rows, inside, first, chunk, r, totals);
+        if constexpr (P::scaled) {
+            const u32* const of_columns = reinterpret_cast<const u32*>(staging + Shape::staged) + c * chunk;
+            undo_scales<chunk, careful>(p, of_rows, of_columns, first_row, chunk_col, part);
+        }
+        if (Plain || (first_row + 16 <= m && chunk_col + chunk <= n)) {
+            finish_chunk<chunk, V, true>(p, part, staging, rows, inside, first, chunk, r, totals);
         } else {
             const int left = static_cast<int>(n - chunk_col < chunk ? n - chunk_col : chunk) - lane % 4 * 2;
-            finish_chunk<Shape, V, false>(p, part, staging, rows, inside, first, left, r, totals);
+            finish_chunk<chunk, V, false>(p, part, staging, rows, inside, first, left, r, totals);
         }
         if constexpr (P::staged > 0) {
             __syncwarp(0xffffffffu);

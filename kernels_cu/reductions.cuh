@@ -11,7 +11,7 @@
 // merge(other) adds a whole accumulator; in a fixed order it gives fixed bits.
 #pragma once
 
-#include "functions.cuh"
+#include "quick.cuh"
 
 template <class T>
 struct Sum {

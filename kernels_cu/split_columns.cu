@@ -39,7 +39,7 @@ __device__ __forceinline__ void split_columns(
         }
 #pragma unroll
         for (int j = 0; j < Ahead; ++j) {
-            top = max(top, bits[j] & 0x7fffffffu);
+            top = max(top, magnitude<Parts>(bits[j]));
         }
     }
     slots[0][warp][lane] = top;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void split_columns(
 #pragma unroll
             for (int j = 0; j < Depth / 8; ++j) {
                 uint4 hi, lo;
-                found = RowFindings::both(found, split(piece[j], scale, hi, lo));
+                found = RowFindings::both(found, split<Parts>(piece[j], scale, hi, lo));
                 char* at = here + ((part / 8 + j) ^ lane % 8) * 16;
                 *reinterpret_cast<uint4*>(at) = hi;
                 if (Parts == 2) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void split_columns(
         }
     }
     if (warp == 0 && rank == 0 && row < rows) {
-        inverse[row] = scale.inverse(found);
+        inverse[row] = scale.inverse<Parts>(found);
     }
     if constexpr (Cluster > 1) {
         cluster_sync();  // no block may leave before its shared memory has been read

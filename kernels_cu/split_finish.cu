@@ -3,11 +3,10 @@
 // A (m, k), B (n, k): any strides. C: (m, n) float32, contiguous. C as it should be is
 //   ((C * row_factor[row]) * column_factor[col]) * row_rest[row],
 // powers of two, in an order in which nothing overflows or underflows unless the result does, if all column factors are
-// between 2^-63 and 2^63. If one is not, or if rows or elements may need a repair, C itself is replaced and all factors are 1:
-// the scales are undone, and rows with infinities or NaN, and elements that are not accurate, are recomputed in float32
-// (split_exact.cuh). An element is accurate if the small elements of the operands, each with an absolute error of at most
-// 2^-25 times less than 2^15, change it by less than the rounding of the others to 11 bits. For the replacement a warp takes
-// 16 rows of a tile of 128 x 128, and a lane four neighbouring columns.
+// between 2^-63 and 2^63. If one is not, or if elements may need a repair, C itself is replaced and all factors are 1: the scales
+// are undone, and elements that are not accurate are recomputed in float32 (split_exact.cuh). An element is accurate if the small
+// elements of the operands change it by less than the rounding of the others to 11 bits (split_tiles.cuh). For the replacement a
+// warp takes 16 rows of a tile of 128 x 128, and a lane four neighbouring columns.
 // Launch: 256 threads, any number of blocks.
 #pragma once
 
@@ -31,7 +30,6 @@ __device__ __forceinline__ bool any_careful(const Matrix& x, int most) {
         for (int j = 0; j < 4; ++j) {
             const SplitRow of = SplitRow::of(four.v[j]);
             const int power = static_cast<int>(of.exponent()) - 127;
-            // The power of a marked row is 128.
             any |= row + j < x.rows && (of.accurate_from() > 0.0f || power > most || power < -most);
         }
     }
@@ -61,11 +59,11 @@ __device__ __forceinline__ void finish_row(
     u32 flagged = 0, kept = 0;  // bits of elements to recompute, and of those not to write
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        const bool inside = col + j < b.rows, marked = of_row.is_marked() || of_col[j].is_marked();
+        const bool inside = col + j < b.rows;
         const float sum = inside ? at[j] : 0.0f;
-        const bool small = inside && !marked && fabsf(sum) < of_row.accurate_from() + of_col[j].accurate_from();
+        const bool small = inside && fabsf(sum) < of_row.accurate_from() + of_col[j].accurate_from();
         flagged |= static_cast<u32>(small) << j;
-        kept |= static_cast<u32>(small || marked || !inside) << j;
+        kept |= static_cast<u32>(small || !inside) << j;
         sums.v[j] = scaled(sum, of_row, of_col[j]);
     }
     if (packs && kept == 0) {
@@ -96,15 +94,9 @@ __device__ __forceinline__ void finish_row(
 __device__ __forceinline__ void split_finish(
     const Matrix& a, const Matrix& b, float* c, i64 cols, const Factors& factors) {
     constexpr int width = 128;
-    // Tiles of both operands, the 16 chosen rows, and a mask for each warp.
-    SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
-    i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
-    u32* marks = reinterpret_cast<u32*>(chosen + 16);
+    SHARED_BYTES(marks, 8 * 4);  // a mask for each warp
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (threadIdx.x < 16) {
-        chosen[threadIdx.x] = -1;
-    }
-    const bool careful = any_of_block(any_careful(a, 127) | any_careful(b, 63), marks);
+    const bool careful = any_of_block(any_careful(a, 127) | any_careful(b, 63), reinterpret_cast<u32*>(marks));
     write_factors(a, b, factors, careful);
     if (!careful) {
         return;
@@ -124,7 +116,4 @@ __device__ __forceinline__ void split_finish(
             finish_row(a, b, cols, c, row, col, of_col, packs);
         }
     }
-    repair_marked(memory, chosen, marks, a, b, cols, [&](i64 at_row, i64 at_col, float element) {
-        c[at_row * b.rows + at_col] = element;
-    });
 }

@@ -1,9 +1,11 @@
 // The split of float32 rows into f16, with a power of two `inverse` for each row: x = inverse (hi + 2^-11 lo) in two parts,
 // or x = inverse hi in one, which keeps 11 bits.
 //
-// Scaling brings a row's largest element to [2^14, 2^15), or as near as a scale of 2^126 can. Elements of at least
-// 2^-14 after scaling keep 22 bits; smaller ones have an absolute error of up to 2^-36 and are counted in `inverse`
-// (see split_tiles.cuh). A row with infinities or NaN is marked, and its parts are 0.
+// Scaling brings a row's largest element to [2^14, 2^15), or as near as a scale of 2^126 can. Elements of at least 2^-14 after
+// scaling keep 22 bits in two parts and 11 in one; smaller ones have an absolute error of up to 2^-36, in one part 2^-24, and are
+// counted in `inverse` (see split_tiles.cuh). In two parts a row with infinities or NaN is marked, and its parts are 0. In one
+// part infinities and NaN stay what they are, so that the product has them where it should: beside them the others are scaled by
+// their own largest one, and no number but 0 becomes 0, which an infinity would make NaN.
 //
 // Layout of one part: row-major, rows padded to 64 columns with zeros.
 // Layout of two parts, independent of the tiles of a product: element k of a row is at byte
@@ -13,6 +15,13 @@
 #pragma once
 
 #include "split_tiles.cuh"
+
+// The magnitude of an element as bits, which a row's scale is chosen by: in one part that of an infinity or NaN does not count.
+template <int Parts>
+__device__ __forceinline__ u32 magnitude(u32 bits) {
+    const u32 found = bits & 0x7fffffffu;
+    return Parts == 1 && found >= 0x7f800000u ? 0 : found;
+}
 
 // 8 consecutive elements of a row, as bits; once split, 16 bytes of an atom.
 struct Piece {
@@ -32,11 +41,12 @@ struct Piece {
         }
     }
     // The largest magnitude, as bits.
+    template <int Parts>
     __device__ __forceinline__ u32 top() const {
         u32 largest = 0;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            largest = max(largest, bits[j] & 0x7fffffffu);
+            largest = max(largest, magnitude<Parts>(bits[j]));
         }
         return largest;
     }
@@ -63,9 +73,10 @@ struct RowScale {
           factor(__uint_as_float(static_cast<u32>(127 + shift) << 23)) {}
 
     // The row's entry in `inverse`, given its RowFindings.
+    template <int Parts>
     __device__ __forceinline__ float inverse(u32 found) const {
         const SplitRow row =
-            !is_finite ? SplitRow::marked() : zero ? SplitRow::none() : SplitRow::finite(shift, found);
+            !is_finite ? SplitRow::marked() : zero ? SplitRow::none() : SplitRow::finite<Parts>(shift, found);
         return __uint_as_float(row.bits);
     }
 };
@@ -75,7 +86,8 @@ __device__ __forceinline__ bool any_number(const uint4& bits) {
     return ((bits.x | bits.y | bits.z | bits.w) & 0x7fff7fffu) != 0;
 }
 
-// Split a piece into hi and lo parts; returns the number of small elements.
+// Split a piece into hi and lo parts, or into hi alone; returns the number of small elements.
+template <int Parts>
 __device__ __forceinline__ u32 split(const Piece& piece, const RowScale& scale, uint4& hi, uint4& lo) {
     u32 h[4], l[4], small = 0;
 #pragma unroll
@@ -83,8 +95,12 @@ __device__ __forceinline__ u32 split(const Piece& piece, const RowScale& scale, 
         // A product that keeps subnormal numbers.
         const float x =
             scale.is_finite ? exact_multiply_add(__uint_as_float(piece.bits[j]), scale.factor, -0.0f) : 0.0f;
-        small += (piece.bits[j] & 0x7fffffffu) != 0 && fabsf(x) < 0x1p-14f;
-        const f16 near = narrow<f16>(x);
+        const bool is_zero = (piece.bits[j] & 0x7fffffffu) == 0;
+        small += !is_zero && fabsf(x) < 0x1p-14f;
+        f16 near = narrow<f16>(x);
+        if (Parts == 1 && !is_zero && (near.bits & 0x7fffu) == 0) {
+            near.bits |= 1;
+        }
         const f16 rest = narrow<f16>((x - widen(near)) * 2048.0f);
         h[j / 2] = j % 2 ? h[j / 2] | static_cast<u32>(near.bits) << 16 : near.bits;
         l[j / 2] = j % 2 ? l[j / 2] | static_cast<u32>(rest.bits) << 16 : rest.bits;

@@ -56,12 +56,12 @@ __device__ __forceinline__ void split_rows(
     }
 #pragma unroll
     for (int i = 0; i < Held; ++i) {
-        top = max(top, held[i].top());
+        top = max(top, held[i].template top<Parts>());
     }
     for (i64 p = Held * Threads + rank; p < pieces; p += Threads) {
         Piece piece;
         piece.load(from, p * 8, columns, aligned);
-        top = max(top, piece.top());
+        top = max(top, piece.template top<Parts>());
     }
     top = of_row<Threads>(top, slots, [](u32 a, u32 b) { return max(a, b); });
     const RowScale scale(top);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void split_rows(
     u32 with_lo = 0;  // a bit for each piece that a thread holds: whether lo of the 64 columns around it is not zero
     const auto store = [&](const Piece& piece, i64 p) {
         uint4 hi, lo;
-        found = RowFindings::both(found, split(piece, scale, hi, lo));
+        found = RowFindings::both(found, split<Parts>(piece, scale, hi, lo));
         char* at = piece_at<Parts>(tiles, row, p, groups, pieces);
         *reinterpret_cast<uint4*>(at) = hi;
         if (Parts == 2) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void split_rows(
         mark(p, store(piece, p));
     }
     found = of_row<Threads>(found, slots + 32, [](u32 a, u32 b) { return RowFindings::both(a, b); });
-    const float entry = scale.inverse(found);
+    const float entry = scale.inverse<Parts>(found);
     if (!SplitRow::of(entry).lo_everywhere()) {  // else marks are not read (Lo::everywhere)
 #pragma unroll
         for (int i = 0; i < Held; ++i) {

@@ -16,36 +16,42 @@ struct RowFindings {
 
 // A split row, described in the bits of a float: the exponent is that of the inverse scale; the mantissa counts the elements
 // that are too small, under two bits that tell whether lo is not zero somewhere, and in each block of 64 columns. A row of zeros
-// is negative; one that has to be repaired, as it has infinities, NaN or too many small elements to count, is NaN.
+// is negative. In two parts a row that has to be repaired, as it has infinities, NaN or too many small elements to count, is NaN;
+// in one part, of more small elements than can be counted no sum is accurate.
 struct SplitRow {
-    static constexpr u32 somewhere = 1u << 22, everywhere = 1u << 21, most = everywhere - 1;
+    static constexpr u32 powers = 0x7f800000u, somewhere = 1u << 22, everywhere = 1u << 21, most = everywhere - 1;
     u32 bits;
 
     static __device__ __forceinline__ SplitRow of(float inverse) { return SplitRow{__float_as_uint(inverse)}; }
     static __device__ __forceinline__ SplitRow none() { return SplitRow{0x80000000u | 127u << 23}; }
     static __device__ __forceinline__ SplitRow marked() { return SplitRow{0x7fffffffu}; }
+    template <int Parts>
     static __device__ __forceinline__ SplitRow finite(int shift, u32 found) {
-        const u32 small = found & RowFindings::most, any = found & RowFindings::has_lo ? somewhere : 0;
+        const u32 all_small = found & RowFindings::most, small = Parts == 1 ? min(all_small, most) : all_small;
+        const u32 any = found & RowFindings::has_lo ? somewhere : 0;
         const u32 all = any != 0 && (found & RowFindings::lacks_lo) == 0 ? everywhere : 0;
         return small > most ? marked() : SplitRow{static_cast<u32>(127 - shift) << 23 | any | all | small};
     }
 
-    __device__ __forceinline__ bool is_marked() const { return (bits & 0x7f800000u) == 0x7f800000u; }
+    __device__ __forceinline__ bool is_marked() const { return (bits & powers) == powers; }
     // Whether lo is not zero somewhere in the row, and in each of its blocks.
     __device__ __forceinline__ bool lo_somewhere() const { return bits >> 31 == 0 && !is_marked() && (bits & somewhere) != 0; }
     __device__ __forceinline__ bool lo_everywhere() const { return lo_somewhere() && (bits & everywhere) != 0; }
     // Whether elements of it may have to be repaired.
     __device__ __forceinline__ bool is_doubtful() const { return is_marked() || accurate_from() > 0.0f; }
     __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
+    __device__ __forceinline__ float factor() const { return __uint_as_float(bits & powers); }
     // That exponent in two halves, rounded down and up, each in its place in a float's bits.
     __device__ __forceinline__ u32 half() const { return (bits & 0x7f000000u) >> 1; }
-    __device__ __forceinline__ u32 other_half() const { return (bits & 0x7f800000u) - half(); }
+    __device__ __forceinline__ u32 other_half() const { return (bits & powers) - half(); }
     // The least magnitude at which a sum is accurate. Each small element errs by at most 2^-36 and is multiplied with less
-    // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them. Of a marked row, of zeros, and
-    // of one beyond the last it is so negative that also with that of another row, at most 2^23, no sum is below it.
+    // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them; in one part, where one errs by
+    // at most 2^-24, below 2^-11. Of a marked row, of zeros, and of one beyond the last it is so negative that also with that of
+    // another row, at most 2^23, no sum is below it.
     __device__ __forceinline__ float accurate_from() const {
         const bool none = bits >> 31 || is_marked();
-        return none ? -1e30f : 4.0f * static_cast<float>(bits & most);
+        const u32 small = bits & most;
+        return none ? -1e30f : small == most ? __uint_as_float(0x7f800000u) : 4.0f * static_cast<float>(small);
     }
 };
 

@@ -149,8 +149,7 @@ class Body:
         elif node.op == "divide" and self.optimistic and self._by_row(node):
             top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
             quotient = f"divide_by({top}, {bottom}, {bottom}_reciprocal)"
-            # Rounding to 16 bits hides the error of multiplying by the reciprocal.
-            if dtypes.compute_dtype(node.dtype) != node.dtype:
+            if self._may_be_quick(node):
                 quotient = f"{top} * {bottom}_reciprocal"
             self.line(f"const {kind} {name} = {quotient};")
             self.checks.append(name)
@@ -239,12 +238,16 @@ class Body:
         if node.op == "equal" and c_type(dtype) == "i64" and any(map(_fits_32_bits, node.inputs)):
             short, other = operands if _fits_32_bits(node.inputs[0]) else operands[::-1]
             return f"equals_int({other}, {short})"
-        if row.quick and dtypes.compute_dtype(node.dtype) != node.dtype:
+        if row.quick and self._may_be_quick(node):
             return formatted(row.quick, operands, c_type(dtype))
         if c_type(dtype) == "i64" and node.op in _WRAPPING:
             # C leaves the overflow of signed integers undefined; NumPy wraps.
             return f"static_cast<i64>({formatted(row.cuda, [f'static_cast<u64>({o})' for o in operands], 'u64')})"
         return formatted(row.cuda, operands, c_type(dtype))
+
+    def _may_be_quick(self, node: Node) -> bool:
+        """Whether the rounding of a value to 16 bits hides the error of a quick form."""
+        return dtypes.compute_dtype(node.dtype) != node.dtype and node not in self.scope.program.beneath_steps
 
     def _by_row(self, node: Node) -> bool:
         """Whether a quotient divides a row's elements by one value whose reciprocal the Row holds."""

@@ -49,6 +49,8 @@ class GemmShape:
         Elements per access of the epilogue's loads, 1 or 2.
     unrolled : bool
         Whether each chunk of a tile has code of its own, instead of a loop that copies each to the same registers.
+    scaled : bool
+        Whether the operands are parts of float32 ones, with scales.
     """
 
     dtype: str
@@ -58,6 +60,7 @@ class GemmShape:
     chunk: int
     vec: int
     unrolled: bool
+    scaled: bool = False
 
     @property
     def stages(self) -> int:
@@ -81,14 +84,16 @@ class GemmShape:
         tiles = f"{self.tiles.columns}, {self.stages}, {self.tiles.cluster}, {int(self.tiles.alternating)}"
         transposed = ", ".join(str(int(t)) for t in self.transposed)
         unroll = self.tiles.columns // self.chunk if self.unrolled else 1
-        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {self.chunk}, {self.staged}, {unroll}>"
+        last = f"{self.chunk}, {self.staged}, {unroll}, {int(self.scaled)}"
+        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {last}>"
 
     @property
     def _stage_bytes(self) -> int:
         return (TILE_ROWS + self.tiles.columns) * 2 * BOX
 
     def _shared_bytes(self, stages: int) -> int:
-        return 1023 + stages * (self._stage_bytes + 16) + _CONSUMER_WARPS * 16 * self.chunk * self.staged
+        warp = 16 * self.chunk * self.staged + (4 * self.tiles.columns if self.scaled else 0)
+        return 1023 + stages * (self._stage_bytes + 16) + _CONSUMER_WARPS * warp
 
 
 def program_of(step: Step, storage: dict[Node, str]) -> Program:
@@ -99,20 +104,23 @@ def program_of(step: Step, storage: dict[Node, str]) -> Program:
 
 def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmShape:
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
-    transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
+    scaled = step.product.op == "split_matmul"
+    transposed = (False, False)  # splits are row-major
+    if not scaled:
+        transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
-    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
-    chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
     assert step.epilogue is not None
-    if state_size(step.epilogue) > _WIDE_STATE:
+    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
+    if staged > 4 or program.reads_columns > 2 or vec == 1 or state_size(step.epilogue) > _WIDE_STATE:
         chunk = 16
-    elif chunk == 32 and not (program.reads_columns or program.full_inputs):
-        chunk = 64
+    else:
+        chunk = 32 if program.reads_columns or program.full_inputs or scaled else 64
     tiles = tiles_of(step, processors)
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
     flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
     unrolled = flops <= _MOST_UNROLLED * step.product.size and not guarded
-    return GemmShape(step.product.dtype, tiles, transposed, staged, chunk, vec, unrolled)
+    dtype = "float16" if scaled else step.product.dtype
+    return GemmShape(dtype, tiles, transposed, staged, chunk, vec, unrolled, scaled)
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
@@ -153,8 +161,11 @@ class _EpilogueWriter(Writer):
     outlines = False  # the templates have such a function, of several elements
 
     def declare_members(self) -> list[str]:
-        partial = "struct Totals0; Totals0* partial; i64 shares;"
-        return ["TensorMap a; TensorMap b; i64 depth;", *super().declare_members(), partial]
+        own, partial = "TensorMap a; TensorMap b; i64 depth;", "struct Totals0; Totals0* partial; i64 shares;"
+        product = self.program.product
+        scaled = product is not None and product.op == "split_matmul"
+        constant = f"static constexpr bool scaled = {str(scaled).lower()};"
+        return [constant, own, *(["Matrix left; Matrix right;"] if scaled else []), *super().declare_members(), partial]
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit functions that visit the results and their targets, each with its first byte in `staged`, as lines."""

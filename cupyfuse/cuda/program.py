@@ -186,6 +186,12 @@ class Program:
         return found
 
     @cached_property
+    def beneath_steps(self) -> set[Node]:
+        """The values that decide which whole number a rounding gives: a small error could take them over the step."""
+        operands = [i for n in self.step.nodes if _gives_whole_numbers(n) for i in n.inputs]
+        return set(g.topological(operands, lambda n: n.inputs if n.pointwise else ()))
+
+    @cached_property
     def reads_columns(self) -> int:
         """Number of per-column arrays that each row reads."""
         return sum(p.extent == COLUMN and not p.written and not p.is_number for p in self.parameters)
@@ -302,6 +308,13 @@ class Program:
                 kind = _accumulator_type(op, readers)
                 result.append(Accumulator(f"t{len(result)}", kind, operand, readers))
         return result
+
+
+def _gives_whole_numbers(node: Node) -> bool:
+    """Whether a value is a float rounded to a whole number, or a multiple of one subtracted."""
+    if node.op == "cast":
+        return dtypes.is_integer(node.dtype) and dtypes.is_float(node.inputs[0].dtype)
+    return node.op in ("floor", "ceil", "rint", "trunc", "floor_divide", "remainder", "fmod")
 
 
 def _accumulator_type(op: str, readers: list[Node]) -> str:

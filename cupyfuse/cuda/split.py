@@ -14,7 +14,7 @@ from .. import devices
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
 from ..plan.schedule import Step, store_step
-from ..plan.schedule.products import TILE_ROWS, tile_width
+from ..plan.schedule.split_tiles import TILE_ROWS, tile_width
 from .config import Config
 from .emit import Writer
 from .kernel import CONDITION, Kernel, translation_unit
@@ -25,7 +25,9 @@ WARPS_A_TILE = 8
 GEMM_THREADS = 384
 REPAIR_THREADS = 256
 FINISH_THREADS = 256
-_ROW_THREADS, _ROW_HELD, _ROW_BLOCKS = 256, 4, 4  # of split_rows; blocks of a multiprocessor
+# Of split_rows: the threads of a block, of which a warp or more have a row; the pieces of 8 elements that each holds;
+# the threads that find room on a multiprocessor.
+_ROW_THREADS, _ROW_HELD, _ROW_ROOM = 256, 4, 1024
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
 _CHUNKS = (32, 24)  # columns of a tile that an epilogue works on at once
 _SPLIT_MEMBERS = "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;"
@@ -52,10 +54,23 @@ def inverse_at(rows: int, cols: int, parts: int = 2) -> int:
 
 
 @lru_cache
-def split_rows_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
-    """Return the kernel that splits a row-major matrix; a conditional one does nothing where its flag is 0."""
-    call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}, {parts}>({_SPLIT_ARGUMENTS})"
-    return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, blocks=_ROW_BLOCKS, conditional=conditional)
+def split_rows_kernel(conditional: bool = False, parts: int = 2, team: int = _ROW_THREADS) -> Kernel:
+    """Return the kernel that splits a row-major matrix; a conditional one does nothing where its flag is 0.
+
+    `team` threads have a row, see `row_team`.
+    """
+    threads = max(team, _ROW_THREADS if team == 32 else 0)
+    call = f"split_rows<{team}, {threads // team}, {_ROW_HELD}, {parts}>({_SPLIT_ARGUMENTS})"
+    blocks = _ROW_ROOM // threads
+    return _kernel("split_rows", _SPLIT_MEMBERS, call, threads, blocks=blocks, conditional=conditional)
+
+
+def row_team(cols: int) -> int:
+    """Choose the threads that split a row: as many as hold it, a warp at least and a block at most."""
+    team = 32
+    while team < _ROW_THREADS and 8 * _ROW_HELD * team < cols:
+        team *= 2
+    return team
 
 
 @lru_cache
@@ -162,7 +177,7 @@ def kernels_of(node: Node) -> list[Kernel]:
     """Return the kernels of a split, or those that follow cuBLAS's product of operands in one part."""
     processors = devices.find(devices.DEFAULT).processors
     if node.op == "split" and not node.by_columns:
-        return [split_rows_kernel(parts=node.parts)]
+        return [split_rows_kernel(parts=node.parts, team=row_team(node.inputs[0].shape[1]))]
     if node.op == "split":
         return [split_columns_kernel(False, node.parts, column_cluster(*node.inputs[0].shape, node.parts, processors))]
     return [finish_kernel()]

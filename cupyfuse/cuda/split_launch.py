@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..plan.schedule.products import TILE_ROWS, tile_width
+from ..plan.schedule.split_tiles import TILE_ROWS, tile_width
 from .gemm import Operand
 from .launch import sequence
 from .program import Program
@@ -21,6 +21,7 @@ from .split import (
     padded,
     plain_program,
     product_kernels,
+    row_team,
     split_columns_kernel,
     split_rows_kernel,
 )
@@ -56,7 +57,9 @@ class Split:
     ):
         self._by_rows = strides[1] == 1 or cols <= 1
         if self._by_rows:
-            self.kernel = split_rows_kernel(conditional, parts)
+            team = row_team(cols)
+            self.kernel = split_rows_kernel(conditional, parts, team)
+            self._rows_of_block = self.kernel.config.threads // team
         else:
             self.kernel = split_columns_kernel(conditional, parts, column_cluster(rows, cols, parts, processors))
         self._inverse = inverse_at(rows, cols, parts)
@@ -66,7 +69,7 @@ class Split:
     def launch(self, runtime: Runtime, matrix: int, tiles: int, flag: int = -1) -> StructLaunch:
         """Load the kernel; the slots are those of the addresses of matrix, split and, if conditional, flag."""
         kernel, rows = self.kernel, self._shape[0]
-        blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32) * kernel.cluster
+        blocks = -(-rows // 8) * 8 // self._rows_of_block if self._by_rows else -(-rows // 32) * kernel.cluster
         call = KernelCall(runtime.function(kernel), (blocks, 1, 1), (kernel.config.threads, 1, 1), kernel.shared)
         struct = pointer(matrix) + integers(self._stride) + pointer(tiles) + pointer(tiles, self._inverse)
         struct += integers(*self._shape)
@@ -127,12 +130,14 @@ class SplitProduct:
         grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
         recompute = KernelCall(runtime.function(repair), grid, block, repair.shared)
         (a, b), (x, y) = tiles, operands
-        struct = pointer(a) + pointer(b) + _operand(x, self._left, a, m, k) + _operand(y, self._right, b, n, k)
+        struct = (
+            pointer(a) + pointer(b) + operand_members(x, self._left, a, m, k) + operand_members(y, self._right, b, n, k)
+        )
         struct += integers(k) + pointer(workspace) + integers(self._width) + arguments + integers(m, n)
         return StructLaunch([multiply, recompute], struct)
 
 
-def _operand(matrix: int, strides: tuple[int, int], tiles: int, rows: int, cols: int, parts: int = 2) -> Struct:
+def operand_members(matrix: int, strides: tuple[int, int], tiles: int, rows: int, cols: int, parts: int = 2) -> Struct:
     """Return the members for an operand and the scales of its split, whose addresses are in slots."""
     return pointer(matrix) + integers(*strides) + pointer(tiles, inverse_at(rows, cols, parts)) + integers(rows)
 
@@ -166,7 +171,7 @@ class RoundedProduct:
         (kernel,) = self.kernels
         grid, block = (self._processors, 1, 1), (FINISH_THREADS, 1, 1)
         finish = KernelCall(runtime.function(kernel), grid, block, kernel.shared)
-        struct = _operand(x, self._left, a, m, k, parts=1) + _operand(y, self._right, b, n, k, parts=1)
+        struct = operand_members(x, self._left, a, m, k, parts=1) + operand_members(y, self._right, b, n, k, parts=1)
         struct += pointer(target) + integers(k)
         for factor in factors:
             struct += pointer(factor)

@@ -64,11 +64,10 @@ class LaunchSpecs:
     def of(self, step: Step) -> list[LaunchSpec]:
         """List the launches of a step in their order."""
         storage = self._storage
-        if step.kind == "Gemm" and step.product.op == "split_matmul" and step.product.parts == 2:
+        if step.kind == "Gemm" and (step.epilogue is not None or step.product.parts == 2):
             splits = [self._split_spec(n) for n in step.nodes if n.op == "split"]
-            return [*splits, self._with_epilogue(SplitProductLaunch, step)]
-        if step.epilogue is not None:
-            return [self._with_epilogue(ProductLaunch, step)]
+            launch = SplitProductLaunch if step.product.parts == 2 else ProductLaunch
+            return [*splits, self._with_epilogue(launch, step)]
         if step.kind in ("Gemm", "Split"):
             return [self._product_spec(step, node) for node in step.nodes]
         if step.kind == "Copy":

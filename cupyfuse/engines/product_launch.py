@@ -1,4 +1,4 @@
-"""Launches of products with their epilogues: 16-bit ones, which read operands through tensor maps, and split ones."""
+"""Launches of products with their epilogues: of 16-bit operands and of splits in one part, or of hi/lo splits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from ..cuda.config import Access, fitting_vec
 from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
 from ..cuda.kernel import Kernel
 from ..cuda.runtime import Runtime
-from ..cuda.split_launch import SplitProduct
-from ..cuda.structs import Addresses, KernelCall, StructLaunch, TensorMap, integers, pointer, tensor_map
+from ..cuda.split import padded
+from ..cuda.split_launch import SplitProduct, operand_members
+from ..cuda.structs import Addresses, KernelCall, Struct, StructLaunch, TensorMap, integers, pointer, tensor_map
 from ..cuda.tensor_map import ALIGNMENT, MatrixBoxes
 from ..ir.graph import Node
-from ..plan.schedule import Step, base_of, state_bytes, strip_transposes
+from ..plan.schedule import Step, base_of, depth_of, state_bytes, strip_transposes
 from .kernel_launch import KernelArguments, LaunchSpec, Place
 
 _ITEMSIZE = 2
@@ -25,12 +26,15 @@ _MERGING_WARPS = MERGE_THREADS // 32
 
 
 class _MappedOperand:
-    """An operand read through a tensor map, which is cached by address; one that is not aligned is copied first."""
+    """An operand read through a tensor map, which is cached by address; one that is not aligned is copied first.
 
-    def __init__(self, operand: Node, place: Place, dtype: str, box: tuple[int, int], runtime: Runtime):
-        matrix, transposed = strip_transposes(operand)
-        count, length = matrix.shape
-        stride = place.col_stride if transposed else place.row_stride
+    `shape` is that of its lines in memory, `stride` that from line to line in elements.
+    """
+
+    def __init__(
+        self, place: Place, shape: tuple[int, int], stride: int, dtype: str, box: tuple[int, int], runtime: Runtime
+    ):
+        count, length = shape
         self._slot, self._start = place.slot, place.offset * _ITEMSIZE
         self._shape, self._strides = (count, length), (stride, 1)
         # One line has no stride: any multiple that covers it will do.
@@ -116,13 +120,10 @@ class ProductLaunch:
     def _load(self, runtime: Runtime, states: int, shape: GemmShape, kernels: tuple[Kernel, ...]) -> StructLaunch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
         step, arguments = self._step, self._arguments
-        first, second = (
-            _MappedOperand(operand, self._place(operand), self._dtype, box, runtime)
-            for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
-        )
-        struct = (
-            tensor_map(first.tensor_map) + tensor_map(second.tensor_map) + integers(step.product.inputs[0].shape[1])
-        )
+        first, second = (self._operand(number, box, runtime) for number, box in enumerate(shape.boxes))
+        struct = tensor_map(first.tensor_map) + tensor_map(second.tensor_map) + integers(depth_of(step.product))
+        if step.product.op == "split_matmul":
+            struct += self._scales()
         struct += arguments.struct + integers(*step.domain)
         struct += (pointer(states) if states >= 0 else integers(0)) + integers(self._shares)
         struct += integers(*[0] * (-len(struct.members) % _STRUCT_MEMBERS))
@@ -134,6 +135,27 @@ class ProductLaunch:
             for kernel, grid in zip(kernels, grids, strict=False)
         ]
         return StructLaunch(calls, struct)
+
+    def _operand(self, number: int, box: tuple[int, int], runtime: Runtime) -> _MappedOperand:
+        """Return one of the operands that the kernel reads."""
+        product = self._step.product
+        operand = product.inputs[number]
+        place = self._place(operand)
+        if product.op == "split_matmul":  # scales follow the elements
+            lines, length = product.inputs[2 + number].shape
+            return _MappedOperand(place, (lines, length), padded(length), self._dtype, box, runtime)
+        matrix, transposed = strip_transposes(operand)
+        stride = place.col_stride if transposed else place.row_stride
+        return _MappedOperand(place, matrix.shape, stride, self._dtype, box, runtime)
+
+    def _scales(self) -> Struct:
+        """Return the members for the operands of parts, and for the scales of these."""
+        node, members = self._step.product, integers()
+        for part, operand in zip(node.inputs[:2], node.inputs[2:], strict=True):
+            place = self._place(operand)
+            strides = place.row_stride, place.col_stride
+            members += operand_members(place.slot, strides, self._place(part).slot, *operand.shape, parts=1)
+        return members
 
 
 class SplitProductLaunch:

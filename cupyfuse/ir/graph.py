@@ -19,8 +19,8 @@ matmul                (R, K) x (K, C)
 batched_matmul        `batches.count` matrix products; the matrices of an operand are stacked by rows
 accumulate            inputs (a, b, c): a @ b added in place to the argument c
 split                 a float32 matrix as `parts` float16 ones and a scale for each row (`kernels_cu/split_pieces.cuh`)
-split_matmul          (R, K) x (C, K)^T; inputs: the splits of both operands, then both operands. Of splits of one part
-                      the result has still to be multiplied by its factors
+split_matmul          (R, K) x (C, K)^T; inputs: the splits of both operands, then both operands. If `unscaled`, the
+                      result has still to be multiplied by its factors
 factor                a factor of such a product, by `name`: row, row_rest or column
 transpose, reshape    another view of the same elements
 slice                 a view of every `step`-th row and column; `dims` has (first, step) for each axis
@@ -74,6 +74,7 @@ class Node:
     partial : of an extremum: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether its operand is column-major
     parts : of a split and of its products: 2 for hi and lo, 1 for hi alone
+    unscaled : of a product from splits of one part: whether the scales of its operands are still in it
     how : of a matrix product: how it is computed, and why; for reports
     rounds : of a 16-bit product: whether it may be stored rounded, see `plan/rounding.py`
     dims, offset : of slice, strided and put: see above
@@ -95,6 +96,7 @@ class Node:
     partial: bool = False
     by_columns: bool = False
     parts: int = 0
+    unscaled: bool = False
     how: str = ""
     rounds: bool = False
     dims: tuple[tuple[int, int], ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .batches import Batches
 from .graph import Node, Shape, promoted_dtype
 
@@ -34,8 +36,12 @@ def split_matmul(left: Node, right: Node, parts: int) -> Node:
 
 
 def with_factors(product: Node) -> Node:
-    """Multiply a product from splits of one part by its factors, in the order of `kernels_cu/split_finish.cu`."""
+    """Leave its scales to a product from splits of one part, and multiply it by its factors.
+
+    That is in the order of `kernels_cu/split_finish.cu`.
+    """
     rows, cols = product.shape
+    product = replace(product, unscaled=True)
     row, rest, column = (
         Node("factor", (product,), shape, "float32", name=name)
         for name, shape in (("row", (rows, 1)), ("row_rest", (rows, 1)), ("column", (1, cols)))

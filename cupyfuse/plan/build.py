@@ -93,7 +93,7 @@ def _plan_of(
     `cost_as_written` is that of the function as written, but for what bound arguments alone fix; `noted` are the
     rewrites that led to the graph.
     """
-    simplified, notes = simplify(traced.graph)
+    simplified, notes = simplify(traced.graph, settings.on_gpu)
     if may_store_rounded(traced.graph, traced.calls):
         simplified = mark_products(simplified)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))

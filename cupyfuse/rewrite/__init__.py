@@ -5,6 +5,7 @@ differ for ±inf or NaN, the result is `guard(fast, exact)`: the rewritten value
 written, evaluated on the device for those elements alone.
 """
 
+from .activations import expand_power, recognize_activation
 from .broadcasts import sink_broadcasts, transpose_products
 from .cleanup import (
     cancel_transposes,
@@ -34,6 +35,8 @@ __all__ = [
     "scan_rows",
     "one_pass_variances",
     # the identities
+    "expand_power",
+    "recognize_activation",
     "cancel_transposes",
     "collapse_sum",
     "convert_matmul_operands",

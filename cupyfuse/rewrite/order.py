@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir.graph import Graph, Node
 from ..ir.rebuild import rebuild
+from .activations import expand_power, recognize_activations
 from .broadcasts import sink_broadcasts, transpose_products
 from .cleanup import (
     cancel_transposes,
@@ -30,8 +31,11 @@ from .sums import collapse_sums
 from .variances import one_pass_variances, recognize_variance
 
 
-def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
-    """Apply every identity; return the simplified graph and notes of what was done."""
+def simplify(graph: Graph, on_gpu: bool = True) -> tuple[Graph, list[Note]]:
+    """Apply every identity; return the simplified graph and notes of what was done.
+
+    Activations are recognised for kernels alone: NumPy takes longer for some of them than for what they are written as.
+    """
     notes: list[Note] = []
 
     def drop_and_note(node: Node) -> Node:
@@ -42,9 +46,11 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
             notes.append(Note("a reduction along an axis of length 1 is the identity", what, saved))
         return result
 
-    for rule in (drop_custom_derivatives, drop_no_ops, cancel_transposes, convert_matmul_operands):
+    for rule in (drop_custom_derivatives, drop_no_ops, expand_power, cancel_transposes, convert_matmul_operands):
         graph = rebuild(graph, rule)
-    graph = transpose_products(sink_broadcasts(share_common_subexpressions(graph), notes))
+    graph = share_common_subexpressions(graph)
+    graph = recognize_activations(graph, notes) if on_gpu else graph
+    graph = transpose_products(sink_broadcasts(graph, notes))
     graph = pool_products(share_common_subexpressions(graph), notes)
     graph = rebuild(graph, drop_and_note)
     for rule in (lower_mean, lower_logsumexp, recognize_expsum):

@@ -31,7 +31,7 @@ from cupyfuse.cuda.scan import scan_kernel
 from cupyfuse.cuda.sources import kernels_of
 from cupyfuse.errors import ClusterError
 from cupyfuse.ir.graph import SCANS
-from cupyfuse.plan.schedule.products import TILE_WIDTHS
+from cupyfuse.plan.schedule.split_tiles import TILE_WIDTHS
 from cupyfuse.selftest.reductions import all_reductions
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

@@ -16,7 +16,7 @@ from cupyfuse.cuda.launch import sequence
 from cupyfuse.cuda.split_launch import Split, SplitProduct
 from cupyfuse.cuda.structs import integers, pointer
 from cupyfuse.ir.products import split_shape
-from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
+from cupyfuse.plan.schedule.split_tiles import TILE_WIDTHS, tile_width
 
 F32 = np.float32
 Change = Callable[[Any, int, int], None]  # of the memory of a split, given the rows and columns of its matrix

@@ -1,4 +1,4 @@
-"""Chains whose products run on operands in one fp16 part: what reads a product applies its factors."""
+"""Chains whose products run on operands in one fp16 part: by our own kernel, or by cuBLAS with factors."""
 
 from __future__ import annotations
 
@@ -10,21 +10,33 @@ import pytest
 from support import CUDA, HEADS, HOST, Engine, Head
 
 import cupyfuse as cf
-from cupyfuse import devices
+from cupyfuse import devices, settings
 from cupyfuse.plan.schedule import products
 
 F32 = np.float32
 
 
+@pytest.fixture(params=["measured", "always"], ids=["library", "own"])
+def kernel(request: pytest.FixtureRequest) -> str:
+    """Where products have epilogues: by the estimates, of which that of cuBLAS is 0 here, or always."""
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, kernel: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that rounds the operands of every float32 product, however small."""
     chosen: Engine = request.param
     chosen.require()
     monkeypatch.setattr(products, "rounded_time", lambda *_, **__: 0.0)
     if chosen is HOST:
         monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
-    with chosen.active():
+    elif kernel == "always":
+        import cupy
+
+        if cupy.cuda.Device().compute_capability != "90":
+            pytest.skip("needs a GPU with Hopper's tensor cores")
+    with chosen.active(), settings.epilogues(kernel):
         yield chosen
 
 
@@ -37,7 +49,7 @@ def close(actual: Any, expected: Any, depth: int) -> None:
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("shape", [(5, 70, 9), (33, 130, 100)])
 @pytest.mark.parametrize("head", [h for h in HEADS if h.name != "head_sum"], ids=lambda h: h.name)
-def test_heads(engine: Engine, head: Head, shape: Any, bound: bool, rng: np.random.Generator) -> None:
+def test_heads(engine: Engine, kernel: str, head: Head, shape: Any, bound: bool, rng: np.random.Generator) -> None:
     given = head.arguments(rng, *shape)
     expected = head.plain(*(a.astype(np.float64) for a in given))
     arguments = engine.arrays(given)
@@ -48,7 +60,9 @@ def test_heads(engine: Engine, head: Head, shape: Any, bound: bool, rng: np.rand
         fused = fused.bind(**fixed)
         arguments = [a for n, a in zip(names, arguments, strict=False) if n not in fixed]
     plan = fused.plan(*arguments)
-    assert "11 bits" in plan.steps[0].how and plan.steps[0].launches == 4 - bound
+    product = next(step for step in plan.steps if step.kind == "Gemm")
+    assert "11 bits" in product.how and product.how.startswith("own") == (kernel == "always")
+    assert kernel == "always" or product.launches == 4 - bound
     assert not any(step.kind == "RowProgram" and step.fused == ("multiply",) * 3 for step in plan.steps), "no pass"
     result, wanted = engine.host(fused(*arguments)), expected
     np.testing.assert_allclose(result, wanted, rtol=2e-2, atol=2e-2 * float(np.abs(wanted).max()))

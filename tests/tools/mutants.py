@@ -27,6 +27,7 @@ def integers(select: str) -> tuple[str, ...]:
 STAGES = "kernels_cu/stages.cuh"
 TYPES, COLUMNS = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu"
 FUNCTIONS, COPY = "kernels_cu/functions.cuh", "kernels_cu/split_copy.cuh"
+QUICK, ACTIVATIONS = "kernels_cu/quick.cuh", "cupyfuse/rewrite/activations.py"
 
 ABOUT_MAXIMUM = ("tests/cuda/test_fused_gemm.py", "-k", "about_the_maximum and host and (523-128by1 or 4300-128by1)")
 
@@ -34,6 +35,14 @@ ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "ke
 EXACT, FINISH = "kernels_cu/split_exact.cuh", "kernels_cu/split_finish.cu"
 TILES, PIECES, DOUBTS = (f"kernels_cu/split_{name}.cuh" for name in ("tiles", "pieces", "doubts"))
 SPLIT_COLUMNS = "kernels_cu/split_columns.cu"
+
+
+def quick(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_quick.py", "-k", select)
+
+
+def activations(select: str) -> tuple[str, ...]:
+    return ("tests/rewrite/test_activations.py", "-k", select)
 
 
 def splits(select: str) -> tuple[str, ...]:
@@ -745,6 +754,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "return a >> (static_cast<u64>(count) < 64 ? count : 63);",
         "return a >> (count & 63);",
         integers("bytes and int8"),
+    ),
+    # Quick forms of 16-bit results, and activations written by hand
+    Mutant("a logarithm near 1", QUICK, "-0.499999301f * unit", "-0.499f * unit", quick("accurate and host")),
+    Mutant("a tanh far from 0", QUICK, "fabsf(x) < 0.25f ? x", "fabsf(x) < 0.5f ? x", quick("accurate and host")),
+    Mutant("an erf far from 0", QUICK, "-9.31457766e-01f", "-9.31e-01f", quick("accurate and host")),
+    Mutant("a softplus far from 0", QUICK, "-0.235038598f", "-0.2351f", quick("accurate and host")),
+    Mutant("a mish that ends too soon", QUICK, "fminf(x, 20.0f)", "fminf(x, 4.0f)", quick("accurate and host")),
+    Mutant(
+        "equal infinities, subtracted",
+        QUICK,
+        "quick_choice(a == b, a + 0.693147181f,",
+        "quick_choice(false, a + 0.693147181f,",
+        quick("special_values and host"),
+    ),
+    Mutant(
+        "a quick quotient that is rounded to a whole number",
+        "cupyfuse/cuda/expressions.py",
+        " and node not in self.scope.program.beneath_steps",
+        "",
+        quick("whole_numbers"),
+    ),
+    Mutant("any constant", ACTIVATIONS, "else 2.0**-23)", "else 1e-2)", activations("nothing_else")),
+    Mutant("float32's constants in float64", ACTIVATIONS, "2.0**-51 if", "2.0**-23 if", activations("compared_in")),
+    Mutant(
+        "a formula whose parts are read elsewhere",
+        ACTIVATIONS,
+        "all(within[i] == readers[i] for i in inner)",
+        "True",
+        activations("something_else_reads"),
+    ),
+    Mutant(
+        "formulas that share a part",
+        ACTIVATIONS,
+        "if node in distance and node not in taken",
+        "if node in distance",
+        activations("largest"),
     ),
     # Guards and stages
     Mutant(

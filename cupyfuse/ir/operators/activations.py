@@ -25,7 +25,8 @@ def _gelu(x: Array) -> Array:
 
 
 def _softplus(x: Array, beta: Array, threshold: Array) -> Array:
-    return np.where(x * beta > threshold, x, np.log1p(np.exp(x * beta)) / beta)
+    # Beyond 40 the logarithm is its argument in all dtypes.
+    return np.where(x * beta > np.minimum(threshold, 40), x, np.log1p(np.exp(x * beta)) / beta)
 
 
 def _gelu_tanh_slope(o: Any, x: Any) -> Any:
@@ -123,11 +124,12 @@ ROWS = (
         "log(sigmoid(x)).",
         flops=22,
         ulps=combined(LIBRARY, LIBRARY),
+        quick="quick_log_sigmoid({0})",
     ),
     op(
         "softplus",
         _softplus,
-        "({0} * {1} > {2} ? {0} : log1p(exp({0} * {1})) / {1})",
+        "({0} * {1} > {2} ? {0} : (nan_max({0} * {1}, T(0)) + log1p(exp(-fabs({0} * {1})))) / {1})",
         lambda o, y, x, beta, threshold: (
             o.where(x * beta > threshold, 1.0, o.sigmoid(x * beta)),
             o.where(x * beta > threshold, 0.0, (x * o.sigmoid(x * beta) - y) / beta),
@@ -137,6 +139,7 @@ ROWS = (
         flops=26,
         ulps=combined(LIBRARY, LIBRARY),
         scale=lambda x, beta, threshold: _softplus(x, beta, threshold) * (1 + np.abs(x * beta)),
+        quick="quick_choice({0} * {1} > {2}, {0}, quick_quotient(quick_softplus({0} * {1}), {1}))",
     ),
     op(
         "mish",
@@ -146,6 +149,7 @@ ROWS = (
         "x * tanh(softplus(x)).",
         flops=40,
         ulps=combined(LIBRARY, LIBRARY, LIBRARY),
+        quick="quick_mish({0})",
     ),
     op(
         "elu",
@@ -155,6 +159,7 @@ ROWS = (
         "x where positive, else alpha * (exp(x) - 1).",
         flops=14,
         ulps=combined(LIBRARY),
+        quick="quick_choice({0} > T(0), {0}, {1} * quick_expm1({0}))",
     ),
     op(
         "celu",
@@ -167,6 +172,7 @@ ROWS = (
         "x where positive, else alpha * (exp(x / alpha) - 1).",
         flops=18,
         ulps=combined(LIBRARY, ROUNDING),
+        quick="quick_choice({0} > T(0), {0}, {1} * quick_expm1(quick_quotient({0}, {1})))",
     ),
     op(
         "selu",
@@ -176,6 +182,7 @@ ROWS = (
         "Scaled ELU with the self-normalising constants.",
         flops=14,
         ulps=combined(LIBRARY, 3 * ROUNDING),
+        quick=f"T({SELU_SCALE!r}) * quick_choice({{0}} > T(0), {{0}}, T({SELU_ALPHA!r}) * quick_expm1({{0}}))",
     ),
     op(
         "hardsigmoid",
@@ -185,6 +192,7 @@ ROWS = (
         "relu6(x + 3) / 6.",
         flops=6,
         ulps=combined(ROUNDING),
+        quick=f"nan_min(nan_max({{0}} + T(3), T(0)), T(6)) * T({1 / 6!r})",
     ),
     op(
         "hardswish",
@@ -195,6 +203,7 @@ ROWS = (
         "x * relu6(x + 3) / 6.",
         flops=7,
         ulps=combined(2 * ROUNDING),
+        quick=f"{{0}} * (nan_min(nan_max({{0}} + T(3), T(0)), T(6)) * T({1 / 6!r}))",
     ),
     op(
         "softsign",
@@ -204,5 +213,6 @@ ROWS = (
         "x / (1 + |x|).",
         flops=6,
         ulps=combined(ROUNDING),
+        quick="quick_quotient({0}, T(1) + fabs({0}))",
     ),
 )

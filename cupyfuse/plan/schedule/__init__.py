@@ -19,7 +19,7 @@ from ...ir.graph import Graph, Node
 from .columns import separate_columns
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .cut import NotRowwise
-from .epilogues import fuse_epilogues, store_step, takes_epilogues
+from .epilogues import fuse_epilogues, store_step
 from .memory import (
     Layout,
     base_of,
@@ -34,7 +34,17 @@ from .moments import one_pass_product_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, row_shares, stages_of
-from .tiles import Tiles, last_stage, state_bytes, state_size, strip_transposes, tiles_for, tiles_of
+from .tiles import (
+    Tiles,
+    depth_of,
+    last_stage,
+    state_bytes,
+    state_size,
+    strip_transposes,
+    takes_epilogues,
+    tiles_for,
+    tiles_of,
+)
 from .times import step_time
 from .workspace import assign_offsets, dead_after
 
@@ -48,6 +58,7 @@ __all__ = [
     "Tiles",
     "assign_offsets",
     "choose_products",
+    "depth_of",
     "column_launches",
     "column_splits",
     "contiguous_strides",

@@ -12,7 +12,7 @@ an element that has to be repaired would be part of a reduction already.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ... import dtypes
@@ -33,6 +33,7 @@ from .tiles import (
     split_epilogue_time,
     stream_time,
     strip_transposes,
+    takes_epilogues,
 )
 
 _DTYPES = ("float16", "bfloat16")
@@ -40,14 +41,6 @@ _GAIN = 0.985  # of the library's time, what our kernel may take at most
 _HOW = "own {} product with float32 sums"
 _MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain
 _MOST_MATRICES = 2  # besides the product, that the epilogue of a split product reads: their elements take registers
-
-
-def takes_epilogues(settings: Settings) -> bool:
-    """Whether plans may have products by our kernel at all."""
-    device = settings.device
-    if device is None or not device.has_warpgroups or settings.epilogues == "never":
-        return False
-    return settings.epilogues == "always" or device.own_half > 0
 
 
 def store_step(product: Node) -> Step:
@@ -101,6 +94,12 @@ def fuse_epilogues(
             if reason:
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
                 continue
+        elif product.op == "split_matmul" and not product.unscaled:
+            fused = _fuse_first_reader(step, found, storage, product in results)
+            if settings.epilogues == "measured" and fused.tail is not None:
+                stored = _stored(step, storage, "the row program is faster alone")
+                if stored.seconds(device) + _stream_seconds([fused.tail], device) < fused.seconds(device):
+                    fused = stored
         if fused is not None:
             storage.update(fused.storage)
             found = fused.replace_in(found)
@@ -162,14 +161,12 @@ class _FusedProduct:
 
     def library_seconds(self, device: Device) -> float:
         """Estimate the time of the plain product by the library, and of the tail."""
-        tail = 0 if self.tail is None else stream_time(self.tail, device, last_stage(self.tail) + 1)
-        return library_time(self.plain, device) + tail
+        return library_time(self.plain, device) + _stream_seconds([self.tail], device)
 
     def seconds(self, device: Device) -> float:
         """Estimate the time of the product, by the library if it has no epilogue, and of what is left of the tail."""
         product = library_time if self.gemm.epilogue is None else own_time
-        rest = (stream_time(s, device, last_stage(s) + 1) for s in (self.columns, self.rest) if s is not None)
-        return product(self.gemm, device) + sum(rest)
+        return product(self.gemm, device) + _stream_seconds([self.columns, self.rest], device)
 
     def reason_for_library(self, device: Device) -> str:
         """Explain that the library is no slower, by both estimates; empty if it is slower."""
@@ -193,6 +190,11 @@ class _FusedProduct:
         if self.columns is not None:
             own += stream_time(self.columns, device, 1)
         return own < stream_time(self.tail, device, 1)
+
+
+def _stream_seconds(steps: Iterable[Step | None], device: Device) -> float:
+    """Estimate the time of row programs."""
+    return sum(stream_time(s, device, last_stage(s) + 1) for s in steps if s is not None)
 
 
 def _fuse_pointwise_reader(
@@ -232,8 +234,7 @@ def _is_pointwise(tail: Step) -> bool:
 
 def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool) -> _FusedProduct:
     """Make the first step that reads a product its epilogue; if it cannot be, the epilogue stores the product."""
-    product = step.product
-    how = _HOW.format(product.dtype)
+    product, how = step.product, _how(step)
     readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
     if readers:
         tail = readers[0]
@@ -249,9 +250,20 @@ def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], 
                 gemm = _with_epilogue(step, first, stored, {**storage, **added}, how)
                 columns, rest = (None if s is None else with_bytes(s, {**storage, **added}) for s in (columns, rest))
                 return _FusedProduct(step, gemm, tail, rest, columns, added)
-        how += f"; stored, as {reason}"
-    store = replace(store_step(product), outputs=())
+        return _stored(step, storage, reason)
+    return _stored(step, storage)
+
+
+def _stored(step: Step, storage: dict[Node, str], reason: str = "") -> _FusedProduct:
+    """Let the epilogue of a product store it, for a reason."""
+    how = _how(step) + (f"; stored, as {reason}" if reason else "")
+    store = replace(store_step(step.product), outputs=())
     return _FusedProduct(step, _with_epilogue(step, store, True, storage, how), None, None, None, {})
+
+
+def _how(step: Step) -> str:
+    """Say how our kernel computes a product: what was said where that was chosen with its splits."""
+    return step.how if step.product.op == "split_matmul" else _HOW.format(step.product.dtype)
 
 
 def _store_rounded(

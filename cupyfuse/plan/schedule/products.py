@@ -4,12 +4,14 @@ At "highest", x = inverse (hi + 2**-11 lo), with float16 numbers hi and lo and a
 24 bits. The product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both
 low parts, is below the rounding of the result. It is no noise: x @ x.T without it has smaller eigenvalues, so what is
 to be solved or decomposed is computed in float32. At "high", "medium" and "tf32", x = inverse hi keeps 11 bits, as TF32
-does, and the product is one of float16 matrices. Elements too small for float16 beside the largest of their row,
-infinities and NaN are repaired in float32 either way.
+does, and the product is one of float16 matrices: by our own kernel, which undoes the scales in its epilogue, or by
+cuBLAS, whose product has still to be multiplied by factors. Elements too small for float16 beside the largest of their
+row are repaired in float32 either way, and in two parts infinities and NaN.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,6 +21,8 @@ from ...ir.graph import Graph, Node
 from ...ir.library import of_linear_algebra
 from ...ir.products import split_matmul, with_factors
 from ...settings import Settings
+from .split_tiles import TILE_ROWS, tile_columns, tile_width
+from .tiles import LAUNCH, START, product_time, takes_epilogues, tile_finish
 
 # Shorter sums are so accurate in float32 that 22 bits of the operands would show.
 LEAST_DEPTH = 512
@@ -26,11 +30,9 @@ LEAST_DEPTH = 512
 _OVERHEAD, _ROUNDED_OVERHEAD = 8e-6, 8e-6
 # Of the peak rates, what cuBLAS reaches in large products, and of the bandwidth, what passes over operands reach.
 _FLOAT32_SHARE, _TF32_SHARE, _HALF_SHARE, _PASS_SHARE = 0.76, 0.83, 0.77, 0.85
+_EPILOGUE_FLOPS = 10  # that undo the scales of an element, and compute a little more
 # Precisions that allow operands of 11 bits.
 ROUNDED = ("high", "medium", "tf32")
-# Tiles of a split product: rows, and the available widths.
-TILE_ROWS, TILE_WIDTHS = 128, (168, 160, 144, 128, 96, 64)
-_FIXED_WIDTH = 28  # cost of a tile beside its products, in columns
 
 
 def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
@@ -77,8 +79,9 @@ def _choose_product(node: Node, settings: Settings, prepacked: _Prepacked, is_re
     """Return a product in the form in which it will run: from splits of one part or two, or as cuBLAS computes it."""
     rounded = settings.precision in ROUNDED
     reason = _library_reason(node, settings)
+    own = False
     if not reason and rounded:
-        reason = _reason_against_rounding(node, settings, prepacked, is_result)
+        reason, own = _choose_rounded(node, settings, prepacked, is_result)
     elif not reason:
         reason = _reason_against_splitting(node, settings, prepacked)
     if reason:
@@ -89,12 +92,13 @@ def _choose_product(node: Node, settings: Settings, prepacked: _Prepacked, is_re
     splits = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
     how = "fp16 hi/lo split on tensor cores: 3 products with float32 sums, special values repaired"
     if rounded:
+        kernel = "own fp16 product" if own else "cuBLAS float16"
         how = (
-            "fp16 on tensor cores: operands rounded to 11 bits with a scale for each row, as the precision "
-            f"{settings.precision!r} allows, float32 sums, special values repaired"
+            f"{kernel}: operands rounded to 11 bits with a scale for each row, as the precision "
+            f"{settings.precision!r} allows, float32 sums, small elements repaired"
         )
     product = replace(product, inputs=(*splits, left, right), how=how)
-    return with_factors(product) if rounded else product
+    return with_factors(product) if rounded and not own else product
 
 
 def _library_reason(node: Node, settings: Settings) -> str:
@@ -121,15 +125,25 @@ def _reason_against_splitting(node: Node, settings: Settings, prepacked: _Prepac
     return ""
 
 
-def _reason_against_rounding(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool) -> str:
-    """Explain why float16 operands with scales are not faster than cuBLAS; empty if they are."""
+def _choose_rounded(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool) -> tuple[str, bool]:
+    """Return why float16 operands with scales are not faster than cuBLAS, empty if they are; and whether our kernel
+    multiplies them, rather than cuBLAS."""
     device = settings.device
     assert device is not None
-    fast, plain = rounded_time(node, device, *prepacked, is_result=is_result), tf32_time(node, device)
+    own_possible = takes_epilogues(settings) and 0 not in (*node.shape, node.inputs[0].shape[1])
+    if own_possible and settings.epilogues == "always":
+        return "", True
+    # Most of what follows our kernel is its epilogue; cuBLAS's product is read again.
+    read = 0.0 if is_result else 4 * node.size / (_PASS_SHARE * device.bandwidth) + LAUNCH
+    plain = tf32_time(node, device) + read
+    by_library = rounded_time(node, device, *prepacked, is_result=is_result) + read
+    own = own_rounded_time(node, device, *prepacked, is_result=is_result) if own_possible else math.inf
+    fast = min(by_library, own)
     if fast < 0.95 * plain:
-        return ""
+        return "", own <= by_library
     kind = "TF32" if device.tf32 > device.simt else "float32"
-    return f"cuBLAS {kind}: {plain * 1e6:.3g} us, where fp16 operands with scales would take {fast * 1e6:.3g} us"
+    reason = f"cuBLAS {kind}: {plain * 1e6:.3g} us, where fp16 operands with scales would take {fast * 1e6:.3g} us"
+    return reason, False
 
 
 def float32_time(node: Node, device: Device) -> float:
@@ -149,15 +163,33 @@ def _library_time(node: Node, rate: float, device: Device) -> float:
 def rounded_time(
     node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False, is_result: bool = False
 ) -> float:
-    """Estimate the seconds of a product of float16 operands, with the splits of those that are not prepacked.
+    """Estimate the seconds of cuBLAS for float16 operands with scales, with the splits of those not prepacked.
 
     The step that reads the product multiplies it by its factors; a result takes a pass for them.
     """
+    passes = _rounding_bytes(node, left_prepacked, right_prepacked) + 8 * node.size * is_result
+    compute = 2 * node.size * node.inputs[0].shape[1] / (_HALF_SHARE * device.half)
+    moving = _float32_bytes(node) / 2 / device.bandwidth
+    return max(compute, moving) + passes / (_PASS_SHARE * device.bandwidth) + _ROUNDED_OVERHEAD
+
+
+def own_rounded_time(
+    node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False, is_result: bool = False
+) -> float:
+    """Estimate the seconds of our kernel for such operands, with an epilogue of a few FLOPs that writes the result."""
+    depth = node.inputs[0].shape[1]
+    written = 4.0 if is_result else 0.0
+    multiply = product_time(node.shape, depth, tile_finish(_EPILOGUE_FLOPS, written), device)
+    moving = (2 * depth * (node.shape[0] + node.shape[1]) + written * node.size) / (_PASS_SHARE * device.bandwidth)
+    split = _rounding_bytes(node, left_prepacked, right_prepacked) / (_PASS_SHARE * device.bandwidth)
+    launches = 1 + (not left_prepacked) + (not right_prepacked)
+    return max(multiply, moving) + split + START + LAUNCH * launches
+
+
+def _rounding_bytes(node: Node, left_prepacked: bool, right_prepacked: bool) -> float:
+    """Return the bytes that the splits of operands in one part move: four are read and two written."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
-    split = 6 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked))
-    passes = (split + 8 * rows * cols * is_result) / (_PASS_SHARE * device.bandwidth)
-    compute = 2 * rows * depth * cols / (_HALF_SHARE * device.half)
-    return max(compute, _float32_bytes(node) / 2 / device.bandwidth) + passes + _ROUNDED_OVERHEAD
+    return 6.0 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked))
 
 
 def split_time(node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False) -> float:
@@ -170,17 +202,6 @@ def split_time(node: Node, device: Device, left_prepacked: bool = False, right_p
     # A split reads an element of four bytes and writes two of two bytes.
     split = 8 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked)) / (_PASS_SHARE * device.bandwidth)
     return compute + split + _OVERHEAD
-
-
-def tile_columns(rows: int, cols: int, width: int, processors: int) -> int:
-    """Count the columns that each multiprocessor computes in all its tiles, `_FIXED_WIDTH` for each tile included."""
-    tiles = -(-rows // TILE_ROWS) * -(-cols // width)
-    return -(-tiles // processors) * (_FIXED_WIDTH + width)
-
-
-def tile_width(rows: int, cols: int, processors: int) -> int:
-    """Choose the tile width with which a product takes the least time on so many multiprocessors."""
-    return min(TILE_WIDTHS, key=lambda width: tile_columns(rows, cols, width, processors))
 
 
 def _float32_bytes(node: Node) -> float:

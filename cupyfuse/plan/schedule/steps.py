@@ -64,13 +64,19 @@ def step_of(
         reads=0,
         writes=0,
         flops=sum(g.flops(n) for n in nodes),
-        launches=sum(2 if n.op in ("split_matmul", "put") else 1 for n in nodes) if kind in ("Gemm", "Copy") else 1,
+        launches=sum(map(_launches, nodes)) if kind in ("Gemm", "Copy") else 1,
         domain=domain,
         nodes=tuple(nodes),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         repair_inputs=tuple(repair_inputs),
     )
+
+
+def _launches(node: Node) -> int:
+    """Count the launches of a product, of a split, or of a copy: two for a product that another kernel finishes."""
+    finished = node.op == "split_matmul" and (node.parts == 2 or node.unscaled)
+    return 2 if finished or node.op == "put" else 1
 
 
 def _operation_name(node: Node) -> str:

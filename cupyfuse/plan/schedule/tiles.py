@@ -8,7 +8,8 @@ from ... import dtypes
 from ...devices import Device
 from ...ir.graph import Node, Shape
 from ...ir.operators import REDUCTIONS, extended_extremum, extensions, place_bits
-from .products import tile_width
+from ...settings import Settings
+from .split_tiles import tile_width
 from .steps import Step, stages_of
 
 TILE_ROWS = 128
@@ -31,10 +32,11 @@ _DEPTH = 64  # columns of the operands in one stage
 # its first two bytes, and of each further one.
 _STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
 _TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
+_UNSCALING = 5  # FLOPs of an element whose operands have scales
 _UNDER_PRODUCTS = 0.85  # share of an epilogue's time that it takes while the other warpgroup multiplies
 _STAGE_FLOPS = 2 * TILE_ROWS * 256 * _DEPTH  # of the widest
 _ALONE = 1.005  # of a block that shares nothing: its operands take more of the L2's bandwidth
-_START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
+START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
 # cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
 _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
@@ -44,6 +46,14 @@ _SPLIT_FLOP = 6e-9
 _STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
 _LONGEST_HELD = 32768  # columns of a row that a block keeps in registers; longer ones are kept in shared memory
 _SHARED_ROWS = 0.95  # of that share is reached then
+
+
+def takes_epilogues(settings: Settings) -> bool:
+    """Whether plans may have products by our kernel at all."""
+    device = settings.device
+    if device is None or not device.has_warpgroups or settings.epilogues == "never":
+        return False
+    return settings.epilogues == "always" or device.own_half > 0
 
 
 @dataclass(frozen=True)
@@ -94,9 +104,15 @@ class Tiles:
 def finish_time(step: Step) -> float:
     """Estimate the seconds that the results of a tile of 256 columns take: to compute in an epilogue, and to write."""
     size = step.product.size
-    flops = 0 if step.epilogue is None else step.epilogue.flops
-    written = step.writes / size
-    return _FLOP * flops / size + _FIRST_BYTES * min(written, 2) + _BYTE * max(written - 2, 0)
+    flops = 0 if step.epilogue is None else step.epilogue.flops / size
+    if step.product.op == "split_matmul":
+        flops += _UNSCALING
+    return tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
+
+
+def tile_finish(flops: float, written: float) -> float:
+    """Estimate the seconds that the results of a tile of 256 columns take, of so many FLOPs and bytes an element."""
+    return _FLOP * flops + _FIRST_BYTES * min(written, 2) + _BYTE * max(written - 2, 0)
 
 
 def state_size(epilogue: Step) -> int:
@@ -133,7 +149,17 @@ def state_bytes(step: Step, processors: int) -> int:
 
 def tiles_of(step: Step, processors: int) -> Tiles:
     """Choose the tiles of a product's step."""
-    return tiles_for(step.product.shape, step.product.inputs[0].shape[1], finish_time(step), processors)
+    return tiles_for(step.product.shape, depth_of(step.product), finish_time(step), processors)
+
+
+def depth_of(product: Node) -> int:
+    """Return the elements of a sum of a product."""
+    return product.inputs[2 if product.op == "split_matmul" else 0].shape[1]
+
+
+def _splits(step: Step) -> list[Node]:
+    """Return the splits of operands that a product's step computes."""
+    return [n for n in step.nodes if n.op == "split"]
 
 
 def tiles_for(shape: Shape, depth: int, finish: float, processors: int) -> Tiles:
@@ -152,24 +178,33 @@ def strip_transposes(operand: Node) -> tuple[Node, bool]:
 
 
 def own_time(step: Step, device: Device) -> float:
-    """Estimate the seconds of a product by our kernel with its epilogue."""
-    return _tiles_time(step, device) + _START + LAUNCH * step.launches
+    """Estimate the seconds of a product by our kernel with its epilogue, and of the splits of its operands."""
+    split = sum(n.inputs[0].nbytes + n.nbytes for n in _splits(step)) / (_STREAM_SHARE * device.bandwidth)
+    return _tiles_time(step, device) + split + START + LAUNCH * step.launches
 
 
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS."""
-    flops = 2 * step.product.size * step.product.inputs[0].shape[1]
+    flops = 2 * step.product.size * depth_of(step.product)
     split = max(flops / device.half, (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
-    return min(_LIBRARY_SHARE * _tiles_time(step, device), split) + _START + LAUNCH
+    return min(_LIBRARY_SHARE * _tiles_time(step, device), split) + START + LAUNCH
 
 
 def _tiles_time(step: Step, device: Device) -> float:
-    product, processors = step.product, device.processors
-    given = product.shape, product.inputs[0].shape[1], finish_time(step), processors
+    # What the split of an operand writes is what the product reads.
+    moved = step.reads + step.writes - sum(n.inputs[0].nbytes for n in _splits(step))
+    return max(
+        product_time(step.product.shape, depth_of(step.product), finish_time(step), device),
+        moved / (_STREAM_SHARE * device.bandwidth),
+    )
+
+
+def product_time(shape: Shape, depth: int, finish: float, device: Device) -> float:
+    """Estimate the seconds of a 16-bit product's tiles; the parameters are those of `Tiles.seconds`."""
+    given = shape, depth, finish, device.processors
     # The table is of an H200, whose rate is that of its widest stages.
-    scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
-    memory = (step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth)
-    return max(tiles_for(*given).seconds(*given) * scale, memory)
+    scale = _STAGE_FLOPS * device.processors / _STAGE[256] / device.own_half
+    return tiles_for(*given).seconds(*given) * scale
 
 
 def split_epilogue_time(step: Step, device: Device) -> float:
