@@ -120,6 +120,14 @@ def test_the_library_stores_it_where_no_bias_is_added() -> None:
         assert is_stored_rounded(plan) and product.how.startswith(by)
 
 
+def test_what_others_read_is_kept_as_it_is() -> None:
+    """Another step, or the caller."""
+    tail = written("soft_cap_softmax")
+    for function in (lambda y: (tail(y), (y * 3).max(axis=0)), lambda y: (tail(y), y)):
+        (product,) = (s for s in plan_of(function).steps if s.kind == "Gemm")
+        assert "stored in" not in product.how
+
+
 @pytest.fixture
 def all_that_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product is stored rounded that may be, however small and whatever the estimates say."""
@@ -223,6 +231,19 @@ def test_kernels_compute_as_numpy_does(
     unit = float(np.finfo(np.float32).eps) * 2 ** (16 if dtype == "bfloat16" else 13)
     wide, found = by_numpy.astype(np.float64), by_kernels.astype(np.float64)
     np.testing.assert_allclose(found, wide, rtol=2 * unit, atol=2 * unit * float(np.abs(wide).max()))
+
+
+@pytest.mark.parametrize("engine", ["numpy", "host"])
+def test_the_library_rounds(all_that_may: None, engine: str, rng: np.random.Generator) -> None:
+    x, w = normal(rng, (70, 64), "bfloat16"), normal(rng, (136, 64), "bfloat16", 0.125)
+    fused = cf.fuse(lambda x, w: np.exp((x @ w.T) * 7) * 3)
+    plan = fused.plan(cf.spec(x.shape, "bfloat16"), cf.spec(w.shape, "bfloat16"))
+    assert plan.steps[0].how.startswith("cuBLAS") and "stored in bfloat16" in plan.steps[0].how
+    (found,) = execute(plan, [x, w], engine)
+    product = (x.astype(np.float32) @ w.astype(np.float32).T).astype(x.dtype).astype(np.float64)
+    # The exponential shows what is rounded. Sums in another order may be rounded the other way.
+    share = np.isclose(found.astype(np.float64), np.exp(product * 7) * 3, rtol=2.0**-8 * 1.01, atol=0).mean()
+    assert share > 0.99
 
 
 def test_later_stages_and_reductions_read_the_rounded_values(all_that_may: None, rng: np.random.Generator) -> None:

@@ -29,7 +29,8 @@ def rounded_value(product: Node, tail: Step, results: Collection[Node]) -> Node 
     if tail.repair_inputs or any(n.op == "guard" for n in tail.nodes):
         return None
     value = bias_added(product, [n for n in tail.nodes if product in n.inputs]) or product
-    return None if product in results or value in results else value
+    kept = {*results, *tail.outputs}  # for others, who may need it as it is
+    return None if product in kept or value in kept else value
 
 
 def cut_behind(value: Node, tail: Step, product: Node) -> tuple[Step, Step]:
