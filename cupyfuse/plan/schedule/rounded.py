@@ -16,7 +16,7 @@ from .steps import Step, step_of
 
 # Bytes of a float32 product that stay in the L2 cache until they are read: fewer bytes would not save time there.
 _HELD = 32 << 20
-STORED_ROUNDED = "stored in {}: the code as written rounds it, too, and more behind it"
+STORED_ROUNDED = "stored in {}: the code as written rounds it, too"
 
 
 def rounded_value(product: Node, tail: Step, results: Collection[Node]) -> Node | None:
