@@ -189,7 +189,7 @@ class Program:
     def beneath_steps(self) -> set[Node]:
         """The values that decide which whole number a rounding gives: a small error could take them over the step."""
         operands = [i for n in self.step.nodes if _gives_whole_numbers(n) for i in n.inputs]
-        return set(g.topological(operands, lambda n: n.inputs if n.pointwise else ()))
+        return set(g.topological(operands, lambda n: n.inputs if n.pointwise and n not in self.loaded else ()))
 
     @cached_property
     def reads_columns(self) -> int:

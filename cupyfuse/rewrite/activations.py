@@ -12,7 +12,6 @@ from typing import Any
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from ..ir.operators import POINTWISE
 from .notes import Note
 
 
@@ -137,7 +136,14 @@ Structure = tuple[Any, ...]
 Form = tuple[Structure, tuple[float, ...]]
 
 _COMMUTATIVE = ("maximum", "minimum")
-_MOST_STEPS = 24  # operators of a formula, each as often as it is read
+_MOST_STEPS = 16  # operators of a formula, each as often as it is read
+_SMALLEST = 1e-99  # number of a factor; powers of others could overflow
+# The operators of formulas, and those that compute the result of one.
+_PARTS = {
+    *("add", "subtract", "multiply", "divide", "negative", "square", "reciprocal", "absolute", "maximum", "relu"),
+    *("exp", "erf", "tanh", "sigmoid", "log1p", "log", "softplus"),
+}
+_RESULTS = ("add", "multiply", "divide", "reciprocal", "log1p", "log")
 
 
 class _NoFormula(Exception):
@@ -176,13 +182,13 @@ class _Normal:
         power = _power(node)
         if power is not None:
             number, factors = self._product(node.inputs[0])
-            if number == 0.0:
+            if not _SMALLEST <= abs(number) <= 1 / _SMALLEST:
                 raise _NoFormula
             return number**power, Counter({f: power * p for f, p in factors.items()})
         if node.op in ("multiply", "divide"):
             (number, factors), (other, others) = map(self._product, node.inputs)
             sign = 1 if node.op == "multiply" else -1
-            if other == 0.0:
+            if not _SMALLEST <= abs(other) <= 1 / _SMALLEST:
                 raise _NoFormula
             for f, p in others.items():
                 factors[f] += sign * p
@@ -209,7 +215,7 @@ class _Normal:
 
     def _enter(self, node: Node) -> None:
         self._steps += 1
-        fits = node.op in POINTWISE and node.dtype == self._dtype and self._steps <= _MOST_STEPS
+        fits = node.op in _PARTS and node.dtype == self._dtype and self._steps <= _MOST_STEPS
         if not fits:
             raise _NoFormula
         self.inner.add(node)
@@ -231,9 +237,7 @@ def _number(node: Node, dtype: str) -> float | None:
 
 def _power(node: Node) -> int | None:
     """Return n where a value is the n-th power of its first operand."""
-    if node.op in ("square", "reciprocal"):
-        return 2 if node.op == "square" else -1
-    return 3 if node.op == "power" and _number(node.inputs[1], node.dtype) == 3.0 else None
+    return {"square": 2, "reciprocal": -1}.get(node.op)
 
 
 @cache
@@ -249,10 +253,10 @@ def _table() -> dict[Structure, list[tuple[tuple[float, ...], Identity]]]:
 
 # Recognition --------------------------------------------------------------------------------------------------------
 
-# What every identity is written with, and how far beneath its result that is at most.
-_FUNCTIONS = ("exp", "erf", "tanh", "sigmoid", "log1p", "log")
-_DEPTH = 5
-_CANDIDATES = 12  # values beneath functions that may be x
+# A function that is part of what is written, by how far beneath it x can be; and how far that is beneath the result.
+_FUNCTIONS = {"exp": 3, "erf": 2, "sigmoid": 1, "tanh": 4}
+_DEPTH = 3
+_CANDIDATES = 12  # values of one depth
 
 Match = tuple[Identity, Node, set[Node]]
 
@@ -264,7 +268,7 @@ def recognize_activation(node: Node) -> Match | None:
     identities say: 1 + erf loses gelu's digits far from zero, and exp overflows in softplus. Constants have to agree to
     a rounding of float64 in float64, to one of float32 in other dtypes.
     """
-    if not dtypes.is_float(node.dtype):
+    if node.op not in _RESULTS or not dtypes.is_float(node.dtype):
         return None
     for x in _candidates(node):
         normal = _Normal(x, node.dtype)
@@ -285,16 +289,17 @@ def _is_close(a: float, b: float, dtype: str) -> bool:
 
 def _candidates(node: Node) -> Iterable[Node]:
     """Return the values that may be the x of a formula: those beneath its functions, the nearest last."""
-    functions: dict[Node, None] = {}
+    functions: dict[Node, int] = {}
     front = [node]
     for _ in range(_DEPTH + 1):
-        functions.update(dict.fromkeys(n for n in front if n.op in _FUNCTIONS))
-        front = [i for n in front if n.op in POINTWISE for i in n.inputs][:_CANDIDATES]
+        functions.update((n, _FUNCTIONS[n.op]) for n in front if n.op in _FUNCTIONS)
+        front = [i for n in front if n.op in _PARTS for i in n.inputs][:_CANDIDATES]
     found: dict[Node, None] = {}
-    front = list(functions)
-    while front and len(found) < _CANDIDATES:
-        front = [i for n in front if n.op in POINTWISE for i in n.inputs if i.op != "const"]
-        found.update(dict.fromkeys(n for n in front if n.dtype == node.dtype))
+    for function, depth in functions.items():
+        front = [function]
+        for _ in range(depth):
+            front = list(dict.fromkeys(i for n in front if n.op in _PARTS for i in n.inputs if i.op != "const"))
+            found.update(dict.fromkeys(n for n in front if n.dtype == node.dtype))
     return reversed(found)
 
 
@@ -317,14 +322,16 @@ def recognize_activations(graph: Graph, notes: list[Note]) -> Graph:
 
 def _find_matches(graph: Graph) -> dict[Node, Match]:
     """Find formulas that share no operator, from the results on."""
-    distance: dict[Node, int] = {}  # to the nearest function beneath
-    for node in graph.order:
-        near = [distance[i] + 1 for i in node.inputs if i in distance] if node.op in POINTWISE else []
-        if node.op in _FUNCTIONS or (near and min(near) <= _DEPTH):
-            distance[node] = 0 if node.op in _FUNCTIONS else min(near)
     readers = Counter(graph.roots)
     for node in graph.order:
         readers.update(node.inputs)
+    distance: dict[Node, int] = {}  # to the nearest function beneath that nothing else reads
+    for node in graph.order:
+        near = [distance[i] + 1 for i in node.inputs if i in distance and readers[i] == 1]
+        if node.op in _FUNCTIONS:
+            distance[node] = 0
+        elif node.op in _PARTS and near and min(near) <= _DEPTH:
+            distance[node] = min(near)
     found: dict[Node, Match] = {}
     taken: set[Node] = set()
     for node in reversed(graph.order):

@@ -12,7 +12,7 @@ from ..ir.operators.table import ROUNDING
 from .formats import Array, Format
 from .oracle import EXTENDED
 
-# Relative error of the approximate exponential, and of quotients by a row's value, in 16-bit dtypes.
+# Relative error of quick expressions, and of quotients by a row's value, in 16-bit dtypes.
 QUICK_ERROR = 1e-5
 
 
@@ -24,7 +24,7 @@ class Allowance:
     ----------
     ulps : the allowed error, relative to the result, or to `scale` where that is larger
     scale : magnitude of intermediate values, whose rounding errors can exceed those of the result
-    quick : whether 16-bit formats use the approximate exponential or quotient
+    quick : whether 16-bit formats use a quick expression
     text : formula of the ulps, where they depend on sizes
     """
 

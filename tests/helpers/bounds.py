@@ -24,6 +24,7 @@ import numpy as np
 from support import compute, dtype_of, info, kinds, unit
 
 from cupyfuse.ir.operators import POINTWISE, UNDERFLOW_ERROR
+from cupyfuse.selftest.measure import QUICK_ERROR
 
 F = Any  # float64 arrays
 
@@ -157,6 +158,8 @@ def pointwise(name: str, *operands: Value, dtype: str) -> Value:
         own = np.where(np.isfinite(extra), extra, 0.0) * rounding * unit(compute(dtype))
         own = own + np.where(extra > float(info(dtype).max) / 64, np.inf, 0)
         own = own + (0.0 if rounding <= 2.0 else UNDERFLOW_ERROR * tiny(dtype))
+        if row.quick and compute(dtype) != dtype:
+            own = own + QUICK_ERROR * np.abs(v)
         return rounded(v, e + np.where(np.isfinite(v), own, 0), m, dtype, rounding * unit(compute(dtype)))
 
 
