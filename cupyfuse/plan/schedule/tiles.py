@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from ... import dtypes
 from ...devices import Device
+from ...ir import graph as g
 from ...ir.graph import Node, Shape
-from ...ir.operators import REDUCTIONS, extended_extremum, extensions, place_bits
+from ...ir.operators import POINTWISE, REDUCTIONS, extended_extremum, extensions, place_bits
 from .products import tile_width
 from .steps import Step, stages_of
 
@@ -94,9 +95,17 @@ class Tiles:
 def finish_time(step: Step) -> float:
     """Estimate the seconds that the results of a tile of 256 columns take: to compute in an epilogue, and to write."""
     size = step.product.size
-    flops = 0 if step.epilogue is None else step.epilogue.flops
+    flops = 0 if step.epilogue is None else sum(map(_flops, step.epilogue.nodes))
     written = step.writes / size
     return _FLOP * flops / size + _FIRST_BYTES * min(written, 2) + _BYTE * max(written - 2, 0)
+
+
+def _flops(node: Node) -> int:
+    """Count the FLOPs of a value in an epilogue, of 16-bit results by their quick expressions."""
+    row = POINTWISE.get(node.op)
+    if row is not None and row.quick_flops and dtypes.compute_dtype(node.dtype) != node.dtype:
+        return row.quick_flops * node.size
+    return g.flops(node)
 
 
 def state_size(epilogue: Step) -> int:
