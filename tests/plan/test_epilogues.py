@@ -12,6 +12,7 @@ from support import HEADS, Head, normal
 
 import cupyfuse as cf
 from cupyfuse import devices, settings
+from cupyfuse.ir.operators import POINTWISE
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import Tiles, tiles_for
 
@@ -48,6 +49,19 @@ def test_the_estimate_decides() -> None:
     assert " us, where that would take " in apart.steps[0].how
     # So does that of rows which blocks share.
     assert plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (1024, 512), (131072, 512)).steps[0].epilogue is None
+
+
+def test_quick_expressions_are_estimated_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by hand, too: the plan knows the operator. By its FLOPs in float32 a pass of its own would be quicker."""
+
+    def mish(x: Any, w: Any) -> Any:
+        y = x @ w.T
+        return y * np.tanh(np.log1p(np.exp(-np.abs(y))) + np.maximum(y, 0))
+
+    shapes = (1024, 8192), (8192, 8192)
+    assert kinds(plan_of(mish, *shapes)) == ["Gemm"] and plan_of(mish, *shapes).steps[0].fused == ("matmul", "mish")
+    monkeypatch.setitem(POINTWISE, "mish", dataclasses.replace(POINTWISE["mish"], quick_flops=0))
+    assert kinds(plan_of(mish, *shapes)) == ["Gemm", "RowProgram"]
 
 
 def test_what_gains_behind_a_split_product() -> None:

@@ -95,6 +95,7 @@ ROWS = (
         scale=np.abs,
         quick="quick_divide({0}, T(1) + quick_exp("
         f"T({-2 * SQRT_2_OVER_PI!r}) * ({{0}} + T(0.044715) * {{0}} * {{0}} * {{0}})))",
+        quick_flops=18,
     ),
     op(
         "silu",
@@ -125,6 +126,7 @@ ROWS = (
         flops=22,
         ulps=combined(LIBRARY, LIBRARY),
         quick="quick_log_sigmoid({0})",
+        quick_flops=14,
     ),
     op(
         "softplus",
@@ -140,6 +142,7 @@ ROWS = (
         ulps=combined(LIBRARY, LIBRARY),
         scale=lambda x, beta, threshold: _softplus(x, beta, threshold) * (1 + np.abs(x * beta)),
         quick="quick_choice({0} * {1} > {2}, {0}, quick_quotient(quick_softplus({0} * {1}), {1}))",
+        quick_flops=15,
     ),
     op(
         "mish",
@@ -150,6 +153,7 @@ ROWS = (
         flops=40,
         ulps=combined(LIBRARY, LIBRARY, LIBRARY),
         quick="quick_mish({0})",
+        quick_flops=18,
     ),
     op(
         "elu",

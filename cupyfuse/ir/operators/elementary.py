@@ -221,6 +221,7 @@ ROWS = (
         ulps=combined(LIBRARY, LIBRARY),
         scale=lambda a, b: 1 + np.abs(np.maximum(a, b)),
         quick="quick_logaddexp({0}, {1})",
+        quick_flops=17,
     ),
     # trigonometric and hyperbolic
     op("sin", np.sin, "sin({0})", lambda o, y, x: (o.cos(x),), "Sine.", flops=12, ulps=LIBRARY),

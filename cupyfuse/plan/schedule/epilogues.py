@@ -22,7 +22,7 @@ from ...ir.graph import Node
 from ...settings import Settings
 from .columns import take_columns_out
 from .memory import Layout, base_of
-from .rounded import STORED_ROUNDED, cut_behind, rounded_value
+from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import (
     LINE,
@@ -89,7 +89,7 @@ def fuse_epilogues(
             if forms:
                 rounded = min(forms, key=lambda form: form.seconds(device))
                 unrounded = rounded.library_seconds(device) if fused is None or reason else fused.seconds(device)
-                if rounded.seconds(device) < _GAIN * unrounded:
+                if rounded.seconds(device) < WORTH * unrounded:
                     fused, reason = rounded, ""
             if reason:
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")

@@ -115,8 +115,10 @@ def finish_time(step: Step) -> float:
 
 def _epilogue_flops(node: Node) -> float:
     """Count the FLOPs of a node in an epilogue, where 16-bit values have quick forms."""
-    quick = node.op in POINTWISE and POINTWISE[node.op].quick and dtypes.compute_dtype(node.dtype) != node.dtype
-    return (_QUICK_SHARE if quick else 1.0) * g.flops(node)
+    row = POINTWISE.get(node.op)
+    if row is None or not row.quick or dtypes.compute_dtype(node.dtype) == node.dtype:
+        return g.flops(node)
+    return _QUICK_SHARE * node.size * (row.quick_flops or row.flops)
 
 
 def tile_finish(flops: float, written: float) -> float:
