@@ -118,7 +118,8 @@ def test_any_scales_and_special_values(
     finite = np.isfinite(expected) & np.isfinite(size)
     np.testing.assert_array_equal(np.isnan(whole), np.isnan(expected))
     assert (np.abs(whole[finite] - expected[finite]) <= 3 * 2.0**-11 * size[finite] + 1e-38).all()
-    np.testing.assert_array_equal(half, whole * F32(0.5))
+    # Arithmetic on a GPU flushes subnormal numbers to zero; a product that is stored is none.
+    np.testing.assert_allclose(half, whole * F32(0.5), rtol=0, atol=float(np.finfo(F32).tiny))
 
 
 def test_values_that_steps_would_compute_again(engine: Engine, rng: np.random.Generator) -> None:
