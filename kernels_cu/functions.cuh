@@ -134,6 +134,14 @@ __device__ __forceinline__ float in_any_case(float x) {
     return x;
 }
 
+// 1 / (1 + exp(-x)). The divisor is from 1 to 2^127, so that one step of Newton's method rounds its reciprocal well: a rounded
+// division would take twice the instructions. What is below 2^-126 is 0, as in all arithmetic of float32 here.
+__device__ __forceinline__ float sigmoid(float x) {
+    const float divisor = 1.0f + expf(nan_min(-x, 88.0f)), reciprocal = quick_divide(1.0f, divisor);
+    return fmaf(reciprocal, fmaf(-divisor, reciprocal, 1.0f), reciprocal);
+}
+__device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+
 // x Phi(x), the Gaussian error linear unit. Phi is 1/2 + x times a polynomial in x^2 for |x| < 1; farther out Phi(-a) is
 // exp(-a^2 / 2) times a polynomial in 1 / (1 + 3/8 a), the form of Abramowitz and Stegun 7.1.26 (after Hastings). The
 // coefficients are those of the least relative error, rounded to float32, which alone makes one of 2^-23.7 in Phi; the rounded

@@ -110,7 +110,7 @@ ROWS = (
     op(
         "sigmoid",
         keep_dtype(lambda x: 1.0 / (1.0 + np.exp(-x))),
-        "T(1) / (T(1) + exp(-{0}))",
+        "sigmoid({0})",
         lambda o, y, x: (y * (1.0 - y),),
         "1 / (1 + exp(-x)).",
         flops=14,
