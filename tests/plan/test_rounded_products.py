@@ -122,6 +122,23 @@ def test_any_scales_and_special_values(
     np.testing.assert_allclose(half, whole * F32(0.5), rtol=0, atol=float(np.finfo(F32).tiny))
 
 
+@pytest.mark.kernels_rotate
+@pytest.mark.parametrize("swapped", [False, True])
+def test_tiny_numbers_times_infinity_keep_their_sign(engine: Engine, swapped: bool, rng: np.random.Generator) -> None:
+    """Beside larger ones they are below fp16's range, and zero times infinity would be NaN, as of a true zero."""
+    x, w = (rng.standard_normal(s).astype(F32) for s in ((18, 70), (12, 70)))
+    x[:, 7] = 1e-30 * np.where(rng.random(18) < 0.5, 1, -1)
+    x[5, 7], w[:, 7], w[3, 7], w[8, 7] = 0, 0.5, np.inf, -np.inf
+    with np.errstate(all="ignore"):
+        expected = x.astype(np.float64) @ w.astype(np.float64).T
+        if swapped:
+            x, w, expected = w, x, expected.T
+        result = engine.host(cf.fuse(lambda x, w: x @ w.T, precision="high")(engine.array(x), engine.array(w)))
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(result[~finite], expected[~finite])
+    close(result[finite], expected[finite], 70)
+
+
 def test_values_that_steps_would_compute_again(engine: Engine, rng: np.random.Generator) -> None:
     """Plans that store such values ask for the step of each, that of factors among them."""
     x, w = (rng.standard_normal(s).astype(F32) for s in ((9, 70), (12, 70)))

@@ -33,6 +33,7 @@ ABOUT_MAXIMUM = ("tests/cuda/test_fused_gemm.py", "-k", "about_the_maximum and h
 
 ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
 EXACT, FINISH = "kernels_cu/split_exact.cuh", "kernels_cu/split_finish.cu"
+SCALES = "kernels_cu/gemm_scales.cuh"
 TILES, PIECES, DOUBTS = (f"kernels_cu/split_{name}.cuh" for name in ("tiles", "pieces", "doubts"))
 SPLIT_COLUMNS = "kernels_cu/split_columns.cu"
 
@@ -63,6 +64,14 @@ def epilogues(select: str) -> tuple[str, ...]:
 
 def one_part(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_rounded.py", "-k", f"host and ({select})")
+
+
+def scaled(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_scaled_gemm.py", "-k", f"host and ({select})")
+
+
+def own_rounded(select: str) -> tuple[str, ...]:
+    return ("tests/plan/test_rounded_products.py", "-k", f"host and own and ({select})")
 
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
@@ -306,6 +315,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("column factors too large", FINISH, "any_careful(b, 63)", "any_careful(b, 127)", one_part("exponents")),
     Mutant("marked rows that go unseen", FINISH, "power > most", "power > most + 1", one_part("repair")),
     Mutant("small elements that go unseen", FINISH, "of.accurate_from() > 0.0f || ", "", one_part("nothing_else")),
+    Mutant("infinities that set a scale", PIECES, "Parts == 1 && found >=", "false && found >=", one_part("repair")),
+    Mutant("tiny numbers that become zero", PIECES, "near.bits |= 1;", ";", own_rounded("infinity")),
+    Mutant("care that is not taken", SCALES, "care = small != 0 || least", "care = least", scaled("128by2 and small")),
+    Mutant("factors that underflow", SCALES, "(127u - 63) << 23", "1u << 23", scaled("128by2 and underflow")),
+    Mutant("factors that overflow", SCALES, "(127u + 63) << 23", "254u << 23", scaled("128by2 and overflow")),
+    Mutant("rows of the other part", SCALES, "part % Parts * 16", "0", scaled("scale and whole-128by1alternating")),
+    Mutant("the scale of the row above", SCALES, "/ 4 + 8 * h)}", "/ 4)}", scaled("scale and whole-128by1")),
+    Mutant(
+        "columns of another chunk",
+        "kernels_cu/gemm_epilogue.cuh",
+        "(staging + Shape::staged) + c * chunk",
+        "(staging + Shape::staged)",
+        scaled("scale and whole-128by1"),
+    ),
     Mutant("scales undone twice", FINISH, "factors, careful", "factors, false", one_part("nothing_else")),
     # Barriers, and who may write when
     Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("normalised-2x3000")),
