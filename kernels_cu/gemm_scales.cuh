@@ -42,14 +42,18 @@ struct WarpScales {
         u32 small = row & SplitRow::most, least = row & SplitRow::powers, most = least;
 #pragma unroll
         for (int i = 0; i < Columns / 32; ++i) {
-            reinterpret_cast<u32*>(memory)[i * 32 + lane] = columns[i];
             small |= columns[i] & SplitRow::most;
             least = min(least, columns[i] & SplitRow::powers);
             most = max(most, columns[i] & SplitRow::powers);
         }
-        __syncwarp(0xffffffffu);
         const bool care = small != 0 || least < (127u - 63) << 23 || most > (127u + 63) << 23;
-        return __ballot_sync(0xffffffffu, care) != 0;
+        const u32 lanes = __ballot_sync(0xffffffffu, care);
+#pragma unroll
+        for (int i = 0; i < Columns / 32; ++i) {
+            reinterpret_cast<u32*>(memory)[i * 32 + lane] = columns[i];
+        }
+        __syncwarp(0xffffffffu);
+        return lanes != 0;
     }
     // The scale of row lane / 4 + 8 h of a part.
     __device__ __forceinline__ SplitRow of_row(int part, int h) const {

@@ -31,7 +31,7 @@ TESTS = {
     FINGERPRINT: ("tests/cuda/test_fingerprint.py", "-k", "host and stays"),
     "kernels_cu/gemm.cu": _FUSED,
     "kernels_cu/gemm_epilogue.cuh": _FUSED,
-    "kernels_cu/gemm_scales.cuh": ("tests/cuda/test_scaled_gemm.py", "-k", "host and scale and whole-128by1"),
+    "kernels_cu/gemm_scales.cuh": ("tests/cuda/test_scaled_gemm.py", "-k", "host and every_order"),
     "kernels_cu/split_columns.cu": ("tests/cuda/test_split.py", "-k", "host and columns"),
     "kernels_cu/split_exact.cuh": (*_SPLIT, "-k", "host and (repair or gathered or normal or rows-scaled)"),
     "kernels_cu/split_copy.cuh": _PRODUCTS,
