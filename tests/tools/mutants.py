@@ -33,6 +33,7 @@ ABOUT_MAXIMUM = ("tests/cuda/test_fused_gemm.py", "-k", "about_the_maximum and h
 
 ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
 EXACT, FINISH = "kernels_cu/split_exact.cuh", "kernels_cu/split_finish.cu"
+SCALES = "kernels_cu/gemm_scales.cuh"
 TILES, PIECES, DOUBTS = (f"kernels_cu/split_{name}.cuh" for name in ("tiles", "pieces", "doubts"))
 SPLIT_COLUMNS = "kernels_cu/split_columns.cu"
 
@@ -63,6 +64,10 @@ def epilogues(select: str) -> tuple[str, ...]:
 
 def one_part(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_rounded.py", "-k", f"host and ({select})")
+
+
+def own_part(select: str) -> tuple[str, ...]:
+    return ("tests/plan/test_rounded_products.py", "-k", f"host and own and ({select})")
 
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
@@ -304,9 +309,11 @@ MUTANTS: tuple[Mutant, ...] = (
     # Products in one part
     Mutant("a factor of the odd half", FINISH, "power - power / 2", "power / 2", one_part("exact_as_tf32")),
     Mutant("column factors too large", FINISH, "any_careful(b, 63)", "any_careful(b, 127)", one_part("exponents")),
-    Mutant("marked rows that go unseen", FINISH, "power > most", "power > most + 1", one_part("repair")),
     Mutant("small elements that go unseen", FINISH, "of.accurate_from() > 0.0f || ", "", one_part("nothing_else")),
     Mutant("scales undone twice", FINISH, "factors, careful", "factors, false", one_part("nothing_else")),
+    Mutant("a zero beside an infinity", PIECES, "near.bits |= 1;", ";", one_part("needs_repair")),
+    Mutant("small elements that take no care", SCALES, "small != 0 || ", "", own_part("special and small")),
+    Mutant("a sum that all lanes take", SCALES, "lane == other ? k : -1", "k", own_part("special and small")),
     # Barriers, and who may write when
     Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("normalised-2x3000")),
     Mutant(
