@@ -3,12 +3,12 @@
 //
 // A (m, k) and B (n, k), m, n, k > 0: T (f16 or bf16), read through tensor maps, which need rows of a multiple of 16 bytes.
 //   Where TurnedA or TurnedB is 1 the operand is stored transposed, as (k, m) or (k, n).
-//   Or one part each of float32 operands, with scales that the epilogue undoes.
+//   Or one f16 part each of float32 operands, with scales that the epilogue undoes (gemm_scales.cuh).
 // P: an emitted struct as in row_block.cu with one stage, whose tile has a member `product` that is not loaded but set here,
 //   rounded where it is of a 16-bit type; and with
 //     a, b, depth                           the tensor maps (cuda/tensor_map.py), and k
 //     scaled                                whether A and B are parts (split_pieces.cuh); then also
-//     left, right                           their operands, and the inverse scales (gemm_scales.cuh)
+//     left, right                           the operands, with the inverse scales (Matrix in split_doubts.cuh)
 //     partial, shares                       the totals of each row in each column of tiles: `shares` totals a row
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
@@ -50,7 +50,7 @@ struct Gemm {
     static constexpr int unroll = Unroll;                                // chunks with code of their own
     static constexpr int staged = 16 * Chunk * Staged;                   // bytes of a warp's chunk of results
     typedef WarpScales<parts, Columns> Scales;
-    static constexpr int warp_bytes = staged + (Scaled ? Scales::bytes : 0);
+    static constexpr int warp_bytes = staged + (Scaled ? Scales::bytes : 0);  // results, and the scales of columns behind them
     static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * warp_bytes;
     typedef Ring<Gemm, Stages> Stream;
 
@@ -218,6 +218,7 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
             ring.skip(blocks);
         }
         char* const own = staging + warp * Shape::warp_bytes;
+        // `keep` stores scales, which both branches below read.
         const bool plain = P::scaled && !scales.keep(own + Shape::staged) && col + Shape::columns <= p.cols;
 #pragma unroll
         for (int part = 0; part < Shape::parts; ++part) {

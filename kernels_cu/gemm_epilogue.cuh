@@ -154,8 +154,9 @@ __device__ __forceinline__ void finish_chunk(
 }
 
 // Run the epilogue of the 16 rows of a tile that a warp has, from (first_row, first_col) on: a thread has two rows, see
-// multiply_add, and the four lanes of a row merge their totals. Chunks of a loop that is not unrolled share their code. Plain
-// tells that all of these rows and columns are inside, and that no scales of theirs need care.
+// multiply_add, and the four lanes of a row merge their totals. Chunks of a loop that is not unrolled share their code. Plain,
+// of operands with scales alone, tells that all of these rows and columns are inside, and that no scales of theirs need care.
+// part_number is which 16 rows of the tile they are, see WarpScales.
 template <class Shape, int V, bool Plain, class P>
 __device__ __forceinline__ void finish_rows(
     const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col,

@@ -1,7 +1,8 @@
-// The scales of float32 operands that gemm.cu multiplies as one f16 part each (split_pieces.cuh): they are undone on the sums of a
-// tile, and sums that small elements of the operands make inaccurate are computed again in float32.
+// The scales of float32 operands that gemm.cu multiplies as one f16 part each (split_pieces.cuh): they are undone on the sums
+// of a tile, and sums that small elements of the operands make inaccurate are computed again in float32.
 //
-// Sums of infinities and NaN are those of the operands themselves: no element but 0 is 0 in a part.
+// Infinities and NaN need nothing: the parts have them where the operands do, and no element but 0 is 0 in a part, so that the
+// sums have them where the product does.
 #pragma once
 
 #include "split_exact.cuh"
@@ -17,12 +18,13 @@ __device__ __forceinline__ u32 load_here(const float* from) {
 #endif
 }
 
-// The scales of a warp's part of a tile: Parts times 16 rows, 64 apart, and Columns columns. They are fetched before the sums are,
-// so that these hide how long that takes, and then kept in shared memory, of which each warp has its own.
+// The scales of a warp's part of a tile: Parts times 16 rows, 64 apart, and Columns columns. They are fetched before the sums
+// are computed, which hides how long that takes; then those of columns are kept in shared memory, of which each warp has
+// its own, and those of rows in the registers of its lanes.
 template <int Parts, int Columns>
 struct WarpScales {
     static constexpr int bytes = Columns * 4;
-    u32 row, columns[Columns / 32];  // of a lane
+    u32 row, columns[Columns / 32];  // of a lane; of a single part two lanes have the same row
 
     template <class P>
     __device__ __forceinline__ void fetch(const P& p, i64 first_row, i64 first_col) {
@@ -35,8 +37,9 @@ struct WarpScales {
             columns[i] = col < p.right.rows ? load_here(p.right.inverse + col) : SplitRow::none().bits;
         }
     }
-    // Put the scales of columns into `memory`; return whether a factor cannot undo all scales: there are small elements, or a
-    // factor, or a product of two, may overflow or be subnormal.
+    // Put the scales of columns into `memory`; return whether one of the warp's takes care: a row or column has small elements, or
+    // its factor is beyond 2^63 or 2^-63, so that a product of two may overflow or be subnormal. The warp has read what was there:
+    // products that all of its lanes start together come in between.
     __device__ __forceinline__ bool keep(char* memory) {
         const int lane = threadIdx.x % 32;
         u32 small = row & SplitRow::most, least = row & SplitRow::powers, most = least;
@@ -96,9 +99,10 @@ __device__ __forceinline__ void compute_again(
     }
 }
 
-// Undo the scales of a warp's chunk of a tile, 16 rows of Columns columns from (row, col) on. With Care they may be any, and rows and
-// columns may be beyond the last. A thread has pairs of columns of two rows, whose scales are of_rows; see multiply_add. Those of
-// the chunk's columns are in `of_columns`.
+// Undo the scales of a warp's chunk of a tile, 16 rows of Columns columns from (row, col) on. With Care they may be any, and rows
+// and columns may be beyond the last; without, `keep` has found that one factor undoes both scales of each sum, which has to
+// be computed again nowhere. A thread has pairs of columns of two rows, whose scales are of_rows; see multiply_add. Those of the
+// chunk's columns are in `of_columns`.
 template <int Columns, bool Care, class P>
 __device__ __forceinline__ void undo_scales(
     const P& p, const SplitRow (&of_rows)[2], const u32* of_columns, i64 row, i64 col, float (&sum)[Columns / 2]) {

@@ -1,12 +1,14 @@
-// What split_gemm.cu leaves to split_repair.cu: the doubtful elements of a product.
+// The doubtful elements of a product, which are computed again: by split_repair.cu what split_gemm.cu leaves to it, or in the
+// epilogue of gemm.cu (gemm_scales.cuh).
 //
-// In memory: a word for each warp's part of a tile, with a bit for each lane that has such elements; then, for each lane of each
-// of those warps, `words` words with a bit for each of its elements, of which only those of such lanes are written.
+// Of split_gemm.cu, in memory: a word for each warp's part of a tile, with a bit for each lane that has such elements; then, for
+// each lane of each of those warps, `words` words with a bit for each of its elements, of which only those of such lanes are
+// written.
 #pragma once
 
 #include "split_tiles.cuh"
 
-// An operand, and the inverse row scales of its split, which mark rows.
+// An operand, and the inverse row scales of its split, which in two parts mark rows.
 struct Matrix {
     const float* elements;
     i64 row_stride, col_stride;

@@ -1,8 +1,9 @@
-// Products in float32 of the rows and elements that split operands cannot give; for split_repair.cu and split_finish.cu.
+// Products in float32 of the rows and elements that split operands cannot give.
 //
-// Rows that split_rows.cu marked (infinities or NaN) are gathered sixteen at a time and multiplied with all rows of the other
-// operand. Single elements are summed by a warp each. Both sum in the same order, so that no element depends on which others
-// are repaired. Subnormal numbers count.
+// Rows that a split in two parts marked (infinities or NaN) are gathered sixteen at a time and multiplied with all rows of the
+// other operand, by split_repair.cu. Single elements are summed by a warp each, there and, of operands in one part, in
+// split_finish.cu and gemm_scales.cuh. Both sum in the same order, so that no element depends on which others are repaired.
+// Subnormal numbers count.
 #pragma once
 
 #include "split_doubts.cuh"

@@ -20,7 +20,8 @@ struct Factors {
 // Two to the power of n.
 __device__ __forceinline__ float power_of_two(int n) { return __uint_as_float(static_cast<u32>(127 + n) << 23); }
 
-// Whether a thread of a block finds, in its share of the rows, one that may need a repair, or a factor beyond 2^most.
+// Whether a thread of a block finds, in its share of the rows, one that may need a repair, or a factor beyond 2^most or 2^-most:
+// beyond 2^127 none is.
 __device__ __forceinline__ bool any_careful(const Matrix& x, int most) {
     bool any = false;
 #pragma unroll 4

@@ -60,7 +60,8 @@ __device__ __forceinline__ char* piece_at(char* tiles, i64 row, i64 p, i64 group
                       : tiles + (p / 8 * 2 * groups + row / 8) * 1024 + row % 8 * 128 + (p ^ row) % 8 * 16;
 }
 
-// The scale of a row whose largest magnitude has these bits.
+// The scale of a row whose largest magnitude has these bits. In one part `magnitude` leaves out infinities and NaN: each row is
+// finite to it, and one that has nothing else beside zeros is zero.
 struct RowScale {
     bool zero, is_finite;  // of all its elements
     int shift;
@@ -99,7 +100,7 @@ __device__ __forceinline__ u32 split(const Piece& piece, const RowScale& scale, 
         small += !is_zero && fabsf(x) < 0x1p-14f;
         f16 near = narrow<f16>(x);
         if (Parts == 1 && !is_zero && (near.bits & 0x7fffu) == 0) {
-            near.bits |= 1;
+            near.bits |= 1;  // an infinity times it is an infinity, not NaN
         }
         const f16 rest = narrow<f16>((x - widen(near)) * 2048.0f);
         h[j / 2] = j % 2 ? h[j / 2] | static_cast<u32>(near.bits) << 16 : near.bits;

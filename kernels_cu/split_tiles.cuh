@@ -1,11 +1,11 @@
-// Shared by the kernels of the hi/lo split: the size of tiles, and what describes a split row.
+// Shared by the kernels of split operands, of one part or two: the size of tiles, and what describes a split row.
 #pragma once
 
 #include "tile_order.cuh"
 
 constexpr int tile_rows = 128, warps_a_tile = 8, rows_a_warp = 16;
 
-// What is found of a row while it is split: the number of elements that are too small beside the largest one for 22 bits, and
+// What is found of a row while it is split: the number of elements that are too small beside the largest one for all bits, and
 // flags: whether lo is not zero somewhere in a block of 64 columns, and whether there is a block where it is.
 struct RowFindings {
     static constexpr u32 most = 0x3fffffffu, has_lo = 1u << 31, lacks_lo = 1u << 30;
@@ -46,8 +46,8 @@ struct SplitRow {
     __device__ __forceinline__ u32 other_half() const { return (bits & powers) - half(); }
     // The least magnitude at which a sum is accurate. Each small element errs by at most 2^-36 and is multiplied with less
     // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them; in one part, where one errs by
-    // at most 2^-24, below 2^-11. Of a marked row, of zeros, and of one beyond the last it is so negative that also with that of
-    // another row, at most 2^23, no sum is below it.
+    // at most 2^-24, below 2^-11. Where they are too many to count it is infinite. Of a marked row, of zeros, and of one beyond the
+    // last it is so negative that also with that of another row, at most 2^23 where it is finite, no sum is below it.
     __device__ __forceinline__ float accurate_from() const {
         const bool none = bits >> 31 || is_marked();
         const u32 small = bits & most;

@@ -107,10 +107,10 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
 
 def _is_packed(program: Program) -> bool:
     """Whether rows are held as they were loaded, and stages compute again what they need of them."""
-    guarded = any(n.op == "guard" for n in program.step.nodes)
-    few = program.recomputed_flops <= _MOST_RECOMPUTED and 0 < program.input_bytes <= _MOST_INPUT_BYTES
     if program.recomputed_flops > _FLOPS_OF_HELD * program.held_values and program.domain[1] <= _LONGEST_HELD:
         return False
+    guarded = any(n.op == "guard" for n in program.step.nodes)
+    few = program.recomputed_flops <= _MOST_RECOMPUTED and 0 < program.input_bytes <= _MOST_INPUT_BYTES
     # Sums of exponentials are rescaled for each pack, which float64 results would show.
     return few and not guarded and not _is_double(program)
 

@@ -1,5 +1,6 @@
 """Kernels of 16-bit products with a row program as their epilogue: instances of `kernels_cu/gemm.cu`.
 
+The operands may also be splits of float32 ones in one float16 part, whose scales the epilogue undoes.
 Their parameters depend on the product and on the epilogue: tiles, stages, layouts of the operands, the emitted struct.
 """
 
@@ -37,7 +38,7 @@ class GemmShape:
     Attributes
     ----------
     dtype : str
-        Of the operands.
+        Of the operands; of parts float16.
     tiles : Tiles
     transposed : tuple of bool
         Whether each operand is stored transposed: A as (k, m), B as (k, n).

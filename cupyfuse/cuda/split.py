@@ -2,8 +2,8 @@
 
 `split_rows.cu` splits a row-major operand and `split_columns.cu` a column-major one. Operands in two parts are
 multiplied by `split_gemm.cu` on Hopper, and `split_repair.cu` recomputes what fp16 cannot hold; a pointwise row program
-that follows is the epilogue of both. Operands in one part are multiplied by cuBLAS, and `split_finish.cu` writes the
-factors that undo the scales, or repairs the product.
+that follows is the epilogue of both. Operands in one part are multiplied by `gemm.cu` (`fused_gemm.py`), whose epilogue
+undoes the scales, or by cuBLAS, and then `split_finish.cu` writes the factors that undo them, or repairs the product.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WARPS_A_TILE = 8
 GEMM_THREADS = 384
 REPAIR_THREADS = 256
 FINISH_THREADS = 256
-# Of split_rows: the threads of a block, of which a warp or more have a row; the pieces of 8 elements that each holds;
-# the threads that find room on a multiprocessor.
+# Of split_rows: the most threads that have a row, and those of a block of rows of a warp each; the pieces of 8 elements
+# that each holds; the threads that find room on a multiprocessor.
 _ROW_THREADS, _ROW_HELD, _ROW_ROOM = 256, 4, 1024
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
 _CHUNKS = (32, 24)  # columns of a tile that an epilogue works on at once
@@ -59,7 +59,7 @@ def split_rows_kernel(conditional: bool = False, parts: int = 2, team: int = _RO
 
     `team` threads have a row, see `row_team`.
     """
-    threads = max(team, _ROW_THREADS if team == 32 else 0)
+    threads = _ROW_THREADS if team == 32 else team
     call = f"split_rows<{team}, {threads // team}, {_ROW_HELD}, {parts}>({_SPLIT_ARGUMENTS})"
     blocks = _ROW_ROOM // threads
     return _kernel("split_rows", _SPLIT_MEMBERS, call, threads, blocks=blocks, conditional=conditional)

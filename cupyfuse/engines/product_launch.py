@@ -1,4 +1,4 @@
-"""Launches of products with their epilogues: of 16-bit operands and of splits in one part, or of hi/lo splits."""
+"""Launches of products with their epilogues: of 16-bit operands or splits in one part, and of splits in two."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class ProductLaunch:
         product = self._step.product
         operand = product.inputs[number]
         place = self._place(operand)
-        if product.op == "split_matmul":  # scales follow the elements
+        if product.op == "split_matmul":  # rows are padded, and scales follow them
             lines, length = product.inputs[2 + number].shape
             return _MappedOperand(place, (lines, length), padded(length), self._dtype, box, runtime)
         matrix, transposed = strip_transposes(operand)

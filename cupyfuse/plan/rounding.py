@@ -17,7 +17,7 @@ from ..trace import Call
 
 
 def mark_products(graph: Graph) -> Graph:
-    """Let the 16-bit products of a simplified graph be stored rounded, where `may_store_rounded`."""
+    """Let all 16-bit products of a simplified graph be stored rounded: for functions that `may_store_rounded`."""
 
     def marked(node: Node) -> Node:
         return replace(node, rounds=True) if is_16_bit_product(node) else node
@@ -39,6 +39,7 @@ def may_store_rounded(graph: Graph, calls: Sequence[Call]) -> bool:
 
 
 def is_16_bit_product(node: Node) -> bool:
+    """Whether a node is a matrix product of 16-bit operands."""
     return node.op == "matmul" and node.dtype in ("float16", "bfloat16")
 
 

@@ -66,7 +66,7 @@ class Identity:
 
     Attributes
     ----------
-    text : the identity, with what as written is different, if anything
+    text : the identity, and where its sides differ by more than rounding, if anywhere; for notes
     operator, written : formulas of the namespace of operators and x
     in_float64 : whether the operator takes no longer in float64 either
     """
@@ -137,7 +137,7 @@ Form = tuple[Structure, tuple[float, ...]]
 
 _COMMUTATIVE = ("maximum", "minimum")
 _MOST_STEPS = 16  # operators of a formula, each as often as it is read
-_SMALLEST = 1e-99  # number of a factor; powers of others could overflow
+_SMALLEST = 1e-99  # magnitude of a number that is raised to a power or divides, else that could overflow
 # The operators of formulas, and those that compute the result of one.
 _PARTS = {
     *("add", "subtract", "multiply", "divide", "negative", "square", "reciprocal", "absolute", "maximum", "relu"),
@@ -253,10 +253,11 @@ def _table() -> dict[Structure, list[tuple[tuple[float, ...], Identity]]]:
 
 # Recognition --------------------------------------------------------------------------------------------------------
 
-# A function that is part of what is written, by how far beneath it x can be; and how far that is beneath the result.
+# Each formula has one of these functions, at most `_DEPTH` operators beneath its result, and x at most so many beneath
+# the function.
 _FUNCTIONS = {"exp": 3, "erf": 2, "sigmoid": 1, "tanh": 4}
 _DEPTH = 3
-_CANDIDATES = 12  # values of one depth
+_CANDIDATES = 12  # values of one depth, where functions are looked for
 
 Match = tuple[Identity, Node, set[Node]]
 

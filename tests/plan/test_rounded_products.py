@@ -101,8 +101,8 @@ def test_chains(engine: Engine, number: int, layout: str, rng: np.random.Generat
 def test_any_scales_and_special_values(
     engine: Engine, scales: tuple[float, float], special: str, rng: np.random.Generator
 ) -> None:
-    """With factors, and where C itself is repaired: results are the same but for rounding."""
-    x, w = (rng.standard_normal(s) * scale for s, scale in zip(((9, 100), (140, 100)), scales, strict=True))
+    """With factors, and where C itself is repaired: results are the same but for rounding. Tiles are whole, and not."""
+    x, w = (rng.standard_normal(s) * scale for s, scale in zip(((20, 100), (260, 100)), scales, strict=True))
     if special in ("inf", "nan"):
         x[4, 7] = float(special)
         w[3, 9] = float(special)

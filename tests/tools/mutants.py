@@ -313,7 +313,6 @@ MUTANTS: tuple[Mutant, ...] = (
     # Products in one part
     Mutant("a factor of the odd half", FINISH, "power - power / 2", "power / 2", one_part("exact_as_tf32")),
     Mutant("column factors too large", FINISH, "any_careful(b, 63)", "any_careful(b, 127)", one_part("exponents")),
-    Mutant("marked rows that go unseen", FINISH, "power > most", "power > most + 1", one_part("repair")),
     Mutant("small elements that go unseen", FINISH, "of.accurate_from() > 0.0f || ", "", one_part("nothing_else")),
     Mutant("infinities that set a scale", PIECES, "Parts == 1 && found >=", "false && found >=", one_part("repair")),
     Mutant("tiny numbers that become zero", PIECES, "near.bits |= 1;", ";", own_rounded("infinity")),
@@ -330,6 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
         scaled("scale and whole-128by1"),
     ),
     Mutant("scales undone twice", FINISH, "factors, careful", "factors, false", one_part("nothing_else")),
+    Mutant("a sum that all lanes take", SCALES, "lane == other ? k : -1", "k", own_rounded("special and small")),
     # Barriers, and who may write when
     Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("normalised-2x3000")),
     Mutant(

@@ -1,13 +1,14 @@
 """Products by our own kernels, with the row program behind one of them as its epilogue.
 
-In the kernel of 16-bit products (`kernels_cu/gemm.cu`) the row program reads the product from registers. Pointwise
-results are written at once. Reductions leave a state for each row and tile, which a second kernel merges: the product
-itself is not written, unless another step reads it. A row program of several stages is cut in two: the kernel runs the
-first stage and writes what the others read. Values of columns alone, which it would compute for every row, are a step
-of their own before it.
+In the kernel of 16-bit products (`kernels_cu/gemm.cu`), which also multiplies splits in one part where `products.py`
+chose it for them, the row program reads the product from registers. Pointwise results are written at once. Reductions
+leave a state for each row and tile, which a second kernel merges: the product itself is not written, unless another
+step reads it. A row program of several stages is cut in two: the kernel runs the first stage and writes what the others
+read. Values of columns alone, which it would compute for every row, are a step of their own before it. Or the product
+is stored rounded, with its bias, for a row program behind it (`rounded.py`).
 
-The kernels of hi/lo split products (`kernels_cu/split_gemm.cu`, `split_repair.cu`) take pointwise row programs alone:
-an element that has to be repaired would be part of a reduction already.
+The kernels of products from splits in two parts (`kernels_cu/split_gemm.cu`, `split_repair.cu`) take pointwise row
+programs alone: an element that has to be repaired would be part of a reduction already.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import Settings
+from ..rounding import is_16_bit_product
 from .columns import take_columns_out
 from .memory import Layout, base_of
 from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
@@ -36,7 +38,6 @@ from .tiles import (
     takes_epilogues,
 )
 
-_DTYPES = ("float16", "bfloat16")
 _GAIN = 0.985  # of the library's time, what our kernel may take at most
 _HOW = "own {} product with float32 sums"
 _MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain
@@ -56,6 +57,9 @@ def fuse_epilogues(
     settings: Settings,
 ) -> list[Step]:
     """Give 16-bit products to our kernel, and row programs to our kernels as epilogues, where that is faster.
+
+    A large 16-bit product may be stored rounded instead, by our kernel or by the library. Products from splits in one
+    part are our kernel's already, unless they are `unscaled`: only their epilogue is to be decided.
 
     Parameters
     ----------
@@ -79,7 +83,7 @@ def fuse_epilogues(
             fused = _fuse_pointwise_reader(step, found, storage, product in results)
             if fused is not None and settings.epilogues == "measured" and not fused.is_worth_splitting(device):
                 fused = None
-        elif product.op == "matmul" and product.dtype in _DTYPES and takes_epilogues(settings):
+        elif is_16_bit_product(product) and takes_epilogues(settings):
             reason = _reason_against_product(product, layouts)
             measured = settings.epilogues == "measured"
             forms = _store_rounded(step, found, storage, results, own=not reason) if measured else []
@@ -262,7 +266,7 @@ def _stored(step: Step, storage: dict[Node, str], reason: str = "") -> _FusedPro
 
 
 def _how(step: Step) -> str:
-    """Say how our kernel computes a product: what was said where that was chosen with its splits."""
+    """Say how our kernel computes a product: of splits what `choose_products` said."""
     return step.how if step.product.op == "split_matmul" else _HOW.format(step.product.dtype)
 
 

@@ -11,8 +11,8 @@ from .tiles import is_half_product
 def one_pass_product_variances(graph: Graph) -> Graph:
     """Take variances, and sums of squared distances from the mean, along the rows of products in one pass.
 
-    Of pointwise work on such a product, too. Saves a pass over the rows, which would have to be stored. The products
-    are those that our kernel of 16-bit operands may compute.
+    The products are those that our kernel of 16-bit operands may compute; the rows may also be of pointwise work on
+    one. Saves a pass over the rows, which would have to be stored.
     """
     return one_pass_variances(graph, lambda x, axis: axis == 1 and _is_of_product(x))
 

@@ -26,11 +26,11 @@ from .tiles import LAUNCH, START, product_time, takes_epilogues, tile_finish
 
 # Shorter sums are so accurate in float32 that 22 bits of the operands would show.
 LEAST_DEPTH = 512
-# Seconds of more launches and of what cannot overlap at their ends: of hi/lo products, and of products of one part.
+# Seconds of more launches and of what cannot overlap at their ends: of hi/lo products, and of cuBLAS's of one part.
 _OVERHEAD, _ROUNDED_OVERHEAD = 8e-6, 8e-6
 # Of the peak rates, what cuBLAS reaches in large products, and of the bandwidth, what passes over operands reach.
 _FLOAT32_SHARE, _TF32_SHARE, _HALF_SHARE, _PASS_SHARE = 0.76, 0.83, 0.77, 0.85
-_EPILOGUE_FLOPS = 10  # that undo the scales of an element, and compute a little more
+_EPILOGUE_FLOPS = 10  # of an element in our kernel: they undo its scales and compute a little more, not known yet
 # Precisions that allow operands of 11 bits.
 ROUNDED = ("high", "medium", "tf32")
 
@@ -126,8 +126,10 @@ def _reason_against_splitting(node: Node, settings: Settings, prepacked: _Prepac
 
 
 def _choose_rounded(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool) -> tuple[str, bool]:
-    """Return why float16 operands with scales are not faster than cuBLAS, empty if they are; and whether our kernel
-    multiplies them, rather than cuBLAS."""
+    """Return why float16 operands with scales are not faster than TF32, empty if they are; and by whose kernel.
+
+    That is whether our own multiplies them, rather than cuBLAS.
+    """
     device = settings.device
     assert device is not None
     own_possible = takes_epilogues(settings) and 0 not in (*node.shape, node.inputs[0].shape[1])
@@ -176,7 +178,11 @@ def rounded_time(
 def own_rounded_time(
     node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False, is_result: bool = False
 ) -> float:
-    """Estimate the seconds of our kernel for such operands, with an epilogue of a few FLOPs that writes the result."""
+    """Estimate the seconds of our kernel for float16 operands with scales, with the splits of those not prepacked.
+
+    Its epilogue has a few FLOPs, and writes the product only if that is a result. Once there is a step, `own_time`
+    estimates it with the epilogue that it has.
+    """
     depth = node.inputs[0].shape[1]
     written = 4.0 if is_result else 0.0
     multiply = product_time(node.shape, depth, tile_finish(_EPILOGUE_FLOPS, written), device)

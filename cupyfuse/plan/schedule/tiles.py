@@ -1,4 +1,4 @@
-"""The tiles of 16-bit products by our own kernel, and estimates of its time, of the library's and of epilogues."""
+"""The tiles of products by our kernel of 16-bit operands, and estimates of its time, of cuBLAS's and of epilogues."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ...ir import graph as g
 from ...ir.graph import Node, Shape
 from ...ir.operators import POINTWISE, REDUCTIONS, extended_extremum, extensions, place_bits
 from ...settings import Settings
+from ..rounding import is_16_bit_product
 from .split_tiles import tile_width
 from .steps import Step, stages_of
 
@@ -164,14 +165,14 @@ def tiles_of(step: Step, processors: int) -> Tiles:
 
 
 def is_half_product(node: Node) -> bool:
-    """Whether a node is a product that our kernel of 16-bit operands may compute: of such, or of splits in one part."""
+    """Whether our kernel of 16-bit operands may compute a node: a 16-bit product, or one of splits in one part."""
     if node.op == "split_matmul":
         return node.parts == 1 and not node.unscaled
-    return node.op == "matmul" and node.dtype in ("float16", "bfloat16")
+    return is_16_bit_product(node)
 
 
 def depth_of(product: Node) -> int:
-    """Return the elements of a sum of a product."""
+    """Return the terms of each sum of a product, without padding of its splits."""
     return product.inputs[2 if product.op == "split_matmul" else 0].shape[1]
 
 
