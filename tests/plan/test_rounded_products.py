@@ -121,6 +121,16 @@ def test_any_scales_and_special_values(
     np.testing.assert_array_equal(half, whole * F32(0.5))
 
 
+def test_infinities_beside_the_smallest_scales(engine: Engine, rng: np.random.Generator) -> None:
+    """Rows whose scales are 2^-126 on both sides: an infinity of one stays an infinity, whatever undoes the scales."""
+    x, w = (rng.standard_normal(s).astype(F32) * F32(2.0**-126) for s in ((9, 100), (140, 100)))
+    x[4, 7], w[3, 9] = np.inf, -np.inf
+    result = engine.host(cf.fuse(lambda x, w: x @ w.T, precision="high")(engine.array(x), engine.array(w)))
+    with np.errstate(all="ignore"):
+        expected = x.astype(np.float64) @ w.astype(np.float64).T
+    np.testing.assert_array_equal(result, np.where(np.isfinite(expected), 0, expected))
+
+
 def test_values_that_steps_would_compute_again(engine: Engine, rng: np.random.Generator) -> None:
     """Plans that store such values ask for the step of each, that of factors among them."""
     x, w = (rng.standard_normal(s).astype(F32) for s in ((9, 70), (12, 70)))
