@@ -64,9 +64,9 @@ __device__ __forceinline__ const u64* lo_marks(const float* inverse, i64 groups)
 }
 
 // x times the inverse scales of its row and column. Half of both exponents at a time, so that no intermediate result overflows
-// or underflows unless the final one does: the factors, 2^(127 - 254) to 2^127, are about equal. The smallest is 0 as a float,
-// where both scales are 2^-126 and the result is 0 in any case.
+// or underflows unless the final one does: the factors, 2^-126 to 2^127, are about equal. That of rows is rounded up where that of
+// columns is rounded down, so that neither factor is 0, which would make an infinity NaN.
 __device__ __forceinline__ float scaled(float x, SplitRow row, SplitRow col) {
-    const float first = exact_multiply_add(x, __uint_as_float(row.half() + col.half()), -0.0f);
-    return exact_multiply_add(first, __uint_as_float(row.other_half() + col.other_half()), -0.0f);
+    const float first = exact_multiply_add(x, __uint_as_float(row.other_half() + col.half()), -0.0f);
+    return exact_multiply_add(first, __uint_as_float(row.half() + col.other_half()), -0.0f);
 }

@@ -117,12 +117,12 @@ class SplitProduct:
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def launch(
-        self, runtime: Runtime, tiles: Sequence[int], operands: Sequence[int], workspace: int, arguments: Struct
+        self, runtime: Runtime, tiles: Sequence[int], operands: Sequence[Struct], workspace: int, arguments: Struct
     ) -> StructLaunch:
         """Load the kernels.
 
-        The slots are those of the addresses of both splits, of A and B, and of the workspace. `arguments` are those of
-        the row program: of one that stores C a pointer to it and its row stride.
+        The slots are those of the addresses of both splits and of the workspace; `operands` are pointers to A and B.
+        `arguments` are those of the row program: of one that stores C a pointer to it and its row stride.
         """
         (m, n, k), (gemm, repair) = self._shape, self.kernels
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
@@ -137,9 +137,11 @@ class SplitProduct:
         return StructLaunch([multiply, recompute], struct)
 
 
-def operand_members(matrix: int, strides: tuple[int, int], tiles: int, rows: int, cols: int, parts: int = 2) -> Struct:
-    """Return the members for an operand and the scales of its split, whose addresses are in slots."""
-    return pointer(matrix) + integers(*strides) + pointer(tiles, inverse_at(rows, cols, parts)) + integers(rows)
+def operand_members(
+    matrix: Struct, strides: tuple[int, int], tiles: int, rows: int, cols: int, parts: int = 2
+) -> Struct:
+    """Return the members for an operand to which `matrix` points, and for the scales of its split in a slot."""
+    return matrix + integers(*strides) + pointer(tiles, inverse_at(rows, cols, parts)) + integers(rows)
 
 
 class RoundedProduct:
@@ -158,11 +160,12 @@ class RoundedProduct:
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def launch(
-        self, runtime: Runtime, parts: Sequence[int], operands: Sequence[int], target: int, factors: Sequence[int]
+        self, runtime: Runtime, parts: Sequence[int], operands: Sequence[Struct], target: int, factors: Sequence[int]
     ) -> Launch:
         """Load the kernels: the fp16 product of two splits, and what then writes the factors that undo its scales.
 
-        The slots are those of the addresses of both splits, of A and B, of C, and of the three factors.
+        The slots are those of the addresses of both splits, of C, and of the three factors; `operands` are pointers to
+        A and B.
         """
         (m, n, k), (a, b), (x, y) = self._shape, parts, operands
         depth = padded(k)

@@ -43,6 +43,10 @@ class Place:
     def transposed(self) -> Place:
         return Place(self.slot, self.col_stride, self.row_stride, self.offset)
 
+    def pointer(self, dtype: str) -> Struct:
+        """Return a pointer to the view's first element, which is of a dtype, as member of a struct."""
+        return pointer(self.slot, self.offset * dtypes.ITEMSIZE[dtype])
+
     def slice(self, row: int, down: int, col: int, across: int) -> Place:
         """Return the view of every `down`-th row from `row` on, and every `across`-th column from `col` on."""
         start = self.offset + row * self.row_stride + col * self.col_stride

@@ -140,7 +140,8 @@ class LaunchSpecs:
     def _rounded_product_spec(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
         """Return the launch of a product from splits in one part, which also writes its factors."""
         places = [self._place(i) for i in (*node.inputs, node)]
-        a, b, x, y, z = (p.slot for p in places)
+        a, b, z = places[0].slot, places[1].slot, places[4].slot
+        x, y = (p.pointer("float32") for p in places[2:4])
         by_name = {n.name: self._place(n).slot for n in factors}
         slots = [by_name[name] for name in ("row", "row_rest", "column")]
         left, right = ((p.row_stride, p.col_stride) for p in places[2:4])

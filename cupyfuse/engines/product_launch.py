@@ -153,8 +153,8 @@ class ProductLaunch:
         node, members = self._step.product, integers()
         for part, operand in zip(node.inputs[:2], node.inputs[2:], strict=True):
             place = self._place(operand)
-            strides = place.row_stride, place.col_stride
-            members += operand_members(place.slot, strides, self._place(part).slot, *operand.shape, parts=1)
+            pointer_to, strides = place.pointer("float32"), (place.row_stride, place.col_stride)
+            members += operand_members(pointer_to, strides, self._place(part).slot, *operand.shape, parts=1)
         return members
 
 
@@ -195,5 +195,6 @@ class SplitProductLaunch:
         return self._arguments.launch_by_alignment(Access(self._widest), load)
 
     def _load(self, runtime: Runtime, workspace: int, product: SplitProduct) -> StructLaunch:
-        a, b, x, y = (p.slot for p in self._places)
+        a, b = (p.slot for p in self._places[:2])
+        x, y = (p.pointer("float32") for p in self._places[2:4])
         return product.launch(runtime, (a, b), (x, y), workspace, self._arguments.struct)

@@ -136,10 +136,12 @@ def _with_inputs_for(graph: Graph, inputs: dict[Node, Node]) -> Graph:
 
 def _computation(graph: Graph, inputs: dict[Node, Node]) -> Graph:
     """Return the graph that computes values from the arguments, each in the dtype of the input that takes it."""
-    # 16-bit values that are stored rounded are rounded for the other values that read them, too.
+    # 16-bit values that are stored rounded are rounded for the other values that read them, too; splits are no numbers.
     read = {i for node in g.topological(inputs) for i in node.inputs}
     rounded = {
-        n for n, i in inputs.items() if n in read and i.dtype == n.dtype and dtypes.compute_dtype(n.dtype) != n.dtype
+        n
+        for n, i in inputs.items()
+        if n in read and n.op != "split" and i.dtype == n.dtype and dtypes.compute_dtype(n.dtype) != n.dtype
     }
     values = round_values(Graph(graph.inputs, list(inputs)), rounded).outputs
     outputs = [g.cast(value, i.dtype) for value, i in zip(values, inputs.values(), strict=True)]

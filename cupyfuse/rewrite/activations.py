@@ -191,8 +191,10 @@ class _Normal:
             if not _SMALLEST <= abs(other) <= 1 / _SMALLEST:
                 raise _NoFormula
             for f, p in others.items():
+                if factors[f] * sign * p < 0:  # a quotient of a factor by itself is NaN where that is 0 or infinite
+                    raise _NoFormula
                 factors[f] += sign * p
-            return number * other**sign, Counter({f: p for f, p in factors.items() if p})
+            return number * other**sign, factors
         return 1.0, Counter({self._other(node): 1})
 
     def _other(self, node: Node) -> Form:

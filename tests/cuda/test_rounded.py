@@ -12,6 +12,7 @@ from support import CUDA, HOST, Engine
 from cupyfuse.cuda.launch import sequence
 from cupyfuse.cuda.split import inverse_at, padded
 from cupyfuse.cuda.split_launch import RoundedProduct, Split
+from cupyfuse.cuda.structs import pointer
 from cupyfuse.ir.products import split_shape
 
 F32 = np.float32
@@ -69,7 +70,7 @@ def product(device: Engine, a: Any, b: Any, by: str = "rows") -> Any:
     for factor in factors:
         factor[...] = np.nan
     addresses = [at(array) for array in (*parts, left, right, result, *factors)]
-    multiply.launch(runtime, (0, 1), (2, 3), 4, (5, 6, 7))(addresses, runtime.stream())
+    multiply.launch(runtime, (0, 1), (pointer(2), pointer(3)), 4, (5, 6, 7))(addresses, runtime.stream())
     row, rest, column = map(device.host, factors)
     with np.errstate(all="ignore"):
         found: Any = ((device.host(result) * row[:, None]) * column) * rest[:, None]

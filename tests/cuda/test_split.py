@@ -222,7 +222,7 @@ def product(
     multiply = SplitProduct((*result.shape, left.shape[1]), *strides, processors or runtime.processors, vec=vec)
     at = runtime.address
     workspace = runtime.workspace(multiply.workspace)
-    launch = multiply.launch(runtime, (0, 1), (2, 3), 4, pointer(5) + integers(result.shape[1]))
+    launch = multiply.launch(runtime, (0, 1), (pointer(2), pointer(3)), 4, pointer(5) + integers(result.shape[1]))
     addresses = [*(at(t) for t in tiles), at(left), at(right), workspace.ptr, at(result)]
     sequence([launch])(addresses, runtime.stream())
     return device.host(result)

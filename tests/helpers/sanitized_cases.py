@@ -100,7 +100,7 @@ def run_products(cupy: Any) -> int:
             sequence([launch])([x.data.ptr, split.data.ptr], runtime.stream())
         product = SplitProduct((m, n, k), (k, 1), (k, 1), runtime.processors, vec=2 if n % 2 == 0 else 1)
         workspace = runtime.workspace(product.workspace)
-        launch = product.launch(runtime, (0, 1), (2, 3), 4, pointer(5) + integers(n))
+        launch = product.launch(runtime, (0, 1), (pointer(2), pointer(3)), 4, pointer(5) + integers(n))
         addresses = [*(array.data.ptr for array in (*halves, *operands)), workspace.ptr, result.data.ptr]
         sequence([launch])(addresses, runtime.stream())
         with np.errstate(all="ignore"):

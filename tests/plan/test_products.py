@@ -356,3 +356,30 @@ def test_what_linear_algebra_reads_is_computed_in_float32() -> None:
         plan = cf.fuse(eval(f"lambda s: {function}", {"np": np})).plan(big)
         found = [step.how for step in plan.steps if step.kind == "Gemm"]
         assert len(found) == len(forms) and all(map(str.startswith, found, forms)), found
+
+
+def test_slices_of_marked_rows(engine: Engine, rng: np.random.Generator) -> None:
+    """Rows with infinities are repaired from where the slice begins, not the array."""
+    x, w = (rng.standard_normal(s).astype(F32) for s in ((9, 70), (12, 70)))
+    x[4, 7], w[6, 9] = np.inf, np.nan
+
+    def chain(x: Any, w: Any) -> Any:
+        return x[2:] @ w[5:].T, x[:, 2:] @ w[:, 2:].T
+
+    with np.errstate(all="ignore"):
+        for result, expected in zip(
+            cf.fuse(chain)(engine.array(x), engine.array(w)), chain(x.astype(np.float64), w), strict=True
+        ):
+            close(engine.host(result), expected, 10)
+
+
+def test_products_of_bound_arguments_alone(engine: Engine, rng: np.random.Generator) -> None:
+    """A prepacked split that a prepacked product reads as well is read as it is."""
+    x, w = (rng.standard_normal(s).astype(F32) for s in ((9, 70), (12, 70)))
+
+    def chain(x: Any, w: Any) -> Any:
+        return w @ w.T, x @ w.T
+
+    bound = cf.fuse(chain).bind(w=engine.array(w))
+    for result, expected in zip(bound(engine.array(x)), chain(x, w), strict=True):
+        close(engine.host(result), expected, 10)

@@ -139,6 +139,41 @@ def test_tiny_numbers_times_infinity_keep_their_sign(engine: Engine, swapped: bo
     close(result[finite], expected[finite], 70)
 
 
+def test_infinities_beside_the_smallest_scales(engine: Engine, rng: np.random.Generator) -> None:
+    """Rows whose scales are 2^-126 on both sides: an infinity of one stays an infinity, whatever undoes the scales."""
+    x, w = (rng.standard_normal(s).astype(F32) * F32(2.0**-126) for s in ((9, 100), (140, 100)))
+    x[4, 7], w[3, 9] = np.inf, -np.inf
+    result = engine.host(cf.fuse(lambda x, w: x @ w.T, precision="high")(engine.array(x), engine.array(w)))
+    with np.errstate(all="ignore"):
+        expected = x.astype(np.float64) @ w.astype(np.float64).T
+    np.testing.assert_array_equal(result, np.where(np.isfinite(expected), 0, expected))
+
+
+def test_small_elements_of_slices(engine: Engine, rng: np.random.Generator) -> None:
+    """What is computed again is read where the slice begins, not where the array does."""
+    x, w = (rng.standard_normal(s).astype(F32) for s in ((9, 70), (140, 70)))
+    x[:, 2], w[:, 2] = 1e9, 0
+
+    def chain(x: Any, w: Any) -> Any:
+        return x[2:] @ w[5:].T, x[:, 2:] @ w[:, 2:].T
+
+    results = cf.fuse(chain, precision="high")(engine.array(x), engine.array(w))
+    for result, expected in zip(results, chain(x.astype(np.float64), w.astype(np.float64)), strict=True):
+        close(engine.host(result), expected, 70)
+
+
+def test_products_of_bound_arguments_alone(engine: Engine, rng: np.random.Generator) -> None:
+    """A prepacked split that a prepacked product reads as well is read as it is."""
+    x, w = (rng.standard_normal(s).astype(F32) for s in ((9, 70), (12, 70)))
+
+    def chain(x: Any, w: Any) -> Any:
+        return w @ w.T, x @ w.T
+
+    bound = cf.fuse(chain, precision="high").bind(w=engine.array(w))
+    for result, expected in zip(bound(engine.array(x)), chain(x, w), strict=True):
+        close(engine.host(result), expected, 70)
+
+
 def test_values_that_steps_would_compute_again(engine: Engine, rng: np.random.Generator) -> None:
     """Plans that store such values ask for the step of each, that of factors among them."""
     x, w = (rng.standard_normal(s).astype(F32) for s in ((9, 70), (12, 70)))

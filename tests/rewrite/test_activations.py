@@ -218,6 +218,8 @@ def plain(function: Callable[..., Any], dtype: str = "float32") -> bool:
         "y * 0 / (1 + np.exp(-y) / 1e-300)",
         "np.reciprocal(y * 0.0) + np.exp(y)",
         "y[:, :1] / (1 + np.exp(-y))",
+        "y * y / y / (1 + np.exp(-y))",
+        "y * (y / y) / (1 + np.exp(-y))",
         "1 / (1 + np.exp(-y).astype(np.float64))",
     ],
 )
