@@ -241,6 +241,7 @@ def test_an_operator_that_takes_longer_in_float64_is_not_taken_there() -> None:
 def test_values_that_something_else_reads_stay() -> None:
     """The exponential is computed in any case, and so is what is made of it."""
     assert plain(lambda y: (lambda t: (t * 2, y / t))(1 + np.exp(-y)))
+    assert plain(lambda y: (lambda r: (r * 2, np.log1p(np.exp(-np.abs(y))) + r))(np.maximum(y, 0)))
     assert plain(lambda y: (np.exp(-y), 1 / (1 + np.exp(-y))))
     assert plain(lambda y: (lambda e: y / (1 + e) + e)(np.exp(-y)))
     assert not plain(lambda y: (y + 1, (y + 1) / (1 + np.exp(-(y + 1)))))
