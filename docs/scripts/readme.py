@@ -40,16 +40,16 @@ CASES = (
     Case("`head_sum`, float32", "heads", "The heads", "head_sum", EVICTED, "µs", HEAD),
     Case("`head_sum`, float32, unbound", "heads", "The heads", "head_sum", EVICTED, "µs", (*HEAD[:2], "cupyfuse")),
     Case("`head_logsumexp`, float32", "heads", "The heads", "head_logsumexp", EVICTED, "µs", HEAD),
+    Case("`head_logsumexp`, float32 at \"high\"", "heads-high", "The heads", "head_logsumexp", EVICTED, "µs", HEAD),
     Case("`head_logsumexp`, bfloat16", "heads-bfloat16", "The heads", "head_logsumexp", EVICTED, "µs", HEAD),
     Case("`head_softmax`, float32", "heads", "The heads", "head_softmax, inference", EVICTED, "µs", HEAD),
+    Case(
+        "`head_softmax`, float32 at \"high\"", "heads-high", "The heads", "head_softmax, inference", EVICTED, "µs", HEAD
+    ),
     Case("`head_softmax`, bfloat16", "heads-bfloat16", "The heads", "head_softmax, inference", EVICTED, "µs", HEAD),
     Case(
         "Product alone, float32", "gemm", "Families of data", "head", EVICTED, "µs",
         ("torch float32", None, "cupyfuse highest, bound"),
-    ),
-    Case(
-        "Product alone, TF32", "gemm", "Families of data", "head", EVICTED, "µs",
-        ("torch TF32", None, "cupyfuse tf32, bound"),
     ),
     *(
         Case(
