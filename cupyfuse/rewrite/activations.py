@@ -114,11 +114,12 @@ IDENTITIES = (
     Identity(
         "relu(x) + log1p(exp(-|x|)) = softplus(x)", _softplus, lambda o, x: o.relu(x) + o.log1p(o.exp(-o.absolute(x)))
     ),
-    Identity("log1p(exp(x)) = softplus(x), also where exp(x) overflows", _softplus, lambda o, x: o.log1p(o.exp(x))),
+    # log1p(exp(x)) itself stays as it is: it is infinite where the exponential is. Its tanh is 1 there.
+    Identity("x tanh(log1p(exp(x))) = mish(x)", lambda o, x: o.mish(x), lambda o, x: x * o.tanh(o.log1p(o.exp(x)))),
     Identity(
-        "log(1 + exp(x)) = softplus(x), also where exp(x) overflows, and far from zero",
-        _softplus,
-        lambda o, x: o.log(1.0 + o.exp(x)),
+        "x tanh(log(1 + exp(x))) = mish(x), also far from zero",
+        lambda o, x: o.mish(x),
+        lambda o, x: x * o.tanh(o.log(1.0 + o.exp(x))),
     ),
     Identity(
         "x tanh(softplus(x)) = mish(x)", lambda o, x: o.mish(x), lambda o, x: x * o.tanh(o.softplus(x, 1.0, math.inf))
@@ -143,7 +144,7 @@ _PARTS = {
     *("add", "subtract", "multiply", "divide", "negative", "square", "reciprocal", "absolute", "maximum", "relu"),
     *("exp", "erf", "tanh", "sigmoid", "log1p", "log", "softplus"),
 }
-_RESULTS = ("add", "multiply", "divide", "reciprocal", "log1p", "log")
+_RESULTS = ("add", "multiply", "divide", "reciprocal")
 
 
 class _NoFormula(Exception):
@@ -268,8 +269,8 @@ def recognize_activation(node: Node) -> Match | None:
     """Return the identity that a value is written by, x, and the values in between; None for others.
 
     Exact for ±inf, NaN and zeros. For finite x the operators are as accurate as what is written, or more, as the
-    identities say: 1 + erf loses gelu's digits far from zero, and exp overflows in softplus. Constants have to agree to
-    a rounding of float64 in float64, to one of float32 in other dtypes.
+    identities say: 1 + erf loses gelu's digits far from zero. Constants have to agree to a rounding of float64 in
+    float64, to one of float32 in other dtypes.
     """
     if node.op not in _RESULTS or not dtypes.is_float(node.dtype):
         return None

@@ -145,11 +145,12 @@ def gelu_tanh(s: Spelling, x: str) -> str:
 def softplus(s: Spelling, x: str) -> str:
     part = s.one_of(f"np.maximum({x}, 0)", f"np.maximum(0.0, {x})", f"cf.relu({x})")
     stable = s.sum(part, f"np.log1p({s.exp(s.negative(s.one_of(f'np.abs({x})', f'abs({x})')))})")
-    return s.one_of(stable, f"np.log1p({s.exp(x)})", f"np.log({s.sum('1', s.exp(x))})")
+    return stable
 
 
 def mish(s: Spelling, x: str) -> str:
-    return s.product(x, f"np.tanh({s.one_of(softplus(s, x), softplus(s, x), f'cf.softplus({x})')})")
+    exponential = f"np.log1p({s.exp(x)})", f"np.log({s.sum('1', s.exp(x))})"
+    return s.product(x, f"np.tanh({s.one_of(softplus(s, x), *exponential, f'cf.softplus({x})')})")
 
 
 SPELLINGS = {f.__name__: f for f in (sigmoid, silu, gelu, gelu_tanh, softplus, mish)}
@@ -212,6 +213,8 @@ def plain(function: Callable[..., Any], dtype: str = "float32") -> bool:
         "0.5 * y * (1 + np.tanh(0.7978845608028654 * (y + 0.0447 * y ** 3)))",
         "0.5 * y * (1 + np.tanh(0.7978845608028654 * (y + 0.044715 * y ** 2)))",
         "np.log1p(np.exp(y) + 1)",
+        "np.log1p(np.exp(y))",
+        "np.log(1 + np.exp(y))",
         "np.log(2 + np.exp(y))",
         "y * np.tanh(np.exp(y))",
         "np.square(y * 1e300) * np.exp(y)",
@@ -250,7 +253,7 @@ def test_values_that_something_else_reads_stay() -> None:
 @pytest.mark.parametrize("dtype", ["int32", "bool"])
 def test_integers_are_left_alone(dtype: str) -> None:
     assert plain(lambda y: y / (1 + np.exp(-1.0 * y)), dtype)
-    assert plain(lambda y: np.log1p(np.exp(y)), dtype) is False, "a float64 formula of integers: x is their conversion"
+    assert plain(lambda y: 1 / (1 + np.exp(y)), dtype) is False, "a float64 formula of integers: x is their conversion"
 
 
 def test_the_largest_formula_is_found() -> None:

@@ -57,13 +57,19 @@ def test_chains_that_gain_however_they_would_run(build, dtype, shape, compiled, 
         (chains.linear, "bfloat16", HEAD),
         (chains.linear, "float16", HEAD),
         (chains.linear, "float32", (64, 128, 128)),
-        (chains.linear_gelu, "bfloat16", BERT),
         (chains.softmax, "float32", (64, 256)),
     ],
 )
 def test_chains_that_do_not_gain_however_they_would_run(build, dtype, shape, compiled, training):
     found = of(build, dtype, shape, training, compiled=compiled)
     assert not found.gains(), found
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gelu_behind_a_16_bit_layer_gains_in_inference_alone(compiled):
+    """As measured on an H200: 44 us beside 50 in inference, 151 beside 146 in training."""
+    assert of(chains.linear_gelu, "bfloat16", BERT, False, compiled=compiled).gains()
+    assert not of(chains.linear_gelu, "bfloat16", BERT, True, compiled=compiled).gains()
 
 
 @pytest.mark.parametrize("training", [False, True])
