@@ -147,6 +147,7 @@ class Special:
         return getattr(scipy.special, name)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", TAILS)
 def test_results_are_no_less_accurate_than_as_written(
@@ -185,6 +186,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(60))
 def test_chains_drawn_are_no_less_accurate_than_as_written(all_that_may: None, seed: int) -> None:
     rng, shape = np.random.default_rng(seed), (128, 64, 256)
@@ -211,6 +213,7 @@ def test_chains_drawn_are_no_less_accurate_than_as_written(all_that_may: None, s
 ROUNDED = ("unit_length", "soft_cap_softmax", "gelu_mean", "entropy", "standardised_softmax", "silu")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ROUNDED)
 def test_kernels_compute_as_numpy_does(

@@ -170,6 +170,7 @@ def found(function: Callable[..., Any], dtype: str = "float32") -> list[str]:
     return [n.op for n in g.topological(graph.roots) if n.op not in ("input", "const")]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", SPELLINGS)
 @pytest.mark.parametrize("argument", ARGUMENTS.values(), ids=ARGUMENTS)
 def test_every_spelling_is_found(name: str, argument: str) -> None:
