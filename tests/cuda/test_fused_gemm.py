@@ -10,7 +10,7 @@ import bounds
 import numpy as np
 import pytest
 from bounds import Value
-from support import CUDA, HOST, Engine, assert_equal, dtype_of, kinds, normal, sprinkle
+from support import CUDA, HOST, Engine, assert_equal, dtype_of, kinds, normal, require_hopper, sprinkle
 
 import cupyfuse as cf
 from cupyfuse import devices, settings
@@ -30,10 +30,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if chosen is HOST:
         monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
     else:
-        import cupy
-
-        if cupy.cuda.Device().compute_capability != "90":
-            pytest.skip("needs a GPU with Hopper's tensor cores")
+        require_hopper()
     with chosen.active(), settings.epilogues("always"):
         yield chosen
 

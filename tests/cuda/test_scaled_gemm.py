@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import CUDA, HOST, Engine
+from support import CUDA, HOST, Engine, require_hopper
 
 import cupyfuse as cf
 from cupyfuse import devices, settings
@@ -27,10 +27,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if chosen is HOST:
         monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
     else:
-        import cupy
-
-        if cupy.cuda.Device().compute_capability != "90":
-            pytest.skip("needs a GPU with Hopper's tensor cores")
+        require_hopper()
     with chosen.active(), settings.epilogues("always"):
         yield chosen
 

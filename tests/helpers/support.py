@@ -78,6 +78,14 @@ def missing_gpu() -> str:
     return "" if cupy.cuda.is_available() else "needs a GPU: CuPy finds none"
 
 
+def require_hopper() -> None:
+    """Skip the test where the GPU has no tensor cores of Hopper's kind."""
+    import cupy
+
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("needs a GPU with Hopper's tensor cores")
+
+
 class Engine:
     """An array library, and the way from NumPy arrays to its own and back.
 

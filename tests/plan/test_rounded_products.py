@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import CUDA, HEADS, HOST, Engine, Head
+from support import CUDA, HEADS, HOST, Engine, Head, require_hopper
 
 import cupyfuse as cf
 from cupyfuse import devices, settings
@@ -32,10 +32,7 @@ def engine(request: pytest.FixtureRequest, kernel: str, monkeypatch: pytest.Monk
     if chosen is HOST:
         monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
     elif kernel == "always":
-        import cupy
-
-        if cupy.cuda.Device().compute_capability != "90":
-            pytest.skip("needs a GPU with Hopper's tensor cores")
+        require_hopper()
     with chosen.active(), settings.epilogues(kernel):
         yield chosen
 
