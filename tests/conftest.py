@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Workers keep all processors busy: threads of theirs would only wait for each other.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(name, "1")
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a process that a test starts tells where it crashed
     if SHARED_BUILD not in os.environ:
         folder = os.environ[SHARED_BUILD] = tempfile.mkdtemp(prefix="host_cuda_")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
