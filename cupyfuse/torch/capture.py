@@ -30,6 +30,9 @@ _NOTHING_CAPTURED = (
     "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
 )
 
+_TRACED = "called within a tracer, a transform or a dispatch mode of PyTorch's"
+_HOOKED = "called while hooks of all modules were registered, as by `register_module_forward_hook`"
+
 
 class Capture:
     """The captured graphs of one fused module.
@@ -53,7 +56,7 @@ class Capture:
         self._direct = Direct(options)
         self._callback: FrameCallback | None = None
         self._idle = IdleCalls()
-        self._bypassed = False  # whether a call was made where Dynamo refuses to run
+        self._bypassed: dict[str, None] = {}  # why calls were left to PyTorch
 
     def __deepcopy__(self, memo: Any) -> Capture:
         return self  # a copied module gets one of its own
@@ -87,8 +90,7 @@ class Capture:
                     _add_or_count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
         failures = dict(self._callback.codes.failures) if self._callback is not None else {}
         frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
-        if self._bypassed:
-            frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
+        frames += [Part(path, (), (), why) for why in list(self._bypassed)]
         if not found and not frames and self._callback is not None and self._callback.calls:
             frames.append(Part(path, (), (), f"not captured: {_NOTHING_CAPTURED}"))
         return [*found.values(), *refusals(path, self.runners), *frames]
@@ -117,13 +119,17 @@ class Capture:
         jit_tracing, is_fx_tracing = torch._C._get_tracing_state, torch.fx._symbolic_trace.is_fx_symbolic_tracing
         transforms, dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
         in_outer_capture = torch.compiler.is_dynamo_compiling
+        has_global_hooks = torch.nn.modules.module._has_any_global_hook
         activity, idle = self._direct.activity, self._idle
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if in_outer_capture():
                 return module._call_impl(*args, **kwargs)
             if jit_tracing() is not None or is_fx_tracing() or transforms() or dispatch_modes():
-                self._bypassed = True  # Dynamo refuses to run there, and would never capture the code again
+                self._bypassed[_TRACED] = None  # Dynamo refuses to run, and would never capture the code again
+                return module._call_impl(*args, **kwargs)
+            if has_global_hooks():
+                self._bypassed[_HOOKED] = None  # Dynamo guards none that are registered once the code is captured
                 return module._call_impl(*args, **kwargs)
             if idle.signatures and idle.includes(module, args, kwargs):
                 return module._call_impl(*args, **kwargs)

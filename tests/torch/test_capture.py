@@ -182,6 +182,27 @@ def test_a_captured_call_records_nothing_for_profilers() -> None:
     assert not called(ct.fuse(module))
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_hooks_of_all_modules_run(first: bool) -> None:
+    """Whether they are registered before the first call or after it; chains run once they are removed."""
+    module, x = ct.fuse(nn.Sequential(nn.Linear(8, 16), nn.Softmax(dim=1)), only_gains=False), torch.randn(4, 8)
+    seen: list[str] = []
+
+    def register() -> Any:
+        return nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+
+    if not first:
+        module(x)
+    hook = register()
+    result = module(x)
+    assert [name for name in seen if name in ("Linear", "Softmax")] == ["Linear", "Softmax"]
+    hook.remove()
+    seen.clear()
+    torch.testing.assert_close(module(x), result)
+    assert not seen and "hooks of all modules were registered" in str(ct.explain(module))
+    assert any(part.plans for part in ct.explain(module).fused)
+
+
 def test_explanations_of_what_dynamo_does_not_capture() -> None:
     for module, where in ((nn.GRU(12, 12), "its own code"), (Code(lambda m, x: m.inner(x), inner=nn.LSTM(12, 12)), "")):
         fused, x = ct.fuse(module), torch.randn(3, 5, 12)
