@@ -127,14 +127,25 @@ def test_extremes_of_computed_values(tail: Any, norm: Any, device: str) -> None:
         lambda y: y.clamp(min=0),
         lambda y: y.clamp_max(1),
         lambda y: y.clamp(0, 1),
+        lambda y: y.clamp(1, 1),
+        lambda y: y.clamp(min=y.new_tensor([-1.0, 0, 0, 1, 1, 2])),
+        lambda y: y.clamp(max=y.new_tensor(1.0)),
+        lambda y: y.clamp(y.new_zeros(6), y.new_ones(6)),
+        lambda y: F.hinge_embedding_loss(y, y.detach().sign(), margin=1.0, reduction="none"),
+        lambda y: F.margin_ranking_loss(y, -y, y.detach().sign(), margin=2.0, reduction="none"),
         lambda y: y.max(),
         lambda y: y.amax((0, 1)),
         lambda y: torch.maximum(y, torch.zeros_like(y)),
     ],
-    ids=["clamp(min)", "clamp(max)", "clamp", "max", "amax", "maximum"],
+    ids=[
+        *("clamp(min)", "clamp(max)", "clamp", "clamp to a number"),
+        *("clamp(min tensor)", "clamp(max tensor)", "clamp tensors"),
+        *("hinge", "margin", "max", "amax", "maximum"),
+    ],
 )
 def test_gradients_of_ties(tail: Any, device: str) -> None:
     x = torch.randint(-2, 3, (4, 6), device=device).to(DOUBLE)
+    x[0, :3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
     plain = Tail(lambda y: tail(y * 1) * 1)
     near(step(ct.fuse(plain), x), step(plain, x))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...dtypes import is_float
 from .labels import loss_rule, reduce_loss
+from .pointwise import clamp
 from .promotion import promote
 from .reductions import reduce_dims, vector_norm
 from .table import F, rule
@@ -209,13 +210,9 @@ def soft_margin_loss(input: Value, target: Value, reduction: str = "mean") -> Va
     return reduce_loss(with_slopes(pointwise("log1p", power), (input, slope)), reduction)
 
 
-def _clamp_at_zero(value: Value) -> Value:
-    return pointwise("clip", value, 0.0, math.inf)
-
-
 @loss_rule(F.hinge_embedding_loss)
 def hinge_embedding_loss(input: Value, target: Value, margin: float = 1.0, reduction: str = "mean") -> Value:
-    missing = _clamp_at_zero(margin - require_float(input, "hinge_embedding_loss"))
+    missing = clamp(margin - require_float(input, "hinge_embedding_loss"), 0.0)
     negative = pointwise("where", pointwise("not_equal", target, 1), missing, 0.0, dtype=input.dtype)
     positive = pointwise("where", pointwise("not_equal", target, -1), input, 0.0, dtype=input.dtype)
     return reduce_loss(negative + positive, reduction)
@@ -228,7 +225,7 @@ def margin_ranking_loss(
     if not input1.ndim == input2.ndim == target.ndim:
         refuse("margin_ranking_loss", f"shapes {input1.shape}, {input2.shape} and {target.shape}")
     ahead = require_float(input1, "margin_ranking_loss") - require_float(input2, "margin_ranking_loss")
-    return reduce_loss(_clamp_at_zero(-target * ahead + margin), reduction)
+    return reduce_loss(clamp(-target * ahead + margin, 0.0), reduction)
 
 
 # Similarity ---------------------------------------------------------------------------------------------------------

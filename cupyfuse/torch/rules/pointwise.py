@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -218,6 +219,13 @@ for _op in ("logaddexp", "maximum", "minimum"):
 
 # Limits and choices -------------------------------------------------------------------------------------------------
 
+# The slope of `clamp` at its bounds: 1 before PyTorch 2.14, then 0 at numbers, and shared with tensors.
+_OPEN = torch.__version__ >= (2, 14)
+
+
+def _and(a: Value, b: Value) -> Value:
+    return pointwise("logical_and", a, b)
+
 
 @rule("clamp", "clip")
 def clamp(input: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
@@ -228,8 +236,18 @@ def clamp(input: Value, min: Operand | None = None, max: Operand | None = None) 
         refuse("clamp", "arithmetic on integers")
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         refuse("clamp", "a bound of NaN means nothing in some versions of PyTorch")
-    # An element that equals a bound keeps its gradient, where `maximum` would share it.
-    return pointwise("clip", input, -math.inf if min is None else min, math.inf if max is None else max)
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    limited = pointwise("clip", input, low, high)
+    if not _OPEN:
+        return limited
+    if any(isinstance(bound, Value) for bound in bounds):
+        if len(bounds) == 2:
+            refuse("clamp", "two tensors as bounds, whose gradients are PyTorch's own where these meet")
+        return pointwise("minimum" if min is None else "maximum", input, bounds[0])
+    inside = [pointwise("greater", input, min)] if min is not None else []
+    inside += [pointwise("less", input, max)] if max is not None else []
+    slope = pointwise("where", functools.reduce(_and, inside), 1.0, 0.0, dtype=limited.dtype)
+    return with_slopes(limited, (input, slope))
 
 
 overload("clamp", "clamp_min", adapt=lambda input, min: (input, min))
