@@ -165,7 +165,7 @@ def test_a_gradient_within_a_forward(way: str, create_graph: bool) -> None:
 
 
 def test_a_captured_call_records_nothing_for_profilers() -> None:
-    """Dynamo's two calls around each graph take 6 us, a third of what it takes at all."""
+    """Dynamo's two calls around each graph, before PyTorch 2.15, take 6 us, a third of what it takes at all."""
     module, x = nn.Sequential(nn.Linear(4, 5), nn.Softmax(-1)), torch.rand(3, 4)
 
     def called(run: Any) -> list[str]:
@@ -178,7 +178,7 @@ def test_a_captured_call_records_nothing_for_profilers() -> None:
             sys.setprofile(None)
         return [name for name in names if name.startswith("record_")]
 
-    assert called(torch.compile(module, backend="eager"))
+    assert torch.__version__ >= (2, 15) or called(torch.compile(module, backend="eager"))
     assert not called(ct.fuse(module))
 
 
@@ -207,7 +207,9 @@ def test_explanations_of_what_dynamo_does_not_capture() -> None:
     for module, where in ((nn.GRU(12, 12), "its own code"), (Code(lambda m, x: m.inner(x), inner=nn.LSTM(12, 12)), "")):
         fused, x = ct.fuse(module), torch.randn(3, 5, 12)
         torch.testing.assert_close(fused(x), module(x))
-        assert where in str(ct.explain(fused)) and "not captured: Dynamo does not support RNN" in str(ct.explain(fused))
+        if torch.__version__ < (2, 15):
+            told = str(ct.explain(fused))
+            assert where in told and "not captured: Dynamo does not support RNN" in told
 
 
 def test_a_mask_that_may_be_missing() -> None:

@@ -523,7 +523,7 @@ def test_what_dynamo_does_not_know_changes_nothing_for_later_calls(
 
 
 class Trying(nn.Linear):
-    """An operation that fails, caught: Dynamo knows no results for it."""
+    """An operation that fails, caught: Dynamo knows no results for it before PyTorch 2.14, which follows the error."""
 
     def forward(self, x: Any) -> Any:
         try:
@@ -536,6 +536,9 @@ def test_code_that_dynamo_cannot_capture_is_explained(fresh_dynamo: None) -> Non
     plain, fused, x = pair(Trying(12, 7), "cpu")
     for _ in range(2):
         close(fused(x), plain(x))
+    if torch.__version__ >= (2, 14):
+        assert len(fused_chains(fused)) == 1
+        return
     (reason,) = {part.reason for part in ct.explain(fused).left if "forward" in part.code}
     assert reason.startswith("not captured: RuntimeError(") and "same reduction dim" in reason
 
