@@ -16,6 +16,7 @@ import torch
 
 from ...dtypes import is_float
 from ...ir import graph as g
+from ...trace import Axes
 from .activations import log_normalizer, log_softmax
 from .axes import normalize_dims
 from .linear import linear
@@ -26,7 +27,7 @@ from .values import Value, pointwise, refuse, require_float, stop_gradient
 
 def _positions(like: Value, n: int) -> Value:
     """Return 0, ..., n - 1 in the trace of another value."""
-    return Value(like.tracer._trace.array(g.positions(n, 1, g.label_dtype(n)), (1,)), (n,))
+    return Value(like.tracer._trace.array(g.positions(n, 1, g.label_dtype(n)), (1,)))
 
 
 def pick(value: Value, dim: int, index: Value) -> Value:
@@ -143,11 +144,10 @@ def _with_class_dim(name: str, input: Value, target: Value, dim: int) -> Value:
 
 def _as_vector_along(value: Value, axis: int) -> Value:
     """Hold a vector as a column (axis 0), which is what reductions along rows give, or as a row (axis 1)."""
-    node = value.tracer._node
+    node, axes = value.tracer._node, value.tracer._axes
     if node.shape[axis] != 1 or node.size == 1:
         return value
-    axes = tuple(None if a is None else 1 - a for a in value.tracer._axes.labels)
-    return Value(value.tracer._trace.array(g.transpose(node), axes), value.shape)
+    return Value(value.tracer._trace.array(g.transpose(node), Axes(axes.shape, axes.cols, axes.rows)), value.shape)
 
 
 class _Labels:
