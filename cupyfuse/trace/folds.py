@@ -151,7 +151,9 @@ class Conversion:
                 self.x._trace.viewed[found] = (node, view)
             return found
         if not self.x._trace.copies:
-            raise CopyNeeded(f"an operand of shape {self.x.shape} has to be copied")
+            raise CopyNeeded(
+                f"an operand of shape {self.x.shape} varies along neither the first nor the last dimensions"
+            )
         folded = self.x._trace.folded
         if self._key not in folded:
             dims, base = self._dims
