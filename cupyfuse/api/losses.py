@@ -11,10 +11,10 @@ from typing import Any
 
 from .. import dtypes, trace
 from ..trace import Tracer, apply, reduce
+from ..trace.exponentials import relative_to_max
 from ..trace.labels import Labels, constant_along
 from .eager import Arguments, export, import_operand, promote_integers, traceable
 from .fuse import Fused
-from .row_functions import stop_gradient
 
 __all__ = ["cross_entropy", "nll_loss"]
 
@@ -75,8 +75,8 @@ def _labels(input: Tracer, target: Tracer, weight: Any, ignore_index: int, axis:
 
 def _log_normalizer(x: Tracer, axis: int) -> tuple[Tracer, Tracer]:
     """Return max(x) and log(sum(exp(x - max(x)))) along an axis; their sum is logsumexp(x)."""
-    top = stop_gradient(reduce("max", x, axis, keepdims=True))
-    return top, apply("log", reduce("expsum", x, axis, keepdims=True))
+    top, total = relative_to_max(x, axis)
+    return top, apply("log", total)
 
 
 @loss

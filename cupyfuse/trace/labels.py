@@ -16,6 +16,7 @@ from .. import dtypes
 from ..ir import graph as g
 from .axes import Axes, normalize_axes
 from .broadcasting import expand
+from .exponentials import stop_gradient
 from .library import call_library
 from .operations import apply, reduce
 from .tracer import TraceProtocol, Tracer
@@ -148,6 +149,5 @@ def _as_row(x: Tracer) -> Tracer:
 
 def constant_along(vector: Tracer, axis: int, ndim: int) -> Tracer:
     """Return a vector along an axis of an array of `ndim` dimensions, as a constant for gradients."""
-    constant = vector._trace.array(g.stop_gradient(vector._node), vector._axes)
-    broadcast: Tracer = constant[tuple(slice(None) if p == axis else None for p in range(ndim))]
+    broadcast: Tracer = stop_gradient(vector)[tuple(slice(None) if p == axis else None for p in range(ndim))]
     return broadcast

@@ -13,7 +13,7 @@ import torch
 
 from ...dtypes import is_float
 from ...ir import graph as g
-from ...trace.labels import Labels, choose, positions
+from ...trace.labels import Labels, choose, pick, positions
 from .activations import log_normalizer, log_softmax
 from .axes import normalize_dims
 from .linear import linear
@@ -43,10 +43,8 @@ def index_rows_eager(x: Any, index: Any) -> Any:
 @rule(index_rows_eager, eager=index_rows_eager, reduces=True)
 def index_rows(input: Value, index: Value) -> Value:
     """Trace `index_rows_eager`."""
-    rows, columns = input.shape
-    from_start = pointwise("where", index >= 0, index, index + columns, dtype="int64")
-    found = choose(require_float(input, "index_rows").settled, from_start.view((rows, 1)).settled, 1)
-    return Value(found, (rows,))
+    found = pick(require_float(input, "index_rows").settled, index.view((*index.shape, 1)).settled, 1)
+    return Value(found, index.shape)
 
 
 def _take_along_dim_arguments(input: Any, indices: Any, dim: Any = None) -> Any:

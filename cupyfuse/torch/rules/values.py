@@ -16,7 +16,7 @@ from ...dtypes import is_float
 from ...errors import TraceError
 from ...ir import graph as g
 from ...ir.operators import POINTWISE
-from ...trace import Axes, Trace, Tracer
+from ...trace import Axes, Trace, Tracer, exponentials
 from ...trace.broadcasting import align as align_nodes
 from ...trace.broadcasting import expand
 from ...trace.folds import CopyNeeded
@@ -212,8 +212,7 @@ def require_float(value: Value, operation: str) -> Value:
 
 def stop_gradient(value: Value) -> Value:
     """Return a value that is a constant for gradients, as `detach` does."""
-    tracer = value.tracer
-    return Value(tracer._trace.array(g.stop_gradient(tracer._node), tracer._axes), value.shape)
+    return Value(exponentials.stop_gradient(value.tracer), value.shape)
 
 
 def with_slopes(value: Value, *pairs: tuple[Value, Operand]) -> Value:
