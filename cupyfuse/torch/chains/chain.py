@@ -119,7 +119,7 @@ class Chain:
     @cached_property
     def _dead(self) -> list[list[int]]:
         """For each call, the values that nothing reads after it."""
-        needed, dead = set(self._results), []
+        needed, dead = set(self._results), list[list[int]]()
         for call in reversed(self.calls):
             used = {*references(call.arguments), *(n for n in call.results if n >= 0)} - needed
             dead.insert(0, sorted(used))
@@ -220,7 +220,7 @@ class TracedChain:
 
     @property
     def outputs(self) -> list[Value]:
-        return [self.values[n] for n in self.chain.outputs]
+        return [Value(self.values[n].settled) for n in self.chain.outputs]
 
     def as_traced(self, saved: Sequence[g.Node] = (), in_place: bool = True) -> Traced:
         """Return the graph to plan: it yields outputs, then updates unless these are made in place, then `saved`."""
