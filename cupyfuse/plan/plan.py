@@ -48,7 +48,7 @@ class Output:
 
     def with_user_axes(self, matrix: Any) -> Any:
         """View the value, given as rows x columns, with the user's axes."""
-        if self.axes.in_order or self.axes.turned:
+        if self.axes.in_order or self.axes.transposed:
             return (matrix if self.axes.in_order else matrix.T).reshape(self.shape)
         stored = self.axes.rows + self.axes.cols  # the user's axes in the order in which they are stored
         order = sorted(range(len(stored)), key=stored.__getitem__)

@@ -86,7 +86,7 @@ class Axes:
         return list(rows + cols) == sorted(rows + cols)
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         """Whether the transpose of the node has its elements in C order."""
         rows, cols = self.long
         return list(cols + rows) == sorted(cols + rows)

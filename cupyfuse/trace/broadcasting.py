@@ -225,8 +225,8 @@ def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     order = tuple(p for p, n in enumerate(x.shape) if n != 1)
     long = tuple(p for p, n in enumerate(shape) if n != 1)
     if not x._axes.in_order:
-        turned = [Axes(shape, long[k:], long[:k]) for k in range(len(long) + 1)] if x._axes.turned else []
-        fits = next((fold for fold in turned if fold.node_shape == x._node.shape), None)
+        transposed = [Axes(shape, long[k:], long[:k]) for k in range(len(long) + 1)] if x._axes.transposed else []
+        fits = next((fold for fold in transposed if fold.node_shape == x._node.shape), None)
         if fits is not None:
             return x._trace.array(x._node, fits)
         x = refolded(x, Axes(x.shape, order[:-1], order[-1:]))

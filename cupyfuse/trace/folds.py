@@ -168,7 +168,7 @@ def choose_fold(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Axes:
     # All splits in order; of equal costs the first wins, so begin with the last axis as columns.
     candidates += [Axes(shape, axes[:k], axes[k:]) for k in (len(axes) - 1, *range(len(axes) - 1), len(axes)) if k >= 0]
     if not operands[0]._trace.copies:
-        candidates = [fold for fold in candidates if fold.in_order or fold.turned]
+        candidates = [fold for fold in candidates if fold.in_order or fold.transposed]
     return cheapest(operands, candidates)
 
 

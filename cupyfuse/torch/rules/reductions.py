@@ -203,12 +203,9 @@ def _variance(value: Value, dim: Dim, correction: float, keepdim: bool, name: st
     """Trace `var`, with PyTorch's derivative where no degrees of freedom are left."""
     dims = normalize_dims(None if dim == () else dim, require_float(value, name).ndim, name)
     x, folded = fold_dims(value, dims, name)
-    n = math.prod(value.shape[p] for p in dims)
-    result = trace.variance(x, folded)
-    if correction != 0:
-        degrees = max(n - correction, 0)
-        result = result * (n / degrees if degrees else math.inf if n else math.nan)
-    slope = _variance_slope(x, folded, n - correction, whole=dim is None or not value.ndim)
+    degrees = math.prod(value.shape[p] for p in dims) - correction
+    result = trace.variance(x, folded, correction)
+    slope = _variance_slope(x, folded, degrees, whole=dim is None or not value.ndim)
     return Value(_with_slope(result, x, slope), reduced_shape(value.shape, dims, keepdim))
 
 
