@@ -63,7 +63,7 @@ class Axes:
     def labels(self) -> AxisLabels:
         return tuple(0 if p in self.rows else 1 if p in self.cols else None for p in range(len(self.shape)))
 
-    @property
+    @cached_property
     def long(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The axes along rows and along columns whose length is not one."""
         rows, cols = (tuple(p for p in axes if self.shape[p] != 1) for axes in (self.rows, self.cols))

@@ -163,18 +163,31 @@ class Conversion:
 
 def choose_fold(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Axes:
     """Choose the fold of a shape to which the operands are converted with the least memory traffic."""
-    axes = tuple(p for p, n in enumerate(shape) if n != 1)
-    candidates = [fold for x in operands for fold in _extended(x, shape, axes)]
-    # All splits in order; of equal costs the first wins, so begin with the last axis as columns.
-    candidates += [Axes(shape, axes[:k], axes[k:]) for k in (len(axes) - 1, *range(len(axes) - 1), len(axes)) if k >= 0]
+    candidates = _candidates(operands, shape)
     if not operands[0]._trace.copies:
-        candidates = [fold for fold in candidates if fold.in_order or fold.transposed]
+        candidates = (fold for fold in candidates if fold.in_order or fold.transposed)
     return cheapest(operands, candidates)
+
+
+def _candidates(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Iterator[Axes]:
+    """Yield the folds that operands have, then all splits of the axes in order, first the last axis as columns."""
+    axes = tuple(p for p, n in enumerate(shape) if n != 1)
+    for x in operands:
+        yield from _extended(x, shape, axes)
+    for k in (len(axes) - 1, *range(len(axes) - 1), len(axes)):
+        if k >= 0:
+            yield Axes(shape, axes[:k], axes[k:])
 
 
 def cheapest(operands: Sequence[Tracer], folds: Iterable[Axes]) -> Axes:
     """Return the fold to which the operands are converted with the least memory traffic; the first of equals."""
-    return min(dict.fromkeys(folds), key=lambda fold: sum(Conversion.to(x, fold).cost() for x in operands))
+    costs: dict[Axes, float] = {}
+    for fold in folds:
+        if fold not in costs:
+            costs[fold] = sum(Conversion.to(x, fold).cost() for x in operands)
+            if not costs[fold]:  # most often the first
+                return fold
+    return min(costs, key=costs.__getitem__)
 
 
 def _extended(x: Tracer, shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[Axes]:
