@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import dtypes, trace
 from ..trace import Tracer, apply, reduce
+from ..trace.exponentials import stop_gradient
 from .losses import REDUCTIONS, apply_reduction, check_reduction, loss
-from .row_functions import stop_gradient
 
 __all__ = [
     "binary_cross_entropy_with_logits",

@@ -10,12 +10,11 @@ import functools
 from typing import Any
 
 from .. import dtypes, trace
-from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
-from ..trace.labels import pick
+from ..trace.exponentials import relative_to_max
+from ..trace.labels import Labels, constant_along
 from .eager import Arguments, export, import_operand, promote_integers, traceable
 from .fuse import Fused
-from .row_functions import stop_gradient
 
 __all__ = ["cross_entropy", "nll_loss"]
 
@@ -63,75 +62,21 @@ def _class_axis(input: Any, weight: Any) -> int:
     return axis
 
 
-class _Labels:
-    """Integer labels along the axis of the classes; those equal to `ignore_index` do not count.
-
-    Values for each label have length one along that axis.
-
-    Attributes
-    ----------
-    counted : Tracer of bool
-        Which labels count.
-    weight : Tracer or None
-        The class weight at each label, 0 for labels that do not count.
-    """
-
-    def __init__(self, input: Tracer, target: Tracer, weight: Any, ignore_index: int, axis: int):
-        expected = (*input.shape[:axis], *input.shape[axis + 1 :])
-        if target.shape != expected or not dtypes.is_integer(target._node.dtype):
-            raise ValueError(
-                f"target: expected integers of shape {expected}, or probabilities of shape {input.shape}, got "
-                f"{target._node.dtype} of shape {target.shape}"
-            )
-        self.axis, self.dtype = axis, input._node.dtype
-        index = target.astype("int64", copy=False)[(*[slice(None)] * axis, None)]
-        self.counted = apply("not_equal", index, ignore_index)
-        # `pick` would count negative labels from the end; make them out of range.
-        self.class_index = apply("where", index < 0, input.shape[axis], index)
-        self.weight = None if weight is None else self.masked(self.pick(_broadcast_along(weight, axis, input.ndim)))
-
-    def pick(self, values: Tracer) -> Tracer:
-        """Return the value of the class at each label; NaN for labels out of range."""
-        return pick(values, self.class_index, self.axis)
-
-    def masked(self, values: Any) -> Tracer:
-        """Return values with 0 for labels that do not count."""
-        return apply("where", self.counted, values, 0.0).astype(self.dtype, copy=False)
-
-    def weighted(self, values: Tracer) -> Tracer:
-        """Return values times the weights of their labels, with 0 for labels that do not count."""
-        return self.masked(values if self.weight is None else values * self.weight)
-
-    def reduced(self, values: Tracer, reduction: str) -> Tracer:
-        """Reduce masked values; "mean" divides by the sum of the weights, and is NaN if no label counts."""
-        if reduction == "none":
-            return values.squeeze(self.axis)
-        # As rows, so that one step sums both the values and the weights.
-        total = reduce("sum", _as_row(values), None)
-        if reduction == "sum":
-            return total
-        weights = self.masked(1.0) if self.weight is None else self.weight
-        return total / reduce("sum", _as_row(weights), None)
-
-
-def _as_row(x: Tracer) -> Tracer:
-    """Transpose the node of a column vector to one row, without changing the array."""
-    node, axes = x._node, x._axes
-    if node.shape[1] != 1:
-        return x
-    return x._trace.array(g.transpose(node), trace.Axes(axes.shape, axes.cols, axes.rows))
-
-
-def _broadcast_along(vector: Any, axis: int, ndim: int) -> Tracer:
-    """Return a vector along an axis of an array of `ndim` dimensions, as a constant for gradients."""
-    broadcast: Tracer = stop_gradient(vector)[tuple(slice(None) if p == axis else None for p in range(ndim))]
-    return broadcast
+def _labels(input: Tracer, target: Tracer, weight: Any, ignore_index: int, axis: int) -> Labels:
+    """Return labels of the classes of `input`; raise ValueError if `target` has none of its shape."""
+    expected = (*input.shape[:axis], *input.shape[axis + 1 :])
+    if target.shape != expected or not dtypes.is_integer(target._node.dtype):
+        raise ValueError(
+            f"target: expected integers of shape {expected}, or probabilities of shape {input.shape}, got "
+            f"{target._node.dtype} of shape {target.shape}"
+        )
+    return Labels(input, target, weight, ignore_index, axis)
 
 
 def _log_normalizer(x: Tracer, axis: int) -> tuple[Tracer, Tracer]:
     """Return max(x) and log(sum(exp(x - max(x)))) along an axis; their sum is logsumexp(x)."""
-    top = stop_gradient(reduce("max", x, axis, keepdims=True))
-    return top, apply("log", reduce("expsum", x, axis, keepdims=True))
+    top, total = relative_to_max(x, axis)
+    return top, apply("log", total)
 
 
 @loss
@@ -203,12 +148,12 @@ def cross_entropy(
         if ignore_index >= 0:
             raise ValueError(f"ignore_index: labels are needed, but target has probabilities; got {ignore_index}")
         return _cross_entropy_of_probabilities(input, target, weight, label_smoothing, z_loss, reduction, axis)
-    labels = _Labels(input, target, weight, ignore_index, axis)
+    labels = _labels(input, target, weight, ignore_index, axis)
     top, log_total = _log_normalizer(input, axis)
     values = labels.weighted(-(labels.pick(input) - top - log_total))
     if label_smoothing:
         terms = input - top - log_total
-        terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
+        terms = terms if weight is None else terms * constant_along(weight, axis, input.ndim)
         smooth = labels.masked(-reduce("sum", terms, axis, keepdims=True))
         values = values * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
     if z_loss:
@@ -235,7 +180,7 @@ def _cross_entropy_of_probabilities(
         target = target * (1.0 - label_smoothing) + label_smoothing / input.shape[axis]
     top, log_total = _log_normalizer(input, axis)
     terms = (input - top - log_total) * target
-    terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
+    terms = terms if weight is None else terms * constant_along(weight, axis, input.ndim)
     values = -reduce("sum", terms, axis)
     if z_loss:
         values = values + apply("square", top + log_total).squeeze(axis) * z_loss
@@ -259,5 +204,5 @@ def nll_loss(input: Any, target: Any, *, weight: Any = None, ignore_index: int =
     """
     check_reduction(reduction)
     axis = _class_axis(input, weight)
-    labels = _Labels(input, trace.as_tracer(target, input._trace), weight, ignore_index, axis)
+    labels = _labels(input, trace.as_tracer(target, input._trace), weight, ignore_index, axis)
     return labels.reduced(labels.weighted(-labels.pick(input)), reduction)

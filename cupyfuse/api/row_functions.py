@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from .. import trace
-from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
+from ..trace.exponentials import relative_to_max, stop_gradient
 from . import arrays, lazy
 from .eager import Arguments, export, import_operand, promote_integers, traceable, with_axes_last
 from .fuse import Fused
@@ -193,23 +193,8 @@ def softmax(x: Any, axis: Any = None) -> Any:
     Differentiation treats the largest element, which exponentials are relative to, as a constant. That is exact: the
     result does not depend on it.
     """
-    top = stop_gradient(reduce("max", x, axis, keepdims=True))
-    return apply("exp", x - top) / _expsum(x, top, axis)
-
-
-def stop_gradient(x: Tracer) -> Tracer:
-    """Return the same values, treated as constants by differentiation."""
-    return x._trace.array(g.stop_gradient(x._node), x._axes)
-
-
-def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
-    """Compute sum(exp(x - top)) for the maximum `top`.
-
-    Along a single axis the kernel finds its own maximum in the same pass, and `top` is not used.
-    """
-    if len(trace.normalize_axes(axis, x.ndim)) == 1:
-        return reduce("expsum", x, axis, keepdims=True)
-    return reduce("sum", apply("exp", x - top), axis, keepdims=True)
+    top, total = relative_to_max(x, axis)
+    return apply("exp", x - top) / total
 
 
 @traceable
@@ -231,8 +216,8 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
     -----
     Differentiation treats the largest element as a constant, as in `softmax`.
     """
-    top = stop_gradient(reduce("max", x, axis, keepdims=True))
-    return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
+    top, total = relative_to_max(x, axis)
+    return (x - apply("finite_or_zero", top)) - apply("log_relative", top, total)
 
 
 # Statistics ---------------------------------------------------------------------------------------------------------

@@ -318,6 +318,9 @@ def transpose(node: Node) -> Node:
 
 
 def reshape(node: Node, shape: Shape) -> Node:
+    """Reshape a value; of a reshaped one, the value itself."""
+    if node.op == "reshape":
+        (node,) = node.inputs
     return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
 
 

@@ -48,11 +48,9 @@ class Output:
 
     def with_user_axes(self, matrix: Any) -> Any:
         """View the value, given as rows x columns, with the user's axes."""
-        rows, cols = self.axes.rows, self.axes.cols
-        if not self.axes.folded:
-            transposed = rows and cols and rows > cols
-            return (matrix.T if transposed else matrix).reshape(self.shape)
-        stored = rows + cols  # the user's axes in the order in which they are stored
+        if self.axes.in_order or self.axes.transposed:
+            return (matrix if self.axes.in_order else matrix.T).reshape(self.shape)
+        stored = self.axes.rows + self.axes.cols  # the user's axes in the order in which they are stored
         order = sorted(range(len(stored)), key=stored.__getitem__)
         return matrix.reshape([self.shape[p] for p in stored]).transpose(order).reshape(self.shape)
 

@@ -13,7 +13,7 @@ from ..settings import DEFAULT_WORKSPACE, check_workspace
 from .chains.chain import Call, Chain
 from .chains.options import Options
 from .chains.runner import Runner
-from .rules.labels import REDUCTIONS, z_loss_eager
+from .rules.labels import REDUCTIONS
 from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
@@ -95,11 +95,11 @@ def linear_cross_entropy(
     values = tuple(flat.get(name, t) for name, t in given.items())
     limits = (None if value is None else float(value) for value in (soft_cap, temperature))
     options = _Options(int(ignore_index), reduction, float(label_smoothing), float(z_loss), *limits)
+    chosen = tuple(given), input.dtype in _SIXTEEN_BITS, options
     if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
-        result = _eager_loss(options, **dict(zip(given, values, strict=True)))
+        result = _chain(*chosen).eager(values)[0]
     else:
-        is_16_bit = input.dtype in _SIXTEEN_BITS
-        result = _runner(tuple(given), is_16_bit, options, check_workspace(max_workspace))(values)[0]
+        result = _runner(*chosen, check_workspace(max_workspace))(values)[0]
     return result.reshape(shape) if reduction == "none" else result
 
 
@@ -129,40 +129,14 @@ class _Options(NamedTuple):
     temperature: float | None
 
 
-def _eager_loss(
-    options: _Options,
-    input: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-) -> Tensor:
-    """Compute the loss by PyTorch's own operations, in eager or for a compiler to capture."""
-    o = options
-    logits = F.linear(input, weight, bias)
-    if input.dtype in _SIXTEEN_BITS:
-        logits, class_weight = logits.float(), None if class_weight is None else class_weight.float()
-    if o.soft_cap is not None:
-        logits = torch.tanh(logits / o.soft_cap) * o.soft_cap
-    if o.temperature is not None:
-        logits = logits / o.temperature
-    loss = F.cross_entropy(logits, target, class_weight, None, o.ignore_index, None, o.reduction, o.label_smoothing)
-    if o.z_loss:
-        loss = loss + z_loss_eager(logits, target, class_weight, o.ignore_index, o.reduction) * o.z_loss
-    return loss
-
-
 @functools.lru_cache(maxsize=256)
 def _runner(names: tuple[str, ...], is_16_bit: bool, options: _Options, max_workspace: int) -> Runner:
     """Return the runner of the loss of inputs with these names, from a cache."""
-    calls = tuple(_list_calls(names, is_16_bit, options))
-    loss = calls[-1].results[0]
-    chain = Chain(names, calls, outputs=(loss,), updates=(), fixed=frozenset({names.index("weight")}))
-    return Runner(chain, Options(max_workspace=max_workspace))
+    return Runner(_chain(names, is_16_bit, options), Options(max_workspace=max_workspace))
 
 
-def _list_calls(names: tuple[str, ...], is_16_bit: bool, options: _Options) -> list[Call]:
-    """List the calls of the chain that computes what `_eager_loss` does."""
+def _chain(names: tuple[str, ...], is_16_bit: bool, options: _Options) -> Chain:
+    """Return the chain of the loss of inputs with these names."""
     o = options
     refs: dict[str, Ref | None] = {name: Ref(k) for k, name in enumerate(names)}
     target, class_weight = refs["target"], refs.get("class_weight")
@@ -185,8 +159,8 @@ def _list_calls(names: tuple[str, ...], is_16_bit: bool, options: _Options) -> l
     loss = add("cross_entropy", logits, target, class_weight, o.ignore_index, o.reduction, o.label_smoothing)
     if o.z_loss:
         penalty = add("z_loss", logits, target, class_weight, o.ignore_index, o.reduction)
-        add("add", loss, add("mul", penalty, o.z_loss), 1)
-    return calls
+        loss = add("add", loss, add("mul", penalty, o.z_loss), 1)
+    return Chain(names, tuple(calls), outputs=(loss.number,), fixed=frozenset({names.index("weight")}))
 
 
 class LinearCrossEntropy(nn.Linear):

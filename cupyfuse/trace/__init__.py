@@ -5,9 +5,9 @@ From the bottom up: `user_code` (errors that name the user's line), `axes`, `val
 (arrays that the function created), `tracer` (operators and methods, which call the trace; Python's operators in
 `arithmetic`, changes in place and views in `changes`), `folds` (arrays of several dimensions as rows x columns),
 `broadcasting` (and reshapes), `promotion` and `library` (steps that run the array library's own functions; `failures`:
-which of them raise for some values), `operations`, `products`, `labels`, `parts`, `masked`, `places` and `indexing`,
-`shape_functions`, `numpy` (functions and ufuncs), and `trace`, which binds them together. `autodiff` and `saved` build
-backward passes.
+which of them raise for some values), `operations`, `exponentials`, `products`, `labels`, `parts`, `masked`, `places`
+and `indexing`, `shape_functions`, `numpy` (functions and ufuncs), and `trace`, which binds them together. `autodiff`
+and `saved` build backward passes.
 """
 
 from .axes import Axes, AxisLabels, normalize_axes

@@ -64,12 +64,6 @@ class Axes:
         return tuple(0 if p in self.rows else 1 if p in self.cols else None for p in range(len(self.shape)))
 
     @cached_property
-    def transposed_shape(self) -> tuple[int, ...] | None:
-        """The lengths of an axis along the columns and of one along the rows behind it, if these are all; else None."""
-        kept = [(a, n) for a, n in zip(self.labels, self.shape, strict=True) if a is not None]
-        return tuple(n for _, n in kept) if [a for a, _ in kept] == [1, 0] else None
-
-    @property
     def long(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The axes along rows and along columns whose length is not one."""
         rows, cols = (tuple(p for p in axes if self.shape[p] != 1) for axes in (self.rows, self.cols))
@@ -85,11 +79,17 @@ class Axes:
         """Whether several axes are along the rows or along the columns."""
         return max(len(self.rows), len(self.cols)) > 1
 
-    @property
+    @cached_property
     def in_order(self) -> bool:
         """Whether the elements of the node, row by row, are those of the array in C order."""
         rows, cols = self.long
         return list(rows + cols) == sorted(rows + cols)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the transpose of the node has its elements in C order."""
+        rows, cols = self.long
+        return list(cols + rows) == sorted(cols + rows)
 
     def length(self, axes: Iterable[int]) -> int:
         """Return the number of elements along some axes together."""

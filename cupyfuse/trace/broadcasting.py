@@ -223,10 +223,13 @@ def _reshape_matrix(x: Tracer, shape: tuple[int, ...]) -> Tracer:
 def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     """Reshape an array to or from more than two axes; its node is kept where axes of the new shape fit its rows."""
     order = tuple(p for p, n in enumerate(x.shape) if n != 1)
-    rows, cols = x._axes.long
-    if rows + cols != order:
-        x = refolded(x, Axes(x.shape, order[:-1], order[-1:]))
     long = tuple(p for p, n in enumerate(shape) if n != 1)
+    if not x._axes.in_order:
+        transposed = [Axes(shape, long[k:], long[:k]) for k in range(len(long) + 1)] if x._axes.transposed else []
+        fits = next((fold for fold in transposed if fold.node_shape == x._node.shape), None)
+        if fits is not None:
+            return x._trace.array(x._node, fits)
+        x = refolded(x, Axes(x.shape, order[:-1], order[-1:]))
     splits = [Axes(shape, long[:k], long[k:]) for k in reversed(range(len(long) + 1))]
     same_node = next((fold for fold in splits if fold.node_shape == x._node.shape), None)
     fold = same_node or splits[min(1, len(splits) - 1)]

@@ -11,9 +11,11 @@ copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ..errors import TraceError
 from ..ir import graph as g
 from ..ir import slices
 from ..ir.parts import Reshaped, in_memory
@@ -23,6 +25,10 @@ from .tracer import Tracer
 _VIEW_COST = 1e-3  # elements; decides between folds that differ in the number of views
 # The most elements of axes that are reduced together, before the others: those of a row that one block can hold.
 _LONGEST_PART = 32768
+
+
+class CopyNeeded(TraceError):
+    """An operand has to be copied to another fold in a trace without copies."""
 
 
 def strides_of(x: Tracer) -> tuple[g.Node, dict[int, int]]:
@@ -98,6 +104,8 @@ class Conversion:
         if not op:
             return 0.0
         if op == "strided":
+            if not self.x._trace.copies:
+                return math.inf
             if self._key in self.x._trace.folded:
                 return _VIEW_COST
             rows, cols = self.node_shape
@@ -111,7 +119,8 @@ class Conversion:
     @property
     def _store_cost(self) -> float:
         """The elements written and read where the operand has to be stored first."""
-        return 0.0 if in_memory(self.x._node) else 2.0 * self.x._node.size
+        node = self.x._node
+        return 0.0 if node.op == "reshape" or in_memory(node) else 2.0 * node.size
 
     @property
     def _key(self) -> tuple[object, ...]:
@@ -141,6 +150,10 @@ class Conversion:
             if found is not node:
                 self.x._trace.viewed[found] = (node, view)
             return found
+        if not self.x._trace.copies:
+            raise CopyNeeded(
+                f"an operand of shape {self.x.shape} varies along neither the first nor the last dimensions"
+            )
         folded = self.x._trace.folded
         if self._key not in folded:
             dims, base = self._dims
@@ -150,16 +163,31 @@ class Conversion:
 
 def choose_fold(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Axes:
     """Choose the fold of a shape to which the operands are converted with the least memory traffic."""
-    axes = tuple(p for p, n in enumerate(shape) if n != 1)
-    candidates = [fold for x in operands for fold in _extended(x, shape, axes)]
-    # All splits in order; of equal costs the first wins, so begin with the last axis as columns.
-    candidates += [Axes(shape, axes[:k], axes[k:]) for k in (len(axes) - 1, *range(len(axes) - 1), len(axes)) if k >= 0]
+    candidates = _candidates(operands, shape)
+    if not operands[0]._trace.copies:
+        candidates = (fold for fold in candidates if fold.in_order or fold.transposed)
     return cheapest(operands, candidates)
+
+
+def _candidates(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Iterator[Axes]:
+    """Yield the folds that operands have, then all splits of the axes in order, first the last axis as columns."""
+    axes = tuple(p for p, n in enumerate(shape) if n != 1)
+    for x in operands:
+        yield from _extended(x, shape, axes)
+    for k in (len(axes) - 1, *range(len(axes) - 1), len(axes)):
+        if k >= 0:
+            yield Axes(shape, axes[:k], axes[k:])
 
 
 def cheapest(operands: Sequence[Tracer], folds: Iterable[Axes]) -> Axes:
     """Return the fold to which the operands are converted with the least memory traffic; the first of equals."""
-    return min(dict.fromkeys(folds), key=lambda fold: sum(Conversion.to(x, fold).cost() for x in operands))
+    costs: dict[Axes, float] = {}
+    for fold in folds:
+        if fold not in costs:
+            costs[fold] = sum(Conversion.to(x, fold).cost() for x in operands)
+            if not costs[fold]:  # most often the first
+                return fold
+    return min(costs, key=costs.__getitem__)
 
 
 def _extended(x: Tracer, shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[Axes]:

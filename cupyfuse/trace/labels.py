@@ -1,4 +1,9 @@
-"""Elements gathered by integer labels: one along an axis for each index of the other axes."""
+"""Elements gathered by integer labels, one along an axis for each index of the other axes; and labels of classes.
+
+Labels are compared with the positions along the axis, and all other elements are summed as zeros: infinities and NaN
+among them stay out, and the gradient goes to the chosen element alone. A label out of range gives NaN, where NumPy and
+PyTorch raise an error.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from .. import dtypes
 from ..ir import graph as g
 from .axes import Axes, normalize_axes
 from .broadcasting import expand
+from .exponentials import stop_gradient
 from .library import call_library
 from .operations import apply, reduce
 from .tracer import TraceProtocol, Tracer
@@ -48,15 +54,14 @@ def _is_range(indices: np.ndarray[Any, Any], axis: int, shape: tuple[int, ...]) 
 
 
 def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
-    """Return the element at a label along an axis, which keeps length one.
-
-    Labels are compared with the positions along the axis, and all other elements are summed as zeros: infinities and
-    NaN among them stay out, and the gradient goes to the chosen element alone. A negative label counts from the end; a
-    label out of range gives NaN, where NumPy raises an error.
-    """
-    n = x.shape[axis]
+    """Return the element at a label along an axis, which keeps length one; a negative label counts from the end."""
     index = index.astype("int64", copy=False)
-    label = apply("where", index < 0, index + n, index)
+    return choose(x, apply("where", index < 0, index + x.shape[axis], index), axis)
+
+
+def choose(x: Tracer, label: Tracer, axis: int) -> Tracer:
+    """Return the element at a label along an axis, which keeps length one."""
+    n = x.shape[axis]
     is_chosen = apply("equal", positions(x._trace, x.ndim, axis, n, g.label_dtype(n)), label)
     found = reduce("sum", apply("where", is_chosen, x, 0.0), axis, keepdims=True)
     return apply("where", apply("logical_and", label >= 0, label < n), found, np.nan).astype(x._node.dtype)
@@ -79,3 +84,70 @@ def take_along_axis(x: Tracer, indices: Any, axis: Any = -1) -> Tracer:
     if not native or indices.ndim != x.ndim or indices.shape[p] != 1:
         return call_library("take_along_axis", [x, indices], {"axis": axis})
     return pick(x, indices, p)
+
+
+# Labels of classes --------------------------------------------------------------------------------------------------
+
+
+class Labels:
+    """Labels of classes along an axis of an array; those equal to `ignore_index` do not count.
+
+    Values for each label have length one along that axis.
+
+    Parameters
+    ----------
+    like : Tracer
+        Array with the classes along `axis`.
+    target : Tracer
+        Integers, of its shape without that axis.
+    weight : Tracer or None
+        Of each class, as long as the axis; it has no gradient.
+
+    Attributes
+    ----------
+    weight : Tracer or None
+        The class weight at each label, 0 for labels that do not count.
+    """
+
+    def __init__(self, like: Tracer, target: Tracer, weight: Tracer | None, ignore_index: int, axis: int):
+        self.axis, self.dtype = axis, like._node.dtype
+        self._index = target.astype("int64", copy=False)[(*[slice(None)] * axis, None)]
+        self._counted = apply("not_equal", self._index, ignore_index)
+        self.weight = None if weight is None else self.masked(self.pick(constant_along(weight, axis, like.ndim)))
+
+    def pick(self, values: Tracer) -> Tracer:
+        """Return the value of the class at each label; NaN for labels out of range."""
+        return choose(values, self._index, self.axis)
+
+    def masked(self, values: Any) -> Tracer:
+        """Return values with 0 for labels that do not count."""
+        return apply("where", self._counted, values, 0.0).astype(self.dtype, copy=False)
+
+    def weighted(self, values: Tracer) -> Tracer:
+        """Return values times the weights of their labels, with 0 for labels that do not count."""
+        return self.masked(values if self.weight is None else values * self.weight)
+
+    def reduced(self, values: Tracer, reduction: str) -> Tracer:
+        """Reduce masked values; "mean" divides by the sum of the weights, and is NaN if no label counts."""
+        if reduction == "none":
+            return values.squeeze(self.axis)
+        # As rows, so that one step sums both the values and the weights.
+        total = reduce("sum", _as_row(values), None)
+        if reduction == "sum":
+            return total
+        weights = self.masked(1.0) if self.weight is None else self.weight
+        return total / reduce("sum", _as_row(weights), None)
+
+
+def _as_row(x: Tracer) -> Tracer:
+    """Transpose the node of a column vector to one row, without changing the array."""
+    node, axes = x._node, x._axes
+    if node.shape[1] != 1:
+        return x
+    return x._trace.array(g.transpose(node), Axes(axes.shape, axes.cols, axes.rows))
+
+
+def constant_along(vector: Tracer, axis: int, ndim: int) -> Tracer:
+    """Return a vector along an axis of an array of `ndim` dimensions, as a constant for gradients."""
+    broadcast: Tracer = stop_gradient(vector)[tuple(slice(None) if p == axis else None for p in range(ndim))]
+    return broadcast

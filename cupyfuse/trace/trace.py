@@ -102,6 +102,7 @@ class Trace:
         self._at_risk: set[int] = set()  # arguments that were changed before what raises for some values
         self._raises_midway = False
         self.calls: list[Call] = []
+        self.copies = True  # whether operands may be copied to other folds; else that is the error `CopyNeeded`
         self.folded: dict[tuple[object, ...], g.Node] = {}  # strided copies, to make each once (`folds.Conversion`)
         self.stored: set[g.Node] = set()  # computed values of which parts are read from memory (`parts.part`)
         # Views that are computed again: of which values, and which views of them.

@@ -30,6 +30,7 @@ class TraceProtocol(Protocol):
     """The operations that a tracer delegates to its trace; `Trace` implements them."""
 
     effects: dict[int, g.Node]
+    copies: bool
     for_shards: bool
     folded: dict[tuple[object, ...], g.Node]
     stored: set[g.Node]

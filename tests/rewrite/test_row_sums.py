@@ -20,7 +20,7 @@ from cupyfuse.plan.plan import Traced
 from cupyfuse.settings import Settings, force_plans
 from cupyfuse.torch import losses
 from cupyfuse.torch.chains import saving
-from cupyfuse.torch.chains.chain import Chain, TracedChain
+from cupyfuse.torch.chains.chain import TracedChain
 
 F = torch.nn.functional
 TOP, TOTAL = "x.max(axis=1, keepdims=True)", "np.exp(x - x.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)"
@@ -194,8 +194,7 @@ EVERYTHING = {"label_smoothing": 0.1, "z_loss": 1e-4, "soft_cap": 30.0}
 def language_model(**options: Any) -> TracedChain:
     o = losses._Options(*({**_DEFAULTS, **options}[name] for name in losses._Options._fields))
     names = ("input", "weight", "target")
-    calls = tuple(losses._list_calls(names, True, o))
-    chain = Chain(names, calls, outputs=calls[-1].results, updates=(), fixed=frozenset({1}))
+    chain = losses._chain(names, True, o)
     return chain.trace((((8192, 4096), "bfloat16"), ((128256, 4096), "bfloat16"), ((8192,), "int64")))
 
 

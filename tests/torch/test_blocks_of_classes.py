@@ -20,7 +20,7 @@ from cupyfuse.settings import EPILOGUES, Settings
 from cupyfuse.torch import losses
 from cupyfuse.torch.chains import saving
 from cupyfuse.torch.chains.backward import Backward
-from cupyfuse.torch.chains.chain import Chain, TracedChain
+from cupyfuse.torch.chains.chain import TracedChain
 
 F = torch.nn.functional
 FEATURES, ROWS_OF_LOGITS, CLASSES = 8, 24, 700
@@ -223,8 +223,7 @@ def test_what_is_allocated(ways: Ways) -> None:
 def language_model(rows: int, classes: int, features: int, dtype: str, reduction: str) -> TracedChain:
     options = losses._Options(-100, reduction, 0.0, 0.0, None, None)
     names = ("input", "weight", "target")
-    calls = tuple(losses._list_calls(names, dtype in ("bfloat16", "float16"), options))
-    chain = Chain(names, calls, outputs=calls[-1].results, updates=(), fixed=frozenset({1}))
+    chain = losses._chain(names, dtype in ("bfloat16", "float16"), options)
     return chain.trace((((rows, features), dtype), ((classes, features), dtype), ((rows,), "int64")))
 
 

@@ -150,7 +150,7 @@ def test_a_compiled_step(make: Any, reads_logits: bool, monkeypatch: pytest.Monk
     assert {"linear", "to", "cross_entropy"} <= set(chain.traced.chain.operations)
     assert chain.plan.workspace <= SMALL
     assert chain.plan.blocks is not None or reads_logits  # logits that are returned are no workspace
-    logits = [o for o in chain.plan.outputs[: len(chain.traced.outputs)] if o.shape == (ROWS, VOCABULARY)]
+    logits = [o for o in chain.plan.outputs[: len(chain.traced.outputs)] if o.node.shape == (ROWS, VOCABULARY)]
     assert bool(logits) == reads_logits
     assert any(n.shape == (ROWS, VOCABULARY) for n in chain.saving.nodes) == reads_logits
 
@@ -176,13 +176,13 @@ def test_a_compiled_loss(make: Any, items: dict[str, int], monkeypatch: pytest.M
     chains = [c for c in custom_op._compiled.values() if "cross_entropy" in c.traced.chain.operations and c.is_loaded]
     (chain,) = chains
     assert chain.plan.blocks is not None and chain.plan.workspace <= SMALL
-    everything = (*(o.shape for o in chain.plan.outputs), *(n.shape for n in chain.saving.nodes))
+    everything = (*(o.node.shape for o in chain.plan.outputs), *(n.shape for n in chain.saving.nodes))
     assert (ROWS, VOCABULARY) not in everything
 
 
 def shapes(module: Any) -> set[Any]:
     """The shapes of what the chains of a fused module return, and keep for the backward pass."""
-    return {o.shape for part in module.explain().fused for plan in part.plans for o in plan.outputs}
+    return {o.node.shape for part in module.explain().fused for plan in part.plans for o in plan.outputs}
 
 
 @pytest.mark.usefixtures("fresh_dynamo", "no_capturing")
@@ -281,4 +281,4 @@ def test_what_is_measured_beside_a_loss(compiles: bool, monkeypatch: pytest.Monk
     else:
         plans = [plan for part in fused.explain().fused for plan in part.plans]
     (plan,) = plans
-    assert plan.blocks is not None and all(o.shape != (ROWS, VOCABULARY) for o in plan.outputs)
+    assert plan.blocks is not None and all(o.node.shape != (ROWS, VOCABULARY) for o in plan.outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.overrides import TorchFunctionMode
 from torch_ways import WAYS, Code, plain, same, ways
 
 import cupyfuse.torch as ct
 from cupyfuse.torch import codes
+from cupyfuse.torch.functions import Step, build_chain
+from cupyfuse.torch.rules.symbols import Ref
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -235,3 +239,31 @@ def test_a_dropout_within_a_transform_leaves_the_chains() -> None:
     fused: Any = ct.fuse(module)
     torch.testing.assert_close(fused(x), module(x))
     assert sum(len(p.chains) for p in fused._cupyfuse.partitions) == 2
+
+
+# Chains that run by PyTorch's operations ------------------------------------------------------------------------------
+
+
+class _Alive(TorchFunctionMode):
+    """Counts, before each operation, the earlier ones' results that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[weakref.ref[Any]] = []
+        self.counts: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts.append(sum(ref() is not None for ref in self.results))
+        result = func(*args, **(kwargs or {}))
+        self.results.append(weakref.ref(result))
+        return result
+
+
+def test_values_live_as_long_as_they_are_read() -> None:
+    steps = (Step("exp"), Step("tanh"), Step("mul", (Ref(1),)), Step("sum"))
+    chain = build_chain(steps, ("x", "y"))
+    x, y = torch.rand(3, 4), torch.rand(4)
+    with _Alive() as alive:
+        (found,) = chain.eager((x, y))
+    assert alive.counts == [0, 1, 1, 1]
+    assert torch.equal(found, (x.exp().tanh() * y).sum())

@@ -209,6 +209,18 @@ def test_sums_of_first_and_last_axes_copy_nothing() -> None:
         assert kinds(lambda x, axis=axis: x.sum(axis), (4, 6, 8, 10)) == ["RowProgram", "ColumnStats"]  # type: ignore[misc]
 
 
+def test_reshapes_of_transposes_copy_nothing() -> None:
+    assert kinds(lambda x: np.exp(x.transpose(2, 0, 1).reshape(4, 6)).max(0), (2, 3, 4)) == ["RowProgram"]
+
+
+def test_what_was_reshaped_is_stored_once(engine: Engine, rng: np.random.Generator) -> None:
+    def function(x: Any, y: Any) -> Any:
+        return np.exp(x.T).reshape(2, 3) * y.sum(axis=2)
+
+    assert kinds(function, (2, 3), (2, 3, 8)) == ["RowProgram", "Copy", "RowProgram"]
+    compare(engine, function, [rng.standard_normal(s).astype(np.float32) for s in ((2, 3), (2, 3, 8))])
+
+
 @pytest.mark.kernels_rotate
 @pytest.mark.parametrize("distance", [0.0, 1e3, 1e5, 1e6])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -29,14 +29,13 @@ Flags = tuple[bool, ...]
 
 @dataclass
 class _BackwardPlan:
-    """A backward plan, the shapes of its results unless these have them, and the result of each gradient.
+    """A backward plan, and the result of each gradient.
 
     `execute` is None until it is loaded, by `finish` where that is begun.
     """
 
     plan: Plan
     finish: Callable[[], Any] | None
-    shapes: list[tuple[int, ...] | None]
     gradients: list[tuple[int, int]]
     execute: Any = None
 
@@ -167,9 +166,7 @@ class Backward:
         arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         loaded = self._find_loaded(given, wanted, arrays)
         results = loaded.execute(arrays)
-        # Of a tensor that two inputs get, autograd sees that it is shared; not so of two views of its memory.
-        grads = [r if shape is None else r.reshape(shape) for r, shape in zip(results, loaded.shapes, strict=True)]
-        return [(k, grads[place]) for k, place in loaded.gradients]
+        return [(k, results[place]) for k, place in loaded.gradients]
 
     def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _BackwardPlan:
         """Return the plan for a choice of gradients and arrays of these layouts, loaded at the first of such calls."""
@@ -216,11 +213,9 @@ class Backward:
             inputs.setdefault(other if same else k, []).append(k)
         computed = {first: roots[first] for first, *_ in inputs.values()}
         plan = build(self._graph(given, computed), dict(enumerate(map(layout_of, arrays))), self.settings)
-        wished = [tuple(self.traced.inputs[k].shape) for k in computed]
-        shapes = [None if s == o.shape else s for s, o in zip(wished, plan.outputs, strict=True)]
         gradients = [(k, place) for place, given_to in enumerate(inputs.values()) for k in given_to]
         finish = begin(plan, arrays, device) if device is not None else None
-        return _BackwardPlan(plan, finish, shapes, gradients)
+        return _BackwardPlan(plan, finish, gradients)
 
     def _roots(self, given: Flags, wanted: Flags) -> dict[int, Node]:
         """Return the gradients that exist, by input."""
@@ -296,6 +291,6 @@ def _differentiable_inputs(node: Node) -> Sequence[Node]:
 
 def cotangent_matrix(value: Value, cotangent: Any) -> Any:
     """Reshape the cotangent of a value to the rows x columns of its node, transposed where the node is."""
-    transposed, shape = value.tracer._axes.transposed_shape, value.tracer._node.shape
-    matrix = cotangent if transposed is None else cotangent.reshape(transposed).t()
+    shape = value.tracer._node.shape
+    matrix = cotangent if value.tracer._axes.in_order else cotangent.reshape(shape[::-1]).t()
     return matrix if matrix.shape == shape else matrix.reshape(shape)

@@ -10,7 +10,10 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import Any
+
+import torch
 
 from ...errors import TraceError
 from ...ir import graph as g
@@ -18,7 +21,7 @@ from ...plan.plan import Traced
 from ...trace import Axes, AxisLabels, Trace
 from ...trace.saved import stored
 from ..rules import RULES
-from ..rules.symbols import Ref, Size, substitute
+from ..rules.symbols import Ref, Size, references, substitute
 from ..rules.values import Value
 from .tensors import concrete_sizes, dtype_name
 
@@ -101,25 +104,50 @@ class Chain:
         return " -> ".join(self.operations)
 
     def eager(self, tensors: Sequence[Any]) -> list[Any]:
-        """Run with PyTorch's own operations; the values of `updates` follow the outputs and are not written back."""
-        values = self.values(tensors)
-        return [values[n] for n in (*self.outputs, *(value for _, value in self.updates))]
+        """Run with PyTorch's own operations; the values of `updates` follow the outputs and are not written back.
+
+        Other values live as long as a later operation reads them, as in PyTorch; compilers see to that themselves.
+        """
+        dead = repeat(()) if torch.compiler.is_dynamo_compiling() else self._dead
+        values = self._run(tensors, _call_eagerly, dead)
+        return [values[n] for n in self._results]
+
+    @property
+    def _results(self) -> tuple[int, ...]:
+        return *self.outputs, *(value for _, value in self.updates)
+
+    @cached_property
+    def _dead(self) -> list[list[int]]:
+        """For each call, the values that nothing reads after it."""
+        needed, dead = set(self._results), list[list[int]]()
+        for call in reversed(self.calls):
+            used = {*references(call.arguments), *(n for n in call.results if n >= 0)} - needed
+            dead.insert(0, sorted(used))
+            needed |= used
+        return dead
 
     def values(self, tensors: Sequence[Any]) -> dict[int, Any]:
         """Compute every value of the chain, by number, with PyTorch's own operations."""
-        return self._run(tensors, lambda call, arguments: RULES[call.rule].eager(*arguments))
+        return self._run(tensors, _call_eagerly)
 
-    def _run(self, inputs: Iterable[Any], apply: Callable[[Call, list[Any]], Any]) -> dict[int, Any]:
-        """Compute every value, by number, with `apply(call, arguments)` for each call."""
+    def _run(
+        self,
+        inputs: Iterable[Any],
+        apply: Callable[[Call, list[Any]], Any],
+        dead: Iterable[Iterable[int]] = repeat(()),
+    ) -> dict[int, Any]:
+        """Compute every value, by number, with `apply(call, arguments)` for each call; drop `dead` ones after it."""
         values = dict(enumerate(inputs))
 
         def fill(argument: Any) -> Any:
             return substitute(argument, lambda ref: values[ref.number], lambda size: size)
 
-        for call in self.calls:
+        for call, unused in zip(self.calls, dead, strict=False):
             result = apply(call, list(map(fill, call.arguments)))
             results = result if isinstance(result, tuple) else (result,)
             values.update((n, value) for n, value in zip(call.results, results, strict=False) if n >= 0)
+            for n in unused:
+                del values[n]
         return values
 
     def trace(self, metas: Sequence[Meta]) -> TracedChain:
@@ -167,6 +195,10 @@ def _fill_sizes(chain: Chain, sizes: Sequence[Any]) -> Chain:
     return replace(chain, calls=calls, sizes=0)
 
 
+def _call_eagerly(call: Call, arguments: list[Any]) -> Any:
+    return RULES[call.rule].eager(*arguments)
+
+
 def traced_call(trace: Trace, rule: str, arguments: Sequence[Any]) -> Any:
     """Apply one operation to traced values, recorded as one call."""
     tracers = [a.tracer for a in arguments if isinstance(a, Value)]
@@ -188,7 +220,7 @@ class TracedChain:
 
     @property
     def outputs(self) -> list[Value]:
-        return [self.values[n] for n in self.chain.outputs]
+        return [Value(self.values[n].settled) for n in self.chain.outputs]
 
     def as_traced(self, saved: Sequence[g.Node] = (), in_place: bool = True) -> Traced:
         """Return the graph to plan: it yields outputs, then updates unless these are made in place, then `saved`."""

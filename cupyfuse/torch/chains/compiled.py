@@ -66,19 +66,10 @@ class CompiledChain:
         plan.saving = self.saving.note
         return plan
 
-    @cached_property
-    def _reshaped(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The results that the plan returns in another shape than the chain, by number, with the chain's shape."""
-        values = self.traced.outputs
-        if not self._in_place:
-            values = [*values, *(self.traced.inputs[k] for k, _ in self.traced.chain.updates)]
-        pairs = enumerate(zip(values, self.plan.outputs, strict=False))
-        return [(k, tuple(value.shape)) for k, (value, output) in pairs if tuple(value.shape) != output.shape]
-
     @property
     def returns_views(self) -> bool:
         """Whether results may be views of what the plan computes."""
-        return bool(self._reshaped) or not all(output.direct for output in self.plan.outputs)
+        return not all(output.direct for output in self.plan.outputs)
 
     def backward(self, needs: Sequence[bool]) -> Backward:
         """Return the backward pass for the gradients of these inputs."""
@@ -102,7 +93,7 @@ class CompiledChain:
 
     def is_plain(self, outputs: int) -> bool:
         """Whether `execute` takes the inputs as they are, and returns so many results of the chain and no more."""
-        return not self._folded and not self._reshaped and len(self.plan.outputs) == outputs
+        return not self._folded and len(self.plan.outputs) == outputs
 
     @cached_property
     def has_products(self) -> bool:
@@ -121,12 +112,10 @@ class CompiledChain:
         self.execute = finish() if is_begun else load(self.plan, arrays)
 
     def __call__(self, arrays: Tensors) -> list[Any]:
-        """Run on matrices, then prepacked weights; return the plan's results in their own shapes."""
+        """Run on matrices, then prepacked weights; return the plan's results."""
         if self.execute is None:
             self.load(arrays)
         results: list[Any] = self.execute(arrays)
-        for k, shape in self._reshaped:
-            results[k] = results[k].reshape(shape)
         return results
 
 

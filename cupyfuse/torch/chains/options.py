@@ -39,15 +39,12 @@ class Options:
         return Settings(self.current_precision(), device, self.max_workspace, self.keep_halves)
 
 
-_backend_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # of newer versions
-
-
 def matmul_precision() -> str:
     """Return PyTorch's precision of float32 products.
 
-    It is set by `set_float32_matmul_precision`, or by newer versions' switches for each backend.
+    It is set by `set_float32_matmul_precision`, or by the switches of each backend.
     """
-    switch = _backend_precision("cuda", "matmul") if _backend_precision is not None else "none"
+    switch = torch._C._get_fp32_precision_getter("cuda", "matmul")
     if switch == "ieee":
         return "highest"
     try:

@@ -148,7 +148,7 @@ class TorchRuntime(TensorMemory, GpuRuntime):
         self.processors = int(torch.cuda.get_device_properties(index).multi_processor_count)
         self.stream = functools.partial(torch._C._cuda_getCurrentRawStream, index)
         # What PyTorch's own compiled code calls costs a third of `torch.empty`.
-        self._empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or self._empty_strided
+        self._empty = torch._C._dynamo.guards._empty_strided_cuda
 
     def made_current(self) -> AbstractContextManager[Any]:
         check_process()
@@ -159,9 +159,6 @@ class TorchRuntime(TensorMemory, GpuRuntime):
         for n in reversed(shape[1:]):
             strides.append(strides[-1] * max(n, 1))
         return functools.partial(self._empty, shape, tuple(reversed(strides[: len(shape)])), dtype)
-
-    def _empty_strided(self, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, device=self.place)
 
     def workspace(self, nbytes: int, held: bool = True) -> Any:
         # The next owner's launches on this stream come after ours; a captured graph has a pool of its own.

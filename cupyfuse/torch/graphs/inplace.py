@@ -212,7 +212,6 @@ def _return_new(node: Node) -> None:
     """Make an operation return what it wrote to its first operand, and have the nodes after it read that."""
     source = node.args[0]
     assert isinstance(source, Node)
-    later = _nodes_after(node)
     dtype, computed_in = source.meta["example_value"].dtype, _dtype_out_of_place(node)
     assert computed_in is not None
     result = node
@@ -225,13 +224,7 @@ def _return_new(node: Node) -> None:
     else:
         _call_out_of_place(node)
         result = _cast_result(node, computed_in, dtype)
-    source.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
-
-
-def _nodes_after(node: Node) -> set[Node]:
-    """Return the nodes of a graph after one."""
-    nodes = list(node.graph.nodes)
-    return set(nodes[nodes.index(node) + 1 :])
+    source.replace_all_uses_with(result, delete_user_cb=lambda user: user > node)
 
 
 def _call_out_of_place(node: Node) -> None:
@@ -293,7 +286,6 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
     graph : Graph
     chains : nodes of chains, whose operands and results may be saved for a backward pass
     """
-    places = {node: k for k, node in enumerate(graph.nodes)}
     autocast = uses_autocast(graph)
     for node in graph.nodes:
         if _IN_PLACE not in node.meta:
@@ -302,7 +294,7 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
         source = node.args[0]
         others = [user for user in source.users if user is not node]
         saved = any(n in chains for n in (source, *others))
-        used_later = any(places[n] > places[node] for n in others)
+        used_later = any(n > node for n in others)
         if saved or used_later:
             if not autocast and is_dense(source.meta["example_value"], range(source.meta["example_value"].dim())):
                 continue

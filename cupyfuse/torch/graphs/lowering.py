@@ -73,7 +73,7 @@ class Direct:
         traced = chain.trace(metas_of(tensors)).outputs
         # A transposed result is a view of the computed one.
         return [
-            output if value.tracer._axes.labels == (0, 1) else add("contiguous", (output,))
+            output if value.tracer._axes.in_order else add("contiguous", (output,))
             for output, value in zip(outputs, traced, strict=True)
         ]
 

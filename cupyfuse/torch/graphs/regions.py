@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from .importer import is_state
 from .modes import leaving_modes
 
-_EARLY_STOP = "early_stop" in inspect.signature(checkpoint).parameters
 _CONTEXT = "_checkpoint_context_fn"
 _FORWARD = "cupyfuse_forward"
 
@@ -86,6 +84,6 @@ def _checkpointed(body: GraphModule, state: Sequence[bool], *args: Any, **option
     options["use_reentrant"] = False
     if _CONTEXT in body.meta:
         options["context_fn"] = body.meta[_CONTEXT]
-    if _EARLY_STOP and any("_increment_nesting" in str(n.target) for n in body.graph.nodes):
+    if any("_increment_nesting" in str(n.target) for n in body.graph.nodes):
         options["early_stop"] = False  # stopping within a transform would leave it on PyTorch's stack
     return checkpoint(region, *(a for a, kept in zip(args, state, strict=True) if not kept), **options)

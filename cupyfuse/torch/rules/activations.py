@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from ... import trace
-from ...ir import graph as g
 from ...ir.operators import activations as operators
-from ...trace import Tracer
-from .axes import matrix_along, normalize_dims, reduced_shape
+from ...trace.exponentials import relative_to_max
+from .axes import fold_dims, normalize_dims, reduced_shape
 from .pointwise import enter_unary_operators
 from .table import Adapted, F, Refused, overload, rule
 from .values import Value, pointwise, refuse, require_float, with_slopes
@@ -138,23 +137,10 @@ def _softmax_eager(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _relative_to_max(x: Tracer, axis: int | None) -> tuple[Tracer, Tracer, Tracer]:
-    """Return max(x), x - max(x) and sum(exp(x - max(x))) along an axis, None for both.
-
-    The maximum is a constant for gradients: softmax and logsumexp do not depend on what is subtracted.
-    """
-    top = trace.reduce("max", x, axis, keepdims=True)
-    top = top._trace.array(g.stop_gradient(top._node), top._axes)
-    distance = x - top
-    if axis is None:
-        return top, distance, trace.reduce("sum", trace.apply("exp", distance), None, keepdims=True)
-    return top, distance, trace.reduce("expsum", x, axis, keepdims=True)
-
-
 def log_normalizer(input: Value, dim: int, name: str) -> tuple[Value, Value]:
     """Return max(x) and log(sum(exp(x - max(x)))) along a dimension; their sum is logsumexp(x)."""
     dims = normalize_dims(dim, input.ndim, name)
-    top, _, total = _relative_to_max(*matrix_along(require_float(input, name), dims, name))
+    top, total = relative_to_max(*fold_dims(require_float(input, name), dims, name))
     shape = reduced_shape(input.shape, dims, True)
     return Value(top, shape), Value(trace.apply("log", total), shape)
 
@@ -162,11 +148,11 @@ def log_normalizer(input: Value, dim: int, name: str) -> tuple[Value, Value]:
 def _softmax(value: Value, dim: int | None, name: str, log: bool = False) -> Value:
     """Trace softmax, or its logarithm, along a dimension; None stands for the one that `_implicit_dim` picks."""
     dims = normalize_dims(_implicit_dim(dim, value.ndim), value.ndim, name)
-    x, axis = matrix_along(require_float(value, name), dims, name)
+    x, folded = fold_dims(require_float(value, name), dims, name)
     if 0 in value.shape:
         return value
-    _, distance, total = _relative_to_max(x, axis)
-    result = distance - trace.apply("log", total) if log else trace.apply("exp", distance) / total
+    top, total = relative_to_max(x, folded)
+    result = x - top - trace.apply("log", total) if log else trace.apply("exp", x - top) / total
     return Value(result, value.shape)
 
 

@@ -1,65 +1,47 @@
-"""Map PyTorch's dimensions to the rows and columns of a fold, for reductions and permutations."""
+"""Dimensions of traced tensors, for reductions and permutations."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from ...trace import Tracer
-from .values import Fold, Shape, Value, refuse, without_ones
+from ...trace import Axes, Tracer, normalize_axes
+from ...trace.folds import CopyNeeded, fold_along, refolded
+from .values import Shape, Value, refuse
 
 Dim = int | tuple[int, ...] | None
 
 
 def normalize_dims(dim: Dim, rank: int, operation: str) -> tuple[int, ...]:
     """Return the dimensions that a `dim` argument names, sorted and counted from the front; None names all."""
-    if dim is None:
-        return tuple(range(rank))
-    dims = []
-    for d in dim if isinstance(dim, tuple) else (dim,):
-        if rank == 0 and d in (0, -1):
-            continue
-        if not -rank <= d < rank:
-            refuse(operation, f"dimension {d} is out of range for {rank} dimensions")
-        dims.append(d % rank)
-    if len(set(dims)) != len(dims):
-        refuse(operation, f"a dimension appears twice in {dim}")
-    return tuple(sorted(dims))
+    dims = normalize_axes(dim, max(rank, 1), operation)
+    return tuple(sorted(dims)) if rank else ()
 
 
-def matrix_along(value: Value, dims: Sequence[int], operation: str) -> tuple[Tracer, int | None]:
-    """Fold a value into a matrix of which `dims` are one axis and the other dimensions the other, at the least cost.
+def fold_dims(value: Value, dims: Sequence[int], operation: str) -> tuple[Tracer, tuple[int, ...]]:
+    """Fold a value so that `dims` are all of its rows, all of its columns, or both.
 
     Returns
     -------
-    The matrix, and the axis, 0 or 1; None if `dims` are all dimensions and the value is a matrix already: both axes
+    The value, and those of its dimensions to reduce: for a reduction of all elements, of a tracer of any shape
 
     Raises
     ------
     TraceError
         The dimensions are neither the first nor the last ones.
     """
-    shape, rank = value.shape, value.ndim
-    # Dimensions of length one may be in either axis.
-    inside = {p for p in dims if shape[p] != 1}
-    others = {p for p in range(rank) if shape[p] != 1} - inside
-    if not others:
-        computed = value.tracer
-        if computed.ndim == 2 and len(without_ones(computed.shape)) == 2:
-            return computed, None
-        return value.as_matrix((1, value.size)), 1
-    choices: list[tuple[int, bool, Fold, int]] = []  # by cost, then whether more than one dimension is reduced
-    for k in range(rank + 1):
-        rows, columns = set(range(k)), set(range(k, rank))
-        fold = (math.prod(shape[:k]), math.prod(shape[k:]))
-        if inside <= columns and others <= rows:
-            choices.append((value.fold_cost(fold), k != rank - 1, fold, 1))
-        if inside <= rows and others <= columns:
-            choices.append((value.fold_cost(fold), k != 1, fold, 0))
-    if not choices:
-        refuse(operation, f"dimensions {dims} of a value of shape {shape} are neither the first nor the last ones")
-    _, _, fold, axis = min(choices)
-    return value.as_matrix(fold), axis
+    x = value.settled
+    if all(n == 1 or p in dims for p, n in enumerate(value.shape)):
+        x, dims = value.tracer, range(value.tracer.ndim)
+    try:
+        x = refolded(x, fold_along(x, dims))
+    except CopyNeeded:
+        refuse(operation, f"dimensions {dims} of a value of shape {x.shape} are neither the first nor the last ones")
+    return x, tuple(p for p in dims if x.shape[p] != 1) or tuple(dims)
+
+
+def is_matrix(x: Tracer, dims: Sequence[int]) -> bool:
+    """Whether `dims` are along both rows and columns that are longer than one."""
+    return all(axes and set(axes) <= set(dims) for axes in x._axes.long)
 
 
 def reduced_shape(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
@@ -69,15 +51,11 @@ def reduced_shape(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
 
 def permute_dims(value: Value, order: tuple[int, ...], operation: str) -> Value:
     """Permute dimensions where that transposes a fold, or only moves dimensions of length one; refuse otherwise."""
-    rank, shape = value.ndim, tuple(value.shape[p] for p in order)
-    if rank == 2 and order == (1, 0):
-        return Value(value.as_matrix().transpose(), shape)
     moving = [p for p in order if value.shape[p] != 1]
     if moving == sorted(moving):
-        return value.view(shape)
+        return value.view([value.shape[p] for p in order])
     first = moving.index(min(moving))
     if moving[first:] + moving[:first] != sorted(moving):
         refuse(operation, f"the order {order} of a value of shape {value.shape} does not exchange rows and columns")
-    k = moving[0]
-    fold = (math.prod(value.shape[:k]), math.prod(value.shape[k:]))
-    return Value(value.as_matrix(fold).transpose(), shape)
+    k, dims = moving[0], tuple(range(value.ndim))
+    return Value(refolded(value.settled, Axes(value.shape, dims[:k], dims[k:])).transpose(order))

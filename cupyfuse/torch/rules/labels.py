@@ -1,14 +1,11 @@
-"""Rules that index with labels along a dimension: gather, one_hot, and the losses over classes.
+"""Rules that index with labels along a dimension (`trace.labels`): gather, one_hot, and the losses over classes.
 
-A label is compared with the positions along its dimension; the chosen element is the sum of those that match, the
-others being replaced by zeros. So infinities and NaN elsewhere stay out, and the gradient goes to the chosen element
-alone. A label out of range chooses NaN, where PyTorch raises an error or ends the CUDA context.
+A label out of range chooses NaN, where PyTorch raises an error or ends the CUDA context.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,25 +13,13 @@ import torch
 
 from ...dtypes import is_float
 from ...ir import graph as g
+from ...trace.labels import Labels, choose, pick, positions
 from .activations import log_normalizer, log_softmax
 from .axes import normalize_dims
 from .linear import linear
 from .reductions import reduce_dims
 from .table import F, Refused, overload, rule
-from .values import Value, pointwise, refuse, require_float, stop_gradient
-
-
-def _positions(like: Value, n: int) -> Value:
-    """Return 0, ..., n - 1 in the trace of another value."""
-    return Value(like.tracer._trace.array(g.positions(n, 1, g.label_dtype(n)), (1,)), (n,))
-
-
-def pick(value: Value, dim: int, index: Value) -> Value:
-    """Select the element at each index along a dimension, which keeps length one; NaN for an index out of range."""
-    n = value.shape[dim]
-    chosen = pointwise("equal", _positions(value, n).per_dim(dim, value.ndim), index)
-    found = reduce_dims("sum", pointwise("where", chosen, value, 0.0, dtype=value.dtype), dim, True)
-    return pointwise("where", (index >= 0) & (index < n), found, math.nan, dtype=value.dtype)
+from .values import Value, pointwise, refuse, require_float
 
 
 @rule(reduces=True)
@@ -47,7 +32,7 @@ def gather(input: Value, dim: int, index: Value) -> Value:
         refuse("gather", f"an index of {index.dtype}")
     if index.shape != (*input.shape[:p], 1, *input.shape[p + 1 :]):
         refuse("gather", f"an index of shape {index.shape}; one element of a row is fused, for every row")
-    return pick(require_float(input, "gather"), p, index)
+    return Value(choose(require_float(input, "gather").settled, index.settled, p))
 
 
 def index_rows_eager(x: Any, index: Any) -> Any:
@@ -58,9 +43,8 @@ def index_rows_eager(x: Any, index: Any) -> Any:
 @rule(index_rows_eager, eager=index_rows_eager, reduces=True)
 def index_rows(input: Value, index: Value) -> Value:
     """Trace `index_rows_eager`."""
-    rows, columns = input.shape
-    from_start = pointwise("where", index >= 0, index, index + columns, dtype="int64")
-    return pick(require_float(input, "index_rows"), 1, from_start.view((rows, 1))).view((rows,))
+    found = pick(require_float(input, "index_rows").settled, index.view((*index.shape, 1)).settled, 1)
+    return Value(found, index.shape)
 
 
 def _take_along_dim_arguments(input: Any, indices: Any, dim: Any = None) -> Any:
@@ -78,7 +62,8 @@ def one_hot(input: Value, num_classes: int = -1) -> Value:
         refuse("one_hot", "the number of classes depends on values")
     if input.dtype != "int64":
         refuse("one_hot", f"labels of {input.dtype}")
-    chosen = pointwise("equal", _positions(input, num_classes), input.view((*input.shape, 1)))
+    classes = positions(input.tracer._trace, 1, 0, num_classes, g.label_dtype(num_classes))
+    chosen = pointwise("equal", Value(classes), input.view((*input.shape, 1)))
     return pointwise("where", chosen, 1, 0, dtype="int64")
 
 
@@ -131,62 +116,13 @@ def _class_dim(name: str, input: Value, weight: Value | None) -> int:
     return dim
 
 
-def _with_class_dim(name: str, input: Value, target: Value, dim: int) -> Value:
-    """Insert a dimension of length one into the labels, where the input has its classes."""
+def _labels(name: str, input: Value, target: Value, weight: Value | None, ignore_index: int, dim: int) -> Labels:
+    """Return the labels of a loss; refuse those that do not fit the input."""
     if target.shape != (*input.shape[:dim], *input.shape[dim + 1 :]):
         refuse(name, f"labels of shape {target.shape} for an input of shape {input.shape}")
     if target.dtype != "int64":
         refuse(name, f"labels of {target.dtype}")
-    index = target.view((*target.shape[:dim], 1, *target.shape[dim:]))
-    return _as_vector_along(index, 0) if math.prod(index.shape[dim:]) == 1 else index
-
-
-def _as_vector_along(value: Value, axis: int) -> Value:
-    """Hold a vector as a column (axis 0), which is what reductions along rows give, or as a row (axis 1)."""
-    node = value.tracer._node
-    if node.shape[axis] != 1 or node.size == 1:
-        return value
-    axes = tuple(None if a is None else 1 - a for a in value.tracer._axes.labels)
-    return Value(value.tracer._trace.array(g.transpose(node), axes), value.shape)
-
-
-class _Labels:
-    """The labels of a loss with the weight of each; labels that are `ignore_index` do not count.
-
-    `index`, `weight` and the values of its methods have a dimension of length one in the place of the classes.
-    """
-
-    def __init__(self, name: str, input: Value, target: Value, weight: Value | None, ignore_index: int, dim: int):
-        self.dtype, self.shape, self.ignore_index = input.dtype, target.shape, ignore_index
-        self.index = _with_class_dim(name, input, target, dim)
-        self.weight: Value | None = None
-        if weight is not None:
-            # PyTorch's backward pass gives the weight no gradient.
-            of_classes = stop_gradient(weight).per_dim(dim, input.ndim)
-            of_classes = of_classes.view((*(1,) * (input.ndim - of_classes.ndim), *of_classes.shape))
-            self.weight = self.mask(pick(of_classes, dim, self.index))
-
-    def mask(self, values: Value) -> Value:
-        """Replace the values of labels that do not count by zero."""
-        counted = pointwise("not_equal", self.index, self.ignore_index)
-        return pointwise("where", counted, values, 0.0, dtype=self.dtype)
-
-    def negative_log_likelihood(self, logarithms: Value, reduction: str) -> Value:
-        """Compute the loss from the logarithms of the probabilities at the labels."""
-        values = -logarithms if self.weight is None else -logarithms * self.weight
-        return self.reduce(self.mask(values), reduction)
-
-    def reduce(self, values: Value, reduction: str) -> Value:
-        """Reduce values of the labels; the mean is by weight, and NaN where nothing counts."""
-        if reduction == "none":
-            return values.view(self.shape)
-        # As a row, so that a single step sums both the values and their weights.
-        total = reduce_loss(_as_vector_along(values, 1), "sum")
-        if reduction == "sum":
-            return total
-        counted = pointwise("not_equal", _as_vector_along(self.index, 1), self.ignore_index)
-        weight = 1.0 if self.weight is None else _as_vector_along(self.weight, 1)
-        return total / reduce_dims("sum", pointwise("where", counted, weight, 0.0, dtype=self.dtype), None)
+    return Labels(input.settled, target.settled, None if weight is None else weight.settled, ignore_index, dim)
 
 
 @loss_rule(F.nll_loss)
@@ -194,8 +130,8 @@ def nll_loss(
     input: Value, target: Value, weight: Value | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Value:
     dim = _class_dim("nll_loss", input, weight)
-    labels = _Labels("nll_loss", input, target, weight, ignore_index, dim)
-    return labels.negative_log_likelihood(pick(input, dim, labels.index), reduction)
+    labels = _labels("nll_loss", input, target, weight, ignore_index, dim)
+    return Value(labels.reduced(labels.weighted(-labels.pick(input.settled)), reduction))
 
 
 @loss_rule(F.cross_entropy)
@@ -216,16 +152,16 @@ def cross_entropy(
         if ignore_index >= 0:
             refuse("cross_entropy", "an ignore_index beside probabilities")
         return _cross_entropy_of_probabilities(input, target, of_classes, reduction, label_smoothing, dim)
-    labels = _Labels("cross_entropy", input, target, weight, ignore_index, dim)
+    labels = _labels("cross_entropy", input, target, weight, ignore_index, dim)
     if not label_smoothing:
         # From the row's maximum and sum alone, without the logarithms of all probabilities.
-        top, total = log_normalizer(input, dim, "cross_entropy")
-        return labels.negative_log_likelihood(pick(input, dim, labels.index) - top - total, reduction)
+        top, total = (each.settled for each in log_normalizer(input, dim, "cross_entropy"))
+        return Value(labels.reduced(labels.weighted(-(labels.pick(input.settled) - top - total)), reduction))
     logarithms = log_softmax(input, dim)
-    likelihood = labels.negative_log_likelihood(pick(logarithms, dim, labels.index), reduction)
+    likelihood = labels.reduced(labels.weighted(-labels.pick(logarithms.settled)), reduction)
     terms = logarithms if of_classes is None else logarithms * of_classes
-    smooth = labels.reduce(labels.mask(-reduce_dims("sum", terms, dim, True)), reduction)
-    return likelihood * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[dim])
+    smooth = labels.reduced(labels.masked(-reduce_dims("sum", terms, dim, True).settled), reduction)
+    return Value(likelihood * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[dim]))
 
 
 def _cross_entropy_of_probabilities(
@@ -265,7 +201,8 @@ def z_loss(
     square = pointwise("square", top + total)
     if target.shape == input.shape:
         return reduce_loss(square.view((*input.shape[:dim], *input.shape[dim + 1 :])), reduction)
-    return _Labels("z_loss", input, target, weight, ignore_index, dim).negative_log_likelihood(-square, reduction)
+    labels = _labels("z_loss", input, target, weight, ignore_index, dim)
+    return Value(labels.reduced(labels.weighted(square.settled), reduction))
 
 
 # A function of newer versions of PyTorch: `linear` and `cross_entropy` in one.

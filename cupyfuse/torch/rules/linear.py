@@ -27,13 +27,12 @@ def multiply_matrices(a: Value, b: Value, operation: str) -> Value:
         refuse(operation, f"shapes {a.shape} and {b.shape} do not fit")
     if b.ndim > 2:
         refuse(operation, "batched products are left to torch")
-    left = a.as_matrix(None if a.ndim <= 2 else (math.prod(a.shape[:-1]), a.shape[-1]))
-    return Value(trace.matmul(left, b.as_matrix()), a.shape[:-1] + b.shape[1:])
+    return Value(trace.matmul(a.settled, b.settled))
 
 
 @rule(eager=F.linear, product=True)
 def linear(input: Value, weight: Value, bias: Value | None = None) -> Value:
-    y = multiply_matrices(input, Value(weight.as_matrix().transpose(), weight.shape[::-1]), "linear")
+    y = multiply_matrices(input, Value(weight.settled.transpose()), "linear")
     if bias is None:
         return y
     if bias.dtype != y.dtype:
@@ -82,7 +81,7 @@ def _pool(op: str, input: Value, width: int, name: str) -> Value:
     if width < 1 or columns % width or not columns:
         refuse(name, f"windows of {width} do not divide {columns} columns")
     rows = math.prod(input.shape[:-1])
-    node = matrix_node(require_float(input, name).as_matrix((rows, columns)))
+    node = matrix_node(require_float(input, name).view((rows, columns)).settled)
     if op == "mean":
         pooled = average_pool(node, width)
     else:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -36,15 +34,6 @@ def _error(name: str, input: Value, target: Value) -> Value:
     return input - target
 
 
-def _eager_with_optional_weight(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loss of PyTorch's so that `weight` is passed only if given: older versions have no such parameter."""
-
-    def call(x: Any, target: Any, reduction: str, weight: Any, **options: Any) -> Any:
-        return function(x, target, reduction=reduction, **options, **({} if weight is None else {"weight": weight}))
-
-    return call
-
-
 def _reduce_weighted(
     name: str, values: Value, weight: Value | None, input: Value, reduction: str, by_weight: bool = True
 ) -> Value:
@@ -59,13 +48,13 @@ def _reduce_weighted(
     return reduce_dims("sum", values, None) / reduce_dims("sum", require_float(weight, name), None)
 
 
-@loss_rule(F.mse_loss, eager=_eager_with_optional_weight(F.mse_loss))
+@loss_rule(F.mse_loss)
 def mse_loss(input: Value, target: Value, reduction: str = "mean", weight: Value | None = None) -> Value:
     values = pointwise("square", _error("mse_loss", input, target))
     return _reduce_weighted("mse_loss", values, weight, input, reduction)
 
 
-@loss_rule(F.l1_loss, eager=_eager_with_optional_weight(F.l1_loss))
+@loss_rule(F.l1_loss)
 def l1_loss(input: Value, target: Value, reduction: str = "mean", weight: Value | None = None) -> Value:
     values = abs(_error("l1_loss", input, target))
     return _reduce_weighted("l1_loss", values, weight, input, reduction)
@@ -78,14 +67,9 @@ def _piecewise(error: Value, limit: float, near: Value, far: Value, slope: Value
     return with_slopes(pointwise("where", abs(error) >= limit, far, near), (error, slopes))
 
 
-@rule(
-    F.huber_loss,
-    eager=lambda x, y, r, weight, delta: _eager_with_optional_weight(F.huber_loss)(x, y, r, weight, delta=delta),
-    adapt=lambda input, target, reduction="mean", delta=1.0, weight=None: (input, target, reduction, weight, delta),
-    reduces=True,
-)
+@loss_rule(F.huber_loss)
 def huber_loss(
-    input: Value, target: Value, reduction: str = "mean", weight: Value | None = None, delta: float = 1.0
+    input: Value, target: Value, reduction: str = "mean", delta: float = 1.0, weight: Value | None = None
 ) -> Value:
     if not delta > 0:
         refuse("huber_loss", f"a delta of {delta}")

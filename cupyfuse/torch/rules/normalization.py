@@ -10,7 +10,7 @@ import torch
 from ... import trace
 from ...dtypes import compute_dtype, is_float
 from ...trace import NamedConstant
-from .axes import matrix_along
+from .axes import fold_dims
 from .reductions import refused_order, vector_norm
 from .table import F, Refused, overload, rule
 from .values import Operand, Value, pointwise, refuse, require_float
@@ -20,12 +20,12 @@ from .values import Operand, Value, pointwise, refuse, require_float
 
 def _standardize(value: Value, first: int, eps: float, name: str, centred: bool = True) -> Value:
     """Compute (x - mean) / sqrt(variance + eps) over the dimensions from `first` on; not centred, with a mean of 0."""
-    x, axis = matrix_along(require_float(value, name), range(first, value.ndim), name)
+    x, dims = fold_dims(require_float(value, name), range(first, value.ndim), name)
     if centred:
-        spread = trace.variance(x, axis, keepdims=True)
-        x = x - trace.reduce("mean", x, axis, keepdims=True)
+        spread = trace.variance(x, dims, keepdims=True)
+        x = x - trace.reduce("mean", x, dims, keepdims=True)
     else:
-        spread = trace.reduce("mean", trace.apply("square", x), axis, keepdims=True)
+        spread = trace.reduce("mean", trace.apply("square", x), dims, keepdims=True)
     return Value(x * trace.apply("reciprocal", trace.apply("sqrt", spread + eps)), value.shape)
 
 
@@ -178,9 +178,8 @@ def batch_norm(
     if training:
         if rows < 2:
             refuse("batch_norm", f"a training batch of {rows} rows")
-        x = value.as_matrix()
-        mean, var = (Value(t, (columns,)) for t in (trace.reduce("mean", x, 0), trace.variance(x, 0)))
-        unbiased = Value(var.tracer * NamedConstant(rows / (rows - 1), "unbiased"), var.shape)
+        mean, var = Value(trace.reduce("mean", value.settled, 0)), Value(trace.variance(value.settled, 0))
+        unbiased = Value(var.settled * NamedConstant(rows / (rows - 1), "unbiased"))
     elif running_mean is None or running_var is None:
         refuse("batch_norm", "running statistics are missing")
     else:

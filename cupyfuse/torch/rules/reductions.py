@@ -13,7 +13,7 @@ from ...dtypes import is_float
 from ...ir import graph as g
 from ...ir.adjoints import exclusive_product
 from ...trace import Tracer
-from .axes import Dim, matrix_along, normalize_dims, reduced_shape
+from .axes import Dim, fold_dims, is_matrix, normalize_dims, reduced_shape
 from .overloads import is_tensor
 from .table import Adapted, Refused, leave_unfused, overload, rule
 from .values import Value, pointwise, refuse, require_float
@@ -27,9 +27,9 @@ def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient
     `gradient` is an extremum's rule for ties where it is not that of `amax`, see `adjoints.extremum_adjoint`.
     """
     dims = normalize_dims(None if dim == () else dim, value.ndim, op)
-    x, axis = matrix_along(value, dims, op)
+    x, folded = fold_dims(value, dims, op)
     try:
-        result = trace.reduce(op, x, axis)
+        result = trace.reduce(op, x, folded)
     except ValueError as error:
         refuse(op, str(error).splitlines()[0])
     if op in ("max", "min") and result._node is not x._node:
@@ -87,9 +87,9 @@ def prod(input: Value, dim: int | None = None, keepdim: bool = False, dtype: str
 
 def _product_of_all(value: Value) -> Value:
     """Multiply all elements, with PyTorch's derivative: where several are zero, it is zero for any cotangent."""
-    x, axis = matrix_along(value, range(value.ndim), "prod")
-    axes = (1, 0) if axis is None else (axis,)
-    tracer = trace.reduce("prod", x, axis)
+    x, dims = fold_dims(value, range(value.ndim), "prod")
+    axes = tuple(a for a in (1, 0) if x._axes.long[a])
+    tracer = trace.reduce("prod", x, dims)
     node, zero = x._node, g.const(0.0)
     is_zero = g.pointwise("equal", node, zero)
     zeros = g.pointwise("where", is_zero, g.cast(g.const(1.0), node.dtype), zero)
@@ -155,11 +155,11 @@ def _enter_positions(name: str) -> None:
     @rule(name=name, reduces=True)
     def position(input: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         dims = normalize_dims(dim, input.ndim, name)
-        x, axis = matrix_along(require_float(input, name), dims, name)
-        if axis is None:
+        x, folded = fold_dims(require_float(input, name), dims, name)
+        if is_matrix(x, folded):
             refuse(name, "the position among all elements of a matrix")
         try:
-            found = trace.reduce(name, x, axis)
+            found = trace.reduce(name, x, folded)
         except ValueError as error:
             refuse(name, str(error).splitlines()[0])
         return Value(found, reduced_shape(input.shape, dims, keepdim)).astype("int64")
@@ -202,22 +202,19 @@ def std(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = Fa
 def _variance(value: Value, dim: Dim, correction: float, keepdim: bool, name: str) -> Value:
     """Trace `var`, with PyTorch's derivative where no degrees of freedom are left."""
     dims = normalize_dims(None if dim == () else dim, require_float(value, name).ndim, name)
-    x, axis = matrix_along(value, dims, name)
-    n = math.prod(value.shape[p] for p in dims)
-    result = trace.variance(x, axis)
-    if correction != 0:
-        degrees = max(n - correction, 0)
-        result = result * (n / degrees if degrees else math.inf if n else math.nan)
-    slope = _variance_slope(x, axis, n - correction, whole=dim is None or not value.ndim)
+    x, folded = fold_dims(value, dims, name)
+    degrees = math.prod(value.shape[p] for p in dims) - correction
+    result = trace.variance(x, folded, correction)
+    slope = _variance_slope(x, folded, degrees, whole=dim is None or not value.ndim)
     return Value(_with_slope(result, x, slope), reduced_shape(value.shape, dims, keepdim))
 
 
-def _variance_slope(x: Tracer, axis: int | None, degrees: float, whole: bool) -> Tracer:
+def _variance_slope(x: Tracer, dims: tuple[int, ...], degrees: float, whole: bool) -> Tracer:
     """Return the derivative of a variance in each element: 2 (x - mean) / degrees of freedom.
 
     The mean's own derivatives add up to zero. Without degrees of freedom, that of all elements (`whole`) is inf or NaN.
     """
-    centre = trace.reduce("mean", x, axis, keepdims=True)
+    centre = trace.reduce("mean", x, dims, keepdims=True)
     if whole and degrees <= 0:
         return trace.apply("where", trace.apply("equal", x, centre), math.nan, math.inf)
     return (x - centre) * (2.0 / degrees if degrees else math.inf)

@@ -38,9 +38,9 @@ def split_dims(value: Value) -> dict[int, tuple[int, int]]:
     tracer = value.tracer
     found: dict[int, tuple[int, int]] = {}
     for axis, along in enumerate(tracer._axes.long):
-        if not along or len(along) > 1:
+        if not along:
             continue
-        before, length = math.prod(tracer.shape[: along[0]]), tracer.shape[along[0]]
+        before, length = math.prod(tracer.shape[: along[0]]), tracer._axes.length(along)
         for dim, n in enumerate(value.shape):
             if math.prod(value.shape[:dim]) == before and n > 1:
                 if length % n == 0:
@@ -160,7 +160,7 @@ class Place:
 
     @cached_property
     def _transposed(self) -> bool:
-        return [a for a in self.value.tracer._axes.labels if a is not None] == [1, 0]
+        return not self.value.tracer._axes.in_order
 
     def wrap(self, matrix: Any) -> DTensor:
         """Make the DTensor of this process's part of the value's matrix."""
