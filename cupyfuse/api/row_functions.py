@@ -168,9 +168,8 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
         result = result[None]  # SciPy's has at least one dimension to keep
     if not return_sign:
         return result
-    return result, apply(
-        "where", apply("isnan", result), result, apply("where", apply("equal", result, -np.inf), 0.0, 1.0)
-    )
+    sign = apply("where", apply("equal", result, -np.inf), 0.0, 1.0).astype(result._node.dtype)
+    return result, apply("where", apply("isnan", result), result, sign)
 
 
 @traceable
