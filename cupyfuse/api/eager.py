@@ -18,12 +18,13 @@ from ..trace import Tracer
 from . import arrays, lazy
 from .call import run as run_recognized
 from .fuse import Fused
+from .targets import import_targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arguments = dict[str, Any]
 
 
-def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = None) -> F:
+def traceable(function: F, eager: Callable[[Fused, Arguments, Any], Any] | None = None) -> F:
     """Make a function on traced arrays callable on arrays too, where it runs as a fused function of its own.
 
     Parameters
@@ -31,8 +32,8 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
     function : callable
         Takes its array as the first parameter.
     eager : callable, optional
-        Called with the fused function and all arguments by name. By default `along_axes` for a function with an
-        `axis`, and `by_rows` for others.
+        Called with the fused function, all arguments by name, and the arrays of `out` or None. By default `along_axes`
+        for a function with an `axis`, and `by_rows` for others.
     """
     fused = Fused(function)
     cache = fused.inline_cache
@@ -61,7 +62,7 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
             lazy.refuse_out()
         bound = fused.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return _copy_to(run(fused, dict(bound.arguments)), out)
+        return run(fused, dict(bound.arguments), out)
 
     return call  # type: ignore[return-value]
 
@@ -111,36 +112,24 @@ def export(result: Any, imported: arrays.Imported) -> Any:
     return imported.export(np.asarray(result) if isinstance(result, np.generic) else result)
 
 
-def _copy_to(result: Any, out: Any) -> Any:
+def copy_to(result: Any, out: Any) -> Any:
     """Copy a result, or a tuple of them, to the arrays of `out`, and return `out`; the result itself if it is None."""
     if out is None:
         return result
     results = result if isinstance(result, tuple) else (result,)
-    targets = out if isinstance(out, (tuple, list)) else (out,)
-    if len(targets) != len(results):
-        raise ValueError(f"out: expected {len(results)} array(s), one for each result, got {len(targets)}")
-    for target, value in zip(targets, results, strict=True):
-        if not arrays.is_array(target) or isinstance(target, arrays.Spec):
-            raise TypeError(f"out: expected an array, got {type(target).__name__}")
-        array, source = arrays.import_array(target, "out").array, import_operand(value, "out").array
-        if arrays.is_cupy(array) != arrays.is_cupy(source):
-            raise TypeError("out: expected an array in the same memory as the arguments; allocate it beside them")
-        if (array.shape, array.dtype) != (source.shape, source.dtype):
-            raise ValueError(
-                f"out: expected shape {source.shape} and dtype {source.dtype}, got shape {array.shape} and dtype "
-                f"{array.dtype}"
-            )
-        array[...] = source
+    sources = [import_operand(value, "out").array for value in results]
+    for target, source in zip(import_targets(sources, sources[0], out), sources, strict=True):
+        target[...] = source
     return out
 
 
-def along_axes(fused: Fused, arguments: Arguments) -> Any:
+def along_axes(fused: Fused, arguments: Arguments, out: Any) -> Any:
     """Run a function that has an `axis` on an array of any rank."""
     name = next(iter(arguments))
     imported = import_operand(arguments[name], name)
     x = arguments[name] = promote_integers(imported.array)
     result = fused(**arguments) if x.ndim <= 2 else with_axes_last(fused, arguments, [name], x.shape)
-    return export(result, imported)
+    return copy_to(export(result, imported), out)
 
 
 def with_axes_last(fused: Fused, arguments: Arguments, names: Sequence[str], shape: tuple[int, ...]) -> Any:
@@ -165,7 +154,7 @@ def with_axes_last(fused: Fused, arguments: Arguments, names: Sequence[str], sha
     return results.reshape(final)[()]
 
 
-def by_rows(fused: Fused, arguments: Arguments) -> Any:
+def by_rows(fused: Fused, arguments: Arguments, out: Any) -> Any:
     """Run a function of rows on an array of any rank, with all leading axes merged into rows."""
     name = next(iter(arguments))
     imported = import_operand(arguments[name], name)
@@ -173,11 +162,13 @@ def by_rows(fused: Fused, arguments: Arguments) -> Any:
     if x.ndim > 2:
         arguments[name] = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     result = fused(**arguments)
-    return export(result.reshape(*x.shape[:-1], result.shape[-1]) if x.ndim > 2 else result, imported)
+    result = result.reshape(*x.shape[:-1], result.shape[-1]) if x.ndim > 2 else result
+    return copy_to(export(result, imported), out)
 
 
-def as_matrix(fused: Fused, arguments: Arguments) -> Any:
-    """Run a function of one matrix, which checks the rank itself."""
+def as_matrix(fused: Fused, arguments: Arguments, out: Any) -> Any:
+    """Run a function of one matrix, which checks the rank itself; arguments change only if `out` fits."""
     name = next(iter(arguments))
     imported = import_operand(arguments[name], name)
-    return export(fused(**arguments | {name: promote_integers(imported.array)}), imported)
+    arguments[name] = promote_integers(imported.array)
+    return export(fused(**arguments), imported) if out is None else fused(**arguments, out=out)

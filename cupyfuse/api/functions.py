@@ -159,12 +159,12 @@ def _update_statistics(
             running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
 
 
-def _pool_eager(fused: Fused, arguments: Arguments) -> Any:
+def _pool_eager(fused: Fused, arguments: Arguments, out: Any) -> Any:
     """Pool the rows of an array of any rank; of a Dask array as means along an axis, which leaves its chunks alone."""
     x, size = arguments["x"], arguments["kernel_size"]
     if lazy.is_lazy(x) and x.ndim and size >= 1 and x.shape[-1] % size == 0:
         return mean(x.reshape(*x.shape[:-1], x.shape[-1] // size, size), axis=-1)
-    return by_rows(fused, arguments)
+    return by_rows(fused, arguments, out)
 
 
 @functools.partial(traceable, eager=_pool_eager)

@@ -13,7 +13,7 @@ from .. import dtypes, trace
 from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
 from ..trace.labels import pick
-from .eager import Arguments, export, import_operand, promote_integers, traceable
+from .eager import Arguments, copy_to, export, import_operand, promote_integers, traceable
 from .fuse import Fused
 from .row_functions import stop_gradient
 
@@ -22,7 +22,7 @@ __all__ = ["cross_entropy", "nll_loss"]
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def _loss_eager(fused: Fused, arguments: Arguments) -> Any:
+def _loss_eager(fused: Fused, arguments: Arguments, out: Any) -> Any:
     """Run a loss on arrays of any library; numbers and lists become NumPy arrays."""
     first = next(iter(arguments))
     imported = import_operand(arguments[first], first)
@@ -30,7 +30,7 @@ def _loss_eager(fused: Fused, arguments: Arguments) -> Any:
     for name in ("target", "weight", "pos_weight"):
         if arguments.get(name) is not None:
             arguments[name] = import_operand(arguments[name], name).array
-    return export(fused(**arguments), imported)
+    return copy_to(export(fused(**arguments), imported), out)
 
 
 # Decorates losses on traced arrays, so that they can be called on arrays too.

@@ -14,7 +14,7 @@ from .. import trace
 from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
 from . import arrays, lazy
-from .eager import Arguments, export, import_operand, promote_integers, traceable, with_axes_last
+from .eager import Arguments, copy_to, export, import_operand, promote_integers, traceable, with_axes_last
 from .fuse import Fused
 
 # Sums of exponentials -----------------------------------------------------------------------------------------------
@@ -22,8 +22,14 @@ from .fuse import Fused
 _NUMBERS = (bool, int, float, complex)  # weakly typed: they take the dtype of the array beside them
 
 
-def _logsumexp_eager(fused: Fused, arguments: Arguments) -> Any:
+def _logsumexp_eager(fused: Fused, arguments: Arguments, out: Any) -> Any:
     """Run logsumexp on real or complex arrays of any rank, promoted and broadcast as SciPy does."""
+    imported, result = _logsumexp_of(fused, arguments)
+    return copy_to(export(result, imported), out)
+
+
+def _logsumexp_of(fused: Fused, arguments: Arguments) -> tuple[arrays.Imported, Any]:
+    """Return the imported array of arguments, and the logsumexp of it."""
     a, b = arguments["a"], arguments["b"]
     factors = None if b is None or type(b) in _NUMBERS else import_operand(b, "b").array
     # A real number takes the float dtype of the array beside it; the kind of bfloat16 is "V".
@@ -39,7 +45,7 @@ def _logsumexp_eager(fused: Fused, arguments: Arguments) -> Any:
     if _is_complex(a) or _is_complex(b):
         if any(map(lazy.is_lazy, (a, b))):
             raise TypeError("logsumexp: expected real Dask arrays, got complex ones; apply it to chunks by map_blocks")
-        return export(_complex_logsumexp(**arguments), imported)
+        return imported, _complex_logsumexp(**arguments)
     names = ["a"] if factors is None else ["a", "b"]
     shape = np.broadcast_shapes(*(arguments[name].shape for name in names))
     if len(shape) == 0:
@@ -47,8 +53,8 @@ def _logsumexp_eager(fused: Fused, arguments: Arguments) -> Any:
         arguments["a"] = a.reshape(1)
     if len(shape) > 2:
         arguments |= {name: _broadcast_to(arguments[name], shape) for name in names}
-        return export(with_axes_last(fused, arguments, names, shape), imported)
-    return export(fused(**arguments), imported)
+        return imported, with_axes_last(fused, arguments, names, shape)
+    return imported, fused(**arguments)
 
 
 def _is_complex(value: Any) -> bool:
