@@ -60,9 +60,8 @@ def traceable(function: F, eager: Callable[[Fused, Arguments, Any], Any] | None 
         out = kwargs.pop("out", None)
         if out is not None and any(map(lazy.is_lazy, operands)):
             lazy.refuse_out()
-        bound = fused.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return run(fused, dict(bound.arguments), out)
+        values, _ = fused.parameters.bind(args, kwargs)
+        return run(fused, dict(zip(fused.names, values, strict=True)), out)
 
     return call  # type: ignore[return-value]
 
@@ -92,7 +91,16 @@ def import_operand(value: Any, name: str) -> arrays.Imported:
         return arrays.Imported(value)
     if isinstance(value, arrays.Spec):
         raise TypeError(f"argument {name!r}: a spec has no values; pass an array")
-    return arrays.import_array(value if arrays.is_array(value) else np.asarray(value), name)
+    if arrays.is_array(value):
+        return arrays.import_array(value, name)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"argument {name!r}: {error}") from None
+    if array.dtype.kind not in "biufcV":
+        made = f"of which NumPy makes an array of {array.dtype}"
+        raise TypeError(f"argument {name!r}: expected an array or numbers, got {type(value).__name__}, {made}")
+    return arrays.import_array(array, name)
 
 
 def promote_integers(array: Any, beside: Any = None) -> Any:

@@ -13,6 +13,7 @@ from .. import dtypes, trace
 from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
 from ..trace.labels import pick
+from .checks import as_operand, check_integer, check_number
 from .eager import Arguments, copy_to, export, import_operand, promote_integers, traceable
 from .fuse import Fused
 from .row_functions import stop_gradient
@@ -58,8 +59,9 @@ def _class_axis(input: Any, weight: Any) -> int:
     axis = 0 if input.ndim == 1 else 1
     if not input.shape[axis]:
         raise ValueError(f"input: expected at least one class, got shape {input.shape}")
-    if weight is not None and tuple(weight.shape) != (input.shape[axis],):
-        raise ValueError(f"weight: expected one for each class, shape {(input.shape[axis],)}, got {weight.shape}")
+    if weight is not None and getattr(weight, "shape", None) != (input.shape[axis],):
+        got = getattr(weight, "shape", weight)
+        raise ValueError(f"weight: expected one for each class, shape {(input.shape[axis],)}, got {got}")
     return axis
 
 
@@ -83,6 +85,7 @@ class _Labels:
                 f"target: expected integers of shape {expected}, or probabilities of shape {input.shape}, got "
                 f"{target._node.dtype} of shape {target.shape}"
             )
+        check_integer("ignore_index", ignore_index)
         self.axis, self.dtype = axis, input._node.dtype
         index = target.astype("int64", copy=False)[(*[slice(None)] * axis, None)]
         self.counted = apply("not_equal", index, ignore_index)
@@ -198,7 +201,7 @@ def cross_entropy(
         input = apply("tanh", input / soft_cap) * soft_cap
     if temperature is not None:
         input = input / temperature
-    target = trace.as_tracer(target, input._trace)
+    target = as_operand("target", target, input._trace)
     if target.shape == input.shape:
         if ignore_index >= 0:
             raise ValueError(f"ignore_index: labels are needed, but target has probabilities; got {ignore_index}")
@@ -212,17 +215,21 @@ def cross_entropy(
         smooth = labels.masked(-reduce("sum", terms, axis, keepdims=True))
         values = values * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
     if z_loss:
+        check_number("z_loss", z_loss)
         values = values + labels.weighted(apply("square", top + log_total)) * z_loss
     return labels.reduced(values, reduction)
 
 
 def _check_options(label_smoothing: float, soft_cap: float | None, temperature: float | None) -> None:
     """Raise ValueError if an option of `cross_entropy` is out of its range."""
+    check_number("label_smoothing", label_smoothing)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing: expected a share from 0 to 1, got {float(label_smoothing)}")
     for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}: expected a positive number or None, got {float(value)}")
+        if value is not None:
+            check_number(name, value)
+            if not value > 0:
+                raise ValueError(f"{name}: expected a positive number or None, got {float(value)}")
 
 
 def _cross_entropy_of_probabilities(
@@ -238,6 +245,7 @@ def _cross_entropy_of_probabilities(
     terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
     values = -reduce("sum", terms, axis)
     if z_loss:
+        check_number("z_loss", z_loss)
         values = values + apply("square", top + log_total).squeeze(axis) * z_loss
     return apply_reduction(values, reduction)
 
@@ -259,5 +267,5 @@ def nll_loss(input: Any, target: Any, *, weight: Any = None, ignore_index: int =
     """
     check_reduction(reduction)
     axis = _class_axis(input, weight)
-    labels = _Labels(input, trace.as_tracer(target, input._trace), weight, ignore_index, axis)
+    labels = _Labels(input, as_operand("target", target, input._trace), weight, ignore_index, axis)
     return labels.reduced(labels.weighted(-labels.pick(input)), reduction)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import trace
+from .. import dtypes, trace
 from ..ir import graph as g
-from ..trace import Tracer, apply, reduce
+from ..trace import Tracer, apply, fail, reduce
 from . import arrays, lazy
+from .checks import as_operand, check_number
 from .eager import Arguments, copy_to, export, import_operand, promote_integers, traceable, with_axes_last
 from .fuse import Fused
 
@@ -119,7 +120,13 @@ def _phase(z: Any, xp: Any) -> Any:
 def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
     """Compute log(sum(b * exp(a))) on traced arrays."""
     current = next(value._trace for value in (a, b) if isinstance(value, Tracer))
-    weights = trace.as_tracer(b, current)
+    weights = as_operand("b", b, current)
+    try:
+        np.broadcast_shapes(np.shape(a), weights.shape)
+    except ValueError:
+        raise ValueError(
+            f"b: expected a shape that broadcasts with that of a, {np.shape(a)}, got {weights.shape}"
+        ) from None
     a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
     # Promote before the exponentials: the factors may have the wider dtype.
     a = a.astype((weights * a)._node.dtype)
@@ -178,6 +185,14 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     return result, apply("where", apply("isnan", result), result, sign)
 
 
+def _check_softmax(name: str, x: Any, axis: Any) -> None:
+    """Raise an error that names the function where it is not defined for an array, or the array has no such axis."""
+    if dtypes.is_complex(x._node.dtype):
+        fail(f"{name} of {x._node.dtype} arrays", "it works on real floats; convert them with .astype first")
+    if x.ndim:
+        trace.normalize_axes(axis, x.ndim, name)
+
+
 @traceable
 def softmax(x: Any, axis: Any = None) -> Any:
     """Compute ``exp(x) / sum(exp(x))`` along an axis, with `scipy.special.softmax`'s semantics.
@@ -198,6 +213,7 @@ def softmax(x: Any, axis: Any = None) -> Any:
     Differentiation treats the largest element, which exponentials are relative to, as a constant. That is exact: the
     result does not depend on it.
     """
+    _check_softmax("softmax", x, axis)
     top = stop_gradient(reduce("max", x, axis, keepdims=True))
     return apply("exp", x - top) / _expsum(x, top, axis)
 
@@ -236,6 +252,7 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
     -----
     Differentiation treats the largest element as a constant, as in `softmax`.
     """
+    _check_softmax("log_softmax", x, axis)
     top = stop_gradient(reduce("max", x, axis, keepdims=True))
     return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
 
@@ -277,10 +294,12 @@ min = _reduction("min", "Smallest element along an axis; NaN if one is.")
 @traceable
 def var(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
     """Variance along an axis with `ddof` fewer degrees of freedom, as `numpy.var`."""
+    check_number("ddof", ddof)
     return trace.variance(a, axis, ddof, keepdims)
 
 
 @traceable
 def std(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
     """Standard deviation along an axis: the square root of `var`."""
+    check_number("ddof", ddof)
     return apply("sqrt", trace.variance(a, axis, ddof, keepdims))

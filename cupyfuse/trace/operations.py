@@ -58,7 +58,7 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
     if isinstance(value, (list, tuple)):
         made = np.asarray(value)  # while a trace runs, also of traced arrays (`numpy/conversions`)
         return made if isinstance(made, Tracer) else trace.constant(made)
-    if hasattr(value, "shape"):
+    if hasattr(value, "shape") and not isinstance(value, type):
         fail(
             f"an operation with a captured array of shape {tuple(value.shape)}",
             "only arguments of the fused function can be arrays; make it an argument (bind() can fix it)",
