@@ -116,9 +116,14 @@ def _as_library_argument(x: Tracer) -> Any:
     """Return the tracer of a constant as a Python number, which is weak in promotion, or NumPy scalar; arrays as is."""
     node = x._node
     if node.op == "const":
-        return node.value
+        return _value_of(node)
     number = node.op == "cast" and node.inputs[0].op == "const"
-    return dtypes.to_numpy(node.dtype).type(node.inputs[0].value) if number else x
+    return dtypes.to_numpy(node.dtype).type(_value_of(node.inputs[0])) if number else x
+
+
+def _value_of(constant: g.Node) -> Any:
+    """Return the value of a constant; of a float argument that of the call which is traced, for which alone it is."""
+    return constant.value if constant.number is None else constant.number.read()
 
 
 # Reductions for which NumPy accepts axis 0 or -1 of 0-d arrays.
