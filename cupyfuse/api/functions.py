@@ -129,7 +129,7 @@ def batch_norm(
         if training:
             _update_statistics(x, mean, var, running_mean, running_var, momentum, num_batches_tracked)
     else:
-        mean, var = running_mean, running_var
+        mean, var = running_mean, trace.as_tracer(running_var, x._trace)
     y = (x - mean) / apply("sqrt", var + eps)
     if weight is not None:
         y = y * weight
@@ -290,7 +290,7 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
     return apply("hardtanh", x, min_val, max_val)
 
 
-@traceable
+@functools.partial(traceable, keeps_integers=True)
 def clip(x: Any, min: Any = None, max: Any = None) -> Any:
     """Limit x to [min, max], either of which may be None; NaN stays NaN."""
     if min is None and max is None:

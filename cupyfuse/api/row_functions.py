@@ -143,7 +143,7 @@ def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: 
     return (result, apply("sign", total)) if return_sign else result
 
 
-@functools.partial(traceable, eager=_logsumexp_eager)
+@functools.partial(traceable, eager=_logsumexp_eager, keeps_integers=True)
 def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, return_sign: bool = False) -> Any:
     """Compute the log of the sum of exponentials, ``log(sum(b * exp(a)))``, with `scipy.special.logsumexp`'s semantics.
 
@@ -175,8 +175,11 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
         A dtype is not supported, or the arrays are on different devices.
     """
     if b is not None:
-        return _weighted_logsumexp(a, axis, b, keepdims, return_sign)
-    result = reduce("logsumexp", a, axis, keepdims)
+        factors = b if hasattr(b, "ndim") else None
+        b = b if factors is None else promote_integers(b, a if hasattr(a, "ndim") else None)
+        return _weighted_logsumexp(promote_integers(a, factors), axis, b, keepdims, return_sign)
+    a = promote_integers(a)
+    result = reduce("logsumexp", a, _axis_of(a, axis), keepdims)
     if a.ndim == 0 and keepdims:
         result = result[None]  # SciPy's has at least one dimension to keep
     if not return_sign:
@@ -185,12 +188,18 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     return result, apply("where", apply("isnan", result), result, sign)
 
 
-def _check_softmax(name: str, x: Any, axis: Any) -> None:
-    """Raise an error that names the function where it is not defined for an array, or the array has no such axis."""
+def _axis_of_softmax(name: str, x: Any, axis: Any) -> Any:
+    """Return the axis; raise an error that names the function where it is not defined, or there is no such axis."""
     if dtypes.is_complex(x._node.dtype):
         fail(f"{name} of {x._node.dtype} arrays", "it works on real floats; convert them with .astype first")
-    if x.ndim:
-        trace.normalize_axes(axis, x.ndim, name)
+    axis = _axis_of(x, axis)
+    trace.normalize_axes(axis, x.ndim, name)
+    return axis
+
+
+def _axis_of(x: Any, axis: Any) -> Any:
+    """Return an axis; None for that of an array without dimensions, of which SciPy takes 0 and -1."""
+    return None if not x.ndim and isinstance(axis, int) and axis in (0, -1) else axis
 
 
 @traceable
@@ -213,7 +222,7 @@ def softmax(x: Any, axis: Any = None) -> Any:
     Differentiation treats the largest element, which exponentials are relative to, as a constant. That is exact: the
     result does not depend on it.
     """
-    _check_softmax("softmax", x, axis)
+    axis = _axis_of_softmax("softmax", x, axis)
     top = stop_gradient(reduce("max", x, axis, keepdims=True))
     return apply("exp", x - top) / _expsum(x, top, axis)
 
@@ -252,7 +261,7 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
     -----
     Differentiation treats the largest element as a constant, as in `softmax`.
     """
-    _check_softmax("log_softmax", x, axis)
+    axis = _axis_of_softmax("log_softmax", x, axis)
     top = stop_gradient(reduce("max", x, axis, keepdims=True))
     return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
 
@@ -280,8 +289,9 @@ def _reduction(op: str, summary: str) -> Callable[..., Any]:
     Returns
     -------
     array
+        Of integers and bools in the dtype of `numpy.{op}`.
     """
-    return traceable(function)
+    return traceable(function, keeps_integers=True)
 
 
 sum = _reduction("sum", "Sum along an axis; float32 and 16-bit floats accumulate in float32.")

@@ -52,6 +52,7 @@ TEXTS = (
     "x.sum(0, where=[1, 0, 1]), x.mean(1, where=[1, 0, 1]), np.any(x, where=1), np.add(x, 1, where=1, out=x * 0)",
     "np.add(x + 1j, 1, dtype=np.float64, casting='unsafe'), np.add(x, [1, 2, 3], dtype='f4'), np.exp(k, dtype='f4')",
     "np.apply_over_axes(np.sum, x, [0, 1]), np.apply_over_axes(np.cumsum, x, -1), np.apply_over_axes(np.max, x, (0,))",
+    "np.max(x[0, 0], -1, initial=1), np.min(x[0, 0], axis=0, initial=0, where=True), np.max(k[0], 0, initial=1)",
     "np.logaddexp.reduce(k.astype('u1')), np.logaddexp.reduce(x > 0), np.logaddexp.reduce(k, dtype='f4')",
     "np.bincount(k * 0, minlength=1), np.bincount(k * 0, x[:, 0], minlength=1), np.bincount(k, k, 3)",
 )

@@ -85,7 +85,7 @@ def _initial_value(initial: Any, dtype: str, trace: Any) -> Any:
 
 def is_empty(a: Tracer, axis: Any) -> bool:
     """Whether a reduction along some axes is one of no elements."""
-    return any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim))
+    return a.ndim > 0 and any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim))
 
 
 def filled_result(a: Tracer, axis: Any, keepdims: bool, value: Any) -> Tracer:
