@@ -42,6 +42,8 @@ OF_LIBRARY_STEPS: list[Callable[[Any, float], Any]] = [
     lambda x, k: np.where(x > 1, x, k),
     lambda x, k: (np.maximum(x, k), np.clip(x, k, 9.5), x == k),
     lambda x, k: np.power(x, k),
+    lambda x, k: (x * (k + 1j), x * (2j - k), x * (1j**k)),
+    lambda x, k: np.histogram(abs(x), 2, (0, k)),
 ]
 
 
