@@ -234,6 +234,23 @@ def _heaviside(x: Tracer, half: Tracer) -> Tracer:
     return apply("where", apply("isnan", x), x, step.astype((x + half)._node.dtype))
 
 
+def _heaviside_promoted(x: Tracer, half: Tracer) -> Tracer:
+    # NumPy takes the first float dtype that holds both: of int8 and uint8 float16, though they promote to int16.
+    if not any(o._node.op == "const" for o in (x, half)):
+        x, half = loop_float(x), loop_float(half)
+    return _apply_promoted(_heaviside, x, half)
+
+
+def _vecdot(a: Tracer, b: Tracer) -> Tracer:
+    """Sum products along the last axis, as `numpy.vecdot`: integers wrap around in their dtype, bools stay bools."""
+    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
+        raise ValueError(
+            f"vecdot: expected last dimensions of one length, got {a.shape} and {b.shape}\n  at {user_line()}"
+        )
+    product = a * b
+    return reduce("sum", product, -1).astype(product._node.dtype, copy=False)
+
+
 def _xlogy(x: Tracer, y: Tracer) -> Tracer:
     is_zero = apply("logical_and", x == 0, apply("logical_not", apply("isnan", y)))
     return apply("where", is_zero, 0.0, x * apply("log", apply("where", is_zero, 1.0, y)))
@@ -290,9 +307,9 @@ COMPOSED: dict[str, Callable[..., Any]] = {
     "degrees": lambda x: loop_float(x) * (180 / math.pi),
     "fmax": partial(_ignoring_nan, "maximum"),
     "fmin": partial(_ignoring_nan, "minimum"),
-    "heaviside": partial(_apply_promoted, _heaviside),
+    "heaviside": _heaviside_promoted,
     "divmod": lambda a, b: (a // b, a % b),
-    "vecdot": lambda a, b: reduce("sum", a * b, -1),
+    "vecdot": _vecdot,
     "xlogy": partial(_apply_promoted, _xlogy),
     "xlog1py": partial(_apply_promoted, _xlog1py),
     "entr": partial(_apply_promoted, _entr),
