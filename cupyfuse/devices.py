@@ -65,7 +65,7 @@ def find(name: str) -> Device:
         The device is not in the table.
     """
     for key, device in DEVICES.items():
-        if _mentions(key, name):
+        if isinstance(name, str) and _mentions(key, name):
             return device
     raise ValueError(f"gpu: expected one of {', '.join(DEVICES)}, got {name!r}")
 

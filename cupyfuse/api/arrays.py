@@ -38,19 +38,30 @@ def spec(shape: Any, dtype: Any = "float32") -> Spec:
     Parameters
     ----------
     shape : int or tuple of int
-        Lengths of the dimensions, at most two.
+        Lengths of the dimensions.
     dtype : str or dtype
-        "float16", "bfloat16", "float32", "float64" or "bool".
+        "float16", "bfloat16", "float32", "float64", "bool", an integer or a complex dtype.
 
     Returns
     -------
     Spec
         Stands for a contiguous array in `plan` and `bind`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `shape` is no tuple of lengths, or `dtype` is not supported.
     """
-    lengths = tuple(map(operator.index, shape)) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
+    try:
+        lengths = tuple(map(operator.index, shape)) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
+    except TypeError:
+        raise TypeError(f"shape: expected an integer or a tuple of them, got {shape!r}") from None
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape: lengths cannot be negative, got {lengths}")
-    name = dtypes.name_of(dtype)
+    try:
+        name = dtypes.name_of(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype: {error}") from None
     if name == "bfloat16":
         dtypes.prepare_bfloat16()
     return Spec(lengths, name)
@@ -93,7 +104,9 @@ def is_array(value: Any) -> bool:
 
 
 def _has_dlpack(value: Any) -> bool:
-    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not isinstance(value, np.generic)
+    if isinstance(value, (np.generic, type)):  # a class of arrays is none
+        return False
+    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
 
 
 def import_array(value: Any, name: str) -> Imported:

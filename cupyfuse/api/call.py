@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices, dtypes
+from .. import devices
 from ..devices import Device
 from ..engines.row_blocks import load
 from ..plan.plan import Plan
@@ -18,6 +18,7 @@ from . import arrays
 from .as_written import AsWritten
 from .results import Results
 from .structures import structure_of
+from .targets import import_targets
 
 
 @dataclass(eq=False)
@@ -195,7 +196,7 @@ def _check_effects(plan: Plan, leaves: list[Any]) -> None:
 
 def _run_into(runnable: Runnable, leaves: list[Any], numbers: Sequence[float], out: Any) -> None:
     """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
-    targets = _import_targets(runnable.plan, leaves[0], out)
+    targets = import_targets(runnable.plan.outputs, leaves[0], out)
     operands = [*leaves, *runnable.kept]
     direct = []
     for position, target in enumerate(targets):
@@ -205,42 +206,3 @@ def _run_into(runnable: Runnable, leaves: list[Any], numbers: Sequence[float], o
     for target, passed, result in zip(targets, direct, results, strict=True):
         if passed is None:
             target[...] = result
-
-
-def _repeats_elements(array: Any) -> bool:
-    """Whether several elements of an array share one address."""
-    return any(n > 1 and stride == 0 for n, stride in zip(array.shape, array.strides, strict=True))
-
-
-def _import_targets(plan: Plan, argument: Any, out: Any) -> list[Any]:
-    """Import the arrays of `out`, and check them against the outputs of a plan and the device of an argument."""
-    outputs = plan.outputs
-    given = list(out) if isinstance(out, (tuple, list)) else [out]
-    if len(given) != len(outputs):
-        raise ValueError(f"out: expected {len(outputs)} array(s), one for each result, got {len(given)}")
-    targets = []
-    for position, (array, output) in enumerate(zip(given, outputs, strict=True)):
-        name = "out" if len(given) == 1 else f"out[{position}]"
-        target = array
-        if type(array) is not type(argument):
-            if not arrays.is_array(array) or isinstance(array, arrays.Spec):
-                raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
-            target = arrays.import_array(array, name).array
-        if arrays.place_of(target) != arrays.place_of(argument):
-            raise TypeError(f"{name}: expected an array in the same memory as the arguments; allocate it beside them")
-        try:
-            dtype = dtypes.name_of(target.dtype)
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
-        if target.shape != output.shape or dtype != output.dtype:
-            raise ValueError(
-                f"{name}: expected shape {output.shape} and dtype {output.dtype}, got shape {tuple(target.shape)} and "
-                f"dtype {dtype}"
-            )
-        flags = target.flags
-        if isinstance(target, np.ndarray) and not flags.writeable:
-            raise ValueError(f"{name}: the array is read-only")
-        if not flags.c_contiguous and target.size and _repeats_elements(target):
-            raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
-        targets.append(target)
-    return targets

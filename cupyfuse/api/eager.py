@@ -18,12 +18,15 @@ from ..trace import Tracer
 from . import arrays, lazy
 from .call import run as run_recognized
 from .fuse import Fused
+from .targets import import_targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arguments = dict[str, Any]
 
 
-def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = None) -> F:
+def traceable(
+    function: F, eager: Callable[[Fused, Arguments, Any], Any] | None = None, keeps_integers: bool = False
+) -> F:
     """Make a function on traced arrays callable on arrays too, where it runs as a fused function of its own.
 
     Parameters
@@ -31,12 +34,31 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
     function : callable
         Takes its array as the first parameter.
     eager : callable, optional
-        Called with the fused function and all arguments by name. By default `along_axes` for a function with an
-        `axis`, and `by_rows` for others.
+        Called with the fused function, all arguments by name, and the arrays of `out` or None. By default `along_axes`
+        for a function with an `axis`, and `by_rows` for others.
+    keeps_integers : bool
+        Whether the function takes integers and bools as NumPy's does. For others they are converted to float64 first,
+        of which `eager` takes care on arrays.
     """
     fused = Fused(function)
     cache = fused.inline_cache
-    run = eager or (along_axes if "axis" in fused.signature.parameters else by_rows)
+    convert = (lambda array: array) if keeps_integers else promote_integers
+    default = along_axes if "axis" in fused.signature.parameters else by_rows
+    run = eager or functools.partial(default, convert=convert)
+    first = fused.names[0]
+
+    def inline(current: Any, args: tuple[Any, ...], kwargs: Arguments) -> Any:
+        """Call the function within a trace, its arrays as traced ones."""
+        current.numpy_only = False
+        with current.call(function.__name__, (*args, *kwargs.values())) as record:
+            positional = [_in_trace(value, current) for value in args]
+            named = {name: _in_trace(value, current) for name, value in kwargs.items()}
+            if positional:
+                positional[0] = convert(trace.as_tracer(positional[0], current))
+            elif first in named:
+                named[first] = convert(trace.as_tracer(named[first], current))
+            result = function(*positional, **named)
+            return result if isinstance(result, tuple) else record(result)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -48,22 +70,33 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
         if known is not None:  # all are as they are once converted
             return run_recognized(*known, None)
         operands = (*args, *kwargs.values())
-        for operand in operands:
-            if isinstance(operand, Tracer):
-                operand._trace.numpy_only = False
-                with operand._trace.call(function.__name__, operands) as record:
-                    result = function(*args, **kwargs)
-                    return result if isinstance(result, tuple) else record(result)
+        traced = _traced_in(operands)
+        if traced is not None:
+            return inline(traced._trace, args, kwargs)
         if args and _needs_no_conversion(args[0]) and (eager is None or _are_like(args[0], operands, kwargs)):
             return fused(*args, **kwargs)
         out = kwargs.pop("out", None)
         if out is not None and any(map(lazy.is_lazy, operands)):
             lazy.refuse_out()
-        bound = fused.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return _copy_to(run(fused, dict(bound.arguments)), out)
+        values, _ = fused.parameters.bind(args, kwargs)
+        return run(fused, dict(zip(fused.names, values, strict=True)), out)
 
     return call  # type: ignore[return-value]
+
+
+def _traced_in(value: Any) -> Tracer | None:
+    """Return an argument if it is a traced array; of a list or tuple the first traced array in it."""
+    if isinstance(value, (list, tuple)):
+        return next((traced for item in value if (traced := _traced_in(item)) is not None), None)
+    return value if isinstance(value, Tracer) else None
+
+
+def _in_trace(value: Any, current: Any) -> Any:
+    """Return an array that the function made, or a list of traced ones, as a traced array; all else as it is."""
+    is_made = isinstance(value, np.ndarray) or arrays.is_cupy(value)
+    if is_made or (isinstance(value, (list, tuple)) and _traced_in(value) is not None):
+        return trace.as_tracer(value, current)
+    return value
 
 
 def _needs_no_conversion(value: Any) -> bool:
@@ -91,12 +124,24 @@ def import_operand(value: Any, name: str) -> arrays.Imported:
         return arrays.Imported(value)
     if isinstance(value, arrays.Spec):
         raise TypeError(f"argument {name!r}: a spec has no values; pass an array")
-    return arrays.import_array(value if arrays.is_array(value) else np.asarray(value), name)
+    if arrays.is_array(value):
+        return arrays.import_array(value, name)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"argument {name!r}: {error}") from None
+    if array.dtype.kind not in "biufcV":
+        made = f"of which NumPy makes an array of {array.dtype}"
+        raise TypeError(f"argument {name!r}: expected an array or numbers, got {type(value).__name__}, {made}")
+    return arrays.import_array(array, name)
 
 
 def promote_integers(array: Any, beside: Any = None) -> Any:
-    """Convert bools and integers to float64; beside a float array, to the smallest float dtype that holds them."""
-    if array.dtype.kind not in "iub":
+    """Convert bools and integers to float64; beside a float array, to the smallest float dtype that holds them.
+
+    Arrays, also traced ones, are converted; numbers are weak, and are not.
+    """
+    if not hasattr(array, "ndim") or array.dtype.kind not in "iub":
         return array
     narrow = beside is not None and beside.dtype.kind in "fV"
     return array.astype(np.result_type(array.dtype, np.float16) if narrow else np.float64)
@@ -111,36 +156,24 @@ def export(result: Any, imported: arrays.Imported) -> Any:
     return imported.export(np.asarray(result) if isinstance(result, np.generic) else result)
 
 
-def _copy_to(result: Any, out: Any) -> Any:
+def copy_to(result: Any, out: Any) -> Any:
     """Copy a result, or a tuple of them, to the arrays of `out`, and return `out`; the result itself if it is None."""
     if out is None:
         return result
     results = result if isinstance(result, tuple) else (result,)
-    targets = out if isinstance(out, (tuple, list)) else (out,)
-    if len(targets) != len(results):
-        raise ValueError(f"out: expected {len(results)} array(s), one for each result, got {len(targets)}")
-    for target, value in zip(targets, results, strict=True):
-        if not arrays.is_array(target) or isinstance(target, arrays.Spec):
-            raise TypeError(f"out: expected an array, got {type(target).__name__}")
-        array, source = arrays.import_array(target, "out").array, import_operand(value, "out").array
-        if arrays.is_cupy(array) != arrays.is_cupy(source):
-            raise TypeError("out: expected an array in the same memory as the arguments; allocate it beside them")
-        if (array.shape, array.dtype) != (source.shape, source.dtype):
-            raise ValueError(
-                f"out: expected shape {source.shape} and dtype {source.dtype}, got shape {array.shape} and dtype "
-                f"{array.dtype}"
-            )
-        array[...] = source
+    sources = [import_operand(value, "out").array for value in results]
+    for target, source in zip(import_targets(sources, sources[0], out), sources, strict=True):
+        target[...] = source
     return out
 
 
-def along_axes(fused: Fused, arguments: Arguments) -> Any:
-    """Run a function that has an `axis` on an array of any rank."""
+def along_axes(fused: Fused, arguments: Arguments, out: Any, convert: Callable[[Any], Any]) -> Any:
+    """Run a function that has an `axis` on an array of any rank, which `convert` converts first."""
     name = next(iter(arguments))
     imported = import_operand(arguments[name], name)
-    x = arguments[name] = promote_integers(imported.array)
+    x = arguments[name] = convert(imported.array)
     result = fused(**arguments) if x.ndim <= 2 else with_axes_last(fused, arguments, [name], x.shape)
-    return export(result, imported)
+    return copy_to(export(result, imported), out)
 
 
 def with_axes_last(fused: Fused, arguments: Arguments, names: Sequence[str], shape: tuple[int, ...]) -> Any:
@@ -165,19 +198,21 @@ def with_axes_last(fused: Fused, arguments: Arguments, names: Sequence[str], sha
     return results.reshape(final)[()]
 
 
-def by_rows(fused: Fused, arguments: Arguments) -> Any:
-    """Run a function of rows on an array of any rank, with all leading axes merged into rows."""
+def by_rows(fused: Fused, arguments: Arguments, out: Any, convert: Callable[[Any], Any] = promote_integers) -> Any:
+    """Run a function of rows on an array of any rank, which `convert` converts first, its leading axes as rows."""
     name = next(iter(arguments))
     imported = import_operand(arguments[name], name)
-    x = arguments[name] = promote_integers(imported.array)
+    x = arguments[name] = convert(imported.array)
     if x.ndim > 2:
         arguments[name] = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     result = fused(**arguments)
-    return export(result.reshape(*x.shape[:-1], result.shape[-1]) if x.ndim > 2 else result, imported)
+    result = result.reshape(*x.shape[:-1], result.shape[-1]) if x.ndim > 2 else result
+    return copy_to(export(result, imported), out)
 
 
-def as_matrix(fused: Fused, arguments: Arguments) -> Any:
-    """Run a function of one matrix, which checks the rank itself."""
+def as_matrix(fused: Fused, arguments: Arguments, out: Any) -> Any:
+    """Run a function of one matrix, which checks the rank itself; arguments change only if `out` fits."""
     name = next(iter(arguments))
     imported = import_operand(arguments[name], name)
-    return export(fused(**arguments | {name: promote_integers(imported.array)}), imported)
+    arguments[name] = promote_integers(imported.array)
+    return export(fused(**arguments), imported) if out is None else fused(**arguments, out=out)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import dtypes, trace
+from .. import dtypes
 from ..trace import Tracer, apply, reduce
 from ..trace.exponentials import stop_gradient
+from .checks import as_operand, check_number
 from .losses import REDUCTIONS, apply_reduction, check_reduction, loss
 
 __all__ = [
@@ -22,7 +23,7 @@ __all__ = [
 
 def _check_pair(input: Any, target: Any) -> tuple[Tracer, Tracer]:
     """Return input and target as traced arrays, or raise ValueError if shapes differ or the input is not float."""
-    target = trace.as_tracer(target, input._trace)
+    target = as_operand("target", target, input._trace)
     if not dtypes.is_float(input._node.dtype):
         raise ValueError(f"input: expected floats, got {input._node.dtype}; convert it with .astype")
     if target.shape != input.shape:
@@ -82,9 +83,13 @@ def binary_cross_entropy_with_logits(
     """
     check_reduction(reduction)
     input, target = _check_pair(input, target)
-    positive = 1.0 if pos_weight is None else (stop_gradient(pos_weight) - 1.0) * target + 1.0
+    weight, pos_weight = (
+        w if w is None else stop_gradient(as_operand(name, w, input._trace))
+        for name, w in (("weight", weight), ("pos_weight", pos_weight))
+    )
+    positive = 1.0 if pos_weight is None else (pos_weight - 1.0) * target + 1.0
     values = (1.0 - target) * input - positive * apply("log_sigmoid", input)
-    return apply_reduction(values if weight is None else values * stop_gradient(weight), reduction)
+    return apply_reduction(values if weight is None else values * weight, reduction)
 
 
 @loss
@@ -110,6 +115,8 @@ def sigmoid_focal_loss(
     array
     """
     check_reduction(reduction)
+    check_number("alpha", alpha)
+    check_number("gamma", gamma)
     input, target = _check_pair(input, target)
     values = (1.0 - target) * input - apply("log_sigmoid", input)
     probability = apply("sigmoid", input)
@@ -132,6 +139,7 @@ def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Any:
 def huber_loss(input: Any, target: Any, *, delta: float = 1.0, reduction: str = "mean") -> Any:
     """Error squared and halved up to `delta`, linear beyond, as `torch.nn.functional.huber_loss`."""
     check_reduction(reduction)
+    check_number("delta", delta)
     if not delta > 0:
         raise ValueError(f"delta: expected a positive number, got {float(delta)}")
     input, target = _check_pair(input, target)

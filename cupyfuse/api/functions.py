@@ -14,6 +14,7 @@ from .. import trace
 from ..ir.slices import average_pool
 from ..trace import NamedConstant, Tracer, apply, fail, reduce
 from . import lazy
+from .checks import check_integer, check_number, check_operand, check_rank
 from .eager import Arguments, as_matrix, by_rows, traceable
 from .fuse import Fused
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
@@ -51,7 +52,9 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     ValueError
         Shapes do not match.
     """
-    _check_rank("weight", weight, 2, "(out_features, in_features)")
+    check_rank("weight", weight, 2, "(out_features, in_features)")
+    if not x.ndim:
+        check_rank("x", x, 1, "(in_features,) or (rows, in_features)")
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"x: expected {weight.shape[1]} columns, as weight of shape {tuple(weight.shape)} has, got shape "
@@ -60,16 +63,10 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     y = x @ weight.T
     if bias is None:
         return y
-    _check_rank("bias", bias, 1, "(out_features,)")
+    check_rank("bias", bias, 1, "(out_features,)")
     if bias.shape[0] != weight.shape[0]:
         raise ValueError(f"bias: expected shape ({weight.shape[0]},), got {tuple(bias.shape)}")
     return y + bias
-
-
-def _check_rank(name: str, value: Any, ndim: int, shape: str) -> None:
-    """Raise ValueError if an argument has another rank; `shape` describes the expected one."""
-    if getattr(value, "ndim", None) != ndim:
-        raise ValueError(f"{name}: expected an array of shape {shape}, got {getattr(value, 'shape', value)}")
 
 
 @functools.partial(traceable, eager=as_matrix)
@@ -113,12 +110,15 @@ def batch_norm(
     ValueError
         A shape does not match, one of the running statistics is missing, or a training batch has a single row.
     """
-    _check_rank("x", x, 2, "(rows, columns)")
+    check_rank("x", x, 2, "(rows, columns)")
     columns = x.shape[1]
     vectors = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     for name, value in vectors.items():
-        if value is not None and tuple(value.shape) != (columns,):
-            raise ValueError(f"{name}: expected shape ({columns},), got {tuple(value.shape)}")
+        if value is not None and getattr(value, "shape", None) != (columns,):
+            raise ValueError(f"{name}: expected shape ({columns},), got {getattr(value, 'shape', value)}")
+    check_number("eps", eps)
+    if momentum is not None:
+        check_number("momentum", momentum)
     if training or running_mean is None or running_var is None:
         if not training and (running_mean is not None or running_var is not None):
             raise ValueError("running_mean, running_var: give both or neither")
@@ -129,7 +129,7 @@ def batch_norm(
         if training:
             _update_statistics(x, mean, var, running_mean, running_var, momentum, num_batches_tracked)
     else:
-        mean, var = running_mean, running_var
+        mean, var = running_mean, trace.as_tracer(running_var, x._trace)
     y = (x - mean) / apply("sqrt", var + eps)
     if weight is not None:
         y = y * weight
@@ -141,6 +141,8 @@ def _update_statistics(
 ) -> None:
     """Record the in-place updates of the running statistics and of the batch count."""
     if batches is not None:
+        if not hasattr(batches, "ndim"):  # a number, whose caller would not see it advance
+            check_rank("num_batches_tracked", batches, 0, "()")
         batches += 1
     if x.shape[0] == 0 or (running_mean is None and running_var is None):
         return
@@ -159,12 +161,12 @@ def _update_statistics(
             running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
 
 
-def _pool_eager(fused: Fused, arguments: Arguments) -> Any:
+def _pool_eager(fused: Fused, arguments: Arguments, out: Any) -> Any:
     """Pool the rows of an array of any rank; of a Dask array as means along an axis, which leaves its chunks alone."""
     x, size = arguments["x"], arguments["kernel_size"]
     if lazy.is_lazy(x) and x.ndim and size >= 1 and x.shape[-1] % size == 0:
         return mean(x.reshape(*x.shape[:-1], x.shape[-1] // size, size), axis=-1)
-    return by_rows(fused, arguments)
+    return by_rows(fused, arguments, out)
 
 
 @functools.partial(traceable, eager=_pool_eager)
@@ -186,11 +188,11 @@ def avg_pool1d(x: Any, kernel_size: int) -> Any:
     ValueError
         `x` is not a matrix, or `kernel_size` does not divide its columns.
     """
-    _check_rank("x", x, 2, "(rows, columns)")
-    columns = x.shape[1]
-    if kernel_size < 1 or columns % kernel_size:
-        raise ValueError(f"kernel_size: expected a divisor of {columns}, the number of columns, got {kernel_size}")
-    return x._trace.array(average_pool(trace.matrix_node(x), int(kernel_size)), (0, 1))
+    check_rank("x", x, 2, "(rows, columns)")
+    columns, size = x.shape[1], check_integer("kernel_size", kernel_size)
+    if size < 1 or columns % size:
+        raise ValueError(f"kernel_size: expected a divisor of {columns}, the number of columns, got {size}")
+    return x._trace.array(average_pool(trace.matrix_node(x), size), (0, 1))
 
 
 # Activations --------------------------------------------------------------------------------------------------------
@@ -234,6 +236,7 @@ erf = _activation("erf", "Error function.")
 @traceable
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
     """Leaky rectified linear unit: x where it is positive, else ``negative_slope * x``; any shape, dtype kept."""
+    check_operand("negative_slope", negative_slope)
     return apply("leaky_relu", x, negative_slope)
 
 
@@ -260,30 +263,39 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 @traceable
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     """Smooth relu: ``log(1 + exp(beta * x)) / beta``, or x where ``beta * x > threshold``; any shape, dtype kept."""
+    check_operand("beta", beta)
+    check_operand("threshold", threshold)
     return apply("softplus", x, beta, threshold)
 
 
 @traceable
 def elu(x: Any, alpha: float = 1.0) -> Any:
     """Exponential linear unit: x where positive, else ``alpha * (exp(x) - 1)``; Clevert et al. 2015; any shape."""
+    check_operand("alpha", alpha)
     return apply("elu", x, alpha)
 
 
 @traceable
 def celu(x: Any, alpha: float = 1.0) -> Any:
     """Continuous elu: x where positive, else ``alpha * (exp(x / alpha) - 1)``; Barron 2017; any shape."""
+    check_operand("alpha", alpha)
     return apply("celu", x, alpha)
 
 
 @traceable
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
     """Limit x to [min_val, max_val]; any shape, dtype kept."""
+    check_operand("min_val", min_val)
+    check_operand("max_val", max_val)
     return apply("hardtanh", x, min_val, max_val)
 
 
-@traceable
+@functools.partial(traceable, keeps_integers=True)
 def clip(x: Any, min: Any = None, max: Any = None) -> Any:
     """Limit x to [min, max], either of which may be None; NaN stays NaN."""
     if min is None and max is None:
         fail("clip", "give min, max or both")
+    for name, limit in (("min", min), ("max", max)):
+        if limit is not None:
+            check_operand(name, limit)
     return trace.clip(x, min, max)

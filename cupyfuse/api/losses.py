@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .. import dtypes, trace
+from .. import dtypes
 from ..trace import Tracer, apply, reduce
 from ..trace.exponentials import relative_to_max
 from ..trace.labels import Labels, constant_along
-from .eager import Arguments, export, import_operand, promote_integers, traceable
+from .checks import as_operand, check_integer, check_number
+from .eager import Arguments, copy_to, export, import_operand, promote_integers, traceable
 from .fuse import Fused
 
 __all__ = ["cross_entropy", "nll_loss"]
@@ -21,7 +22,7 @@ __all__ = ["cross_entropy", "nll_loss"]
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def _loss_eager(fused: Fused, arguments: Arguments) -> Any:
+def _loss_eager(fused: Fused, arguments: Arguments, out: Any) -> Any:
     """Run a loss on arrays of any library; numbers and lists become NumPy arrays."""
     first = next(iter(arguments))
     imported = import_operand(arguments[first], first)
@@ -29,7 +30,7 @@ def _loss_eager(fused: Fused, arguments: Arguments) -> Any:
     for name in ("target", "weight", "pos_weight"):
         if arguments.get(name) is not None:
             arguments[name] = import_operand(arguments[name], name).array
-    return export(fused(**arguments), imported)
+    return copy_to(export(fused(**arguments), imported), out)
 
 
 # Decorates losses on traced arrays, so that they can be called on arrays too.
@@ -57,8 +58,9 @@ def _class_axis(input: Any, weight: Any) -> int:
     axis = 0 if input.ndim == 1 else 1
     if not input.shape[axis]:
         raise ValueError(f"input: expected at least one class, got shape {input.shape}")
-    if weight is not None and tuple(weight.shape) != (input.shape[axis],):
-        raise ValueError(f"weight: expected one for each class, shape {(input.shape[axis],)}, got {weight.shape}")
+    if weight is not None and getattr(weight, "shape", None) != (input.shape[axis],):
+        got = getattr(weight, "shape", weight)
+        raise ValueError(f"weight: expected one for each class, shape {(input.shape[axis],)}, got {got}")
     return axis
 
 
@@ -70,6 +72,7 @@ def _labels(input: Tracer, target: Tracer, weight: Any, ignore_index: int, axis:
             f"target: expected integers of shape {expected}, or probabilities of shape {input.shape}, got "
             f"{target._node.dtype} of shape {target.shape}"
         )
+    check_integer("ignore_index", ignore_index)
     return Labels(input, target, weight, ignore_index, axis)
 
 
@@ -143,7 +146,7 @@ def cross_entropy(
         input = apply("tanh", input / soft_cap) * soft_cap
     if temperature is not None:
         input = input / temperature
-    target = trace.as_tracer(target, input._trace)
+    target = as_operand("target", target, input._trace)
     if target.shape == input.shape:
         if ignore_index >= 0:
             raise ValueError(f"ignore_index: labels are needed, but target has probabilities; got {ignore_index}")
@@ -157,17 +160,21 @@ def cross_entropy(
         smooth = labels.masked(-reduce("sum", terms, axis, keepdims=True))
         values = values * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
     if z_loss:
+        check_number("z_loss", z_loss)
         values = values + labels.weighted(apply("square", top + log_total)) * z_loss
     return labels.reduced(values, reduction)
 
 
 def _check_options(label_smoothing: float, soft_cap: float | None, temperature: float | None) -> None:
     """Raise ValueError if an option of `cross_entropy` is out of its range."""
+    check_number("label_smoothing", label_smoothing)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing: expected a share from 0 to 1, got {float(label_smoothing)}")
     for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}: expected a positive number or None, got {float(value)}")
+        if value is not None:
+            check_number(name, value)
+            if not value > 0:
+                raise ValueError(f"{name}: expected a positive number or None, got {float(value)}")
 
 
 def _cross_entropy_of_probabilities(
@@ -183,6 +190,7 @@ def _cross_entropy_of_probabilities(
     terms = terms if weight is None else terms * constant_along(weight, axis, input.ndim)
     values = -reduce("sum", terms, axis)
     if z_loss:
+        check_number("z_loss", z_loss)
         values = values + apply("square", top + log_total).squeeze(axis) * z_loss
     return apply_reduction(values, reduction)
 
@@ -204,5 +212,5 @@ def nll_loss(input: Any, target: Any, *, weight: Any = None, ignore_index: int =
     """
     check_reduction(reduction)
     axis = _class_axis(input, weight)
-    labels = _labels(input, trace.as_tracer(target, input._trace), weight, ignore_index, axis)
+    labels = _labels(input, as_operand("target", target, input._trace), weight, ignore_index, axis)
     return labels.reduced(labels.weighted(-labels.pick(input)), reduction)

@@ -53,7 +53,10 @@ def _signature_of(function: Any) -> inspect.Signature:
     if isinstance(function, np.ufunc):
         names = [f"x{k + 1}" for k in range(function.nin)] if function.nin > 1 else ["x"]
         return inspect.Signature([inspect.Parameter(name, _POSITIONAL_ONLY) for name in names])
-    return inspect.signature(function, follow_wrapped=False)
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except ValueError as error:
+        raise TypeError(f"fn: expected a function, but there is {error}; call it from a function of your own") from None
 
 
 def _parameters(function: Any, follow_wrapped: bool = False) -> list[inspect.Parameter]:
@@ -189,7 +192,11 @@ class Parameters:
         """
         found = self.find(args, kwargs)
         if found is None:
-            self.signature.bind(*args, **kwargs)  # raises the error
+            try:
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                name = getattr(self._function, "__name__", type(self._function).__name__)
+                raise TypeError(f"{name}() {error}") from None
             raise AssertionError
         return found
 

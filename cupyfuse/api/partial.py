@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,6 +179,8 @@ class Partial:
         ValueError
             There are no states, or they belong to different merges.
         """
+        if not isinstance(states, Iterable):
+            raise TypeError(f"states: expected several states of shards (`shard.state`), got {type(states).__name__}")
         states = list(states)
         if not states:
             raise ValueError("states: expected at least one, got none")

@@ -104,7 +104,8 @@ class PlannedFunction:
 
     def _check_static(self, static: Iterable[str]) -> frozenset[str]:
         """Return `static` as a set, or raise if it names neither parameters nor variables around the function."""
-        if isinstance(static, str) or not all(isinstance(name, str) for name in static):
+        names = isinstance(static, Iterable) and not isinstance(static, str)
+        if not names or not all(isinstance(name, str) for name in static):
             raise TypeError(f"static: expected a tuple of names, got {static!r}")
         function = self.__wrapped__
         variables = [name for _, name, _ in variables_of(function)] if isinstance(function, types.FunctionType) else []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
-from ..trace import TracedNumber, Tracer
+from ..trace import DESCRIPTION, TracedNumber, Tracer
 from ..trace.masked import Masked
 from ..trace.user_code import definition_of
 from ..trace.watched import unwatched
@@ -68,7 +68,7 @@ class Results:
         if cls is TracedNumber:
             value = float(value)
         if (key := constant_key(value)) is not None:
-            self.key.append(key)
+            self._add_key(key)
             return lambda leaves: value
         if cls is np.ndarray or arrays.is_cupy(value):
             # An array that the function created: each call returns a copy, which the caller may change.
@@ -84,9 +84,18 @@ class Results:
                 f"the function returns a {cls.__name__}: expected arrays, numbers, or tuples, lists, dicts and "
                 "dataclasses of these; create other objects outside, or teach their type to cf.register"
             )
-        self.key.append(structure.key)
+        self._add_key(structure.key)
         items = [self._flatten(child) for child in structure.children]
         return lambda leaves: structure.rebuild([item(leaves) for item in items])
+
+    def _add_key(self, key: Any) -> None:
+        """Add a part of the key; raise TraceError if it is, or has, text that was made of a traced array."""
+        if DESCRIPTION in str(key):
+            raise TraceError(
+                "cannot fuse a text of an array's values, which are not known while the function is traced; return the "
+                f"array, and format it outside of the fused function\n  at {definition_of(self._function)}"
+            )
+        self.key.append(key)
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """Return the same structure with these arrays in the place of the traced ones."""

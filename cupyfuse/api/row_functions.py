@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import trace
-from ..trace import Tracer, apply, reduce
+from .. import dtypes, trace
+from ..trace import Tracer, apply, fail, reduce
 from ..trace.exponentials import relative_to_max, stop_gradient
 from . import arrays, lazy
-from .eager import Arguments, export, import_operand, promote_integers, traceable, with_axes_last
+from .checks import as_operand, check_number
+from .eager import Arguments, copy_to, export, import_operand, promote_integers, traceable, with_axes_last
 from .fuse import Fused
 
 # Sums of exponentials -----------------------------------------------------------------------------------------------
@@ -22,8 +23,14 @@ from .fuse import Fused
 _NUMBERS = (bool, int, float, complex)  # weakly typed: they take the dtype of the array beside them
 
 
-def _logsumexp_eager(fused: Fused, arguments: Arguments) -> Any:
+def _logsumexp_eager(fused: Fused, arguments: Arguments, out: Any) -> Any:
     """Run logsumexp on real or complex arrays of any rank, promoted and broadcast as SciPy does."""
+    imported, result = _logsumexp_of(fused, arguments)
+    return copy_to(export(result, imported), out)
+
+
+def _logsumexp_of(fused: Fused, arguments: Arguments) -> tuple[arrays.Imported, Any]:
+    """Return the imported array of arguments, and the logsumexp of it."""
     a, b = arguments["a"], arguments["b"]
     factors = None if b is None or type(b) in _NUMBERS else import_operand(b, "b").array
     # A real number takes the float dtype of the array beside it; the kind of bfloat16 is "V".
@@ -39,7 +46,7 @@ def _logsumexp_eager(fused: Fused, arguments: Arguments) -> Any:
     if _is_complex(a) or _is_complex(b):
         if any(map(lazy.is_lazy, (a, b))):
             raise TypeError("logsumexp: expected real Dask arrays, got complex ones; apply it to chunks by map_blocks")
-        return export(_complex_logsumexp(**arguments), imported)
+        return imported, _complex_logsumexp(**arguments)
     names = ["a"] if factors is None else ["a", "b"]
     shape = np.broadcast_shapes(*(arguments[name].shape for name in names))
     if len(shape) == 0:
@@ -47,8 +54,8 @@ def _logsumexp_eager(fused: Fused, arguments: Arguments) -> Any:
         arguments["a"] = a.reshape(1)
     if len(shape) > 2:
         arguments |= {name: _broadcast_to(arguments[name], shape) for name in names}
-        return export(with_axes_last(fused, arguments, names, shape), imported)
-    return export(fused(**arguments), imported)
+        return imported, with_axes_last(fused, arguments, names, shape)
+    return imported, fused(**arguments)
 
 
 def _is_complex(value: Any) -> bool:
@@ -113,7 +120,13 @@ def _phase(z: Any, xp: Any) -> Any:
 def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
     """Compute log(sum(b * exp(a))) on traced arrays."""
     current = next(value._trace for value in (a, b) if isinstance(value, Tracer))
-    weights = trace.as_tracer(b, current)
+    weights = as_operand("b", b, current)
+    try:
+        np.broadcast_shapes(np.shape(a), weights.shape)
+    except ValueError:
+        raise ValueError(
+            f"b: expected a shape that broadcasts with that of a, {np.shape(a)}, got {weights.shape}"
+        ) from None
     a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
     # Promote before the exponentials: the factors may have the wider dtype.
     a = a.astype((weights * a)._node.dtype)
@@ -130,7 +143,7 @@ def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: 
     return (result, apply("sign", total)) if return_sign else result
 
 
-@functools.partial(traceable, eager=_logsumexp_eager)
+@functools.partial(traceable, eager=_logsumexp_eager, keeps_integers=True)
 def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, return_sign: bool = False) -> Any:
     """Compute the log of the sum of exponentials, ``log(sum(b * exp(a)))``, with `scipy.special.logsumexp`'s semantics.
 
@@ -162,15 +175,31 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
         A dtype is not supported, or the arrays are on different devices.
     """
     if b is not None:
-        return _weighted_logsumexp(a, axis, b, keepdims, return_sign)
-    result = reduce("logsumexp", a, axis, keepdims)
+        factors = b if hasattr(b, "ndim") else None
+        b = b if factors is None else promote_integers(b, a if hasattr(a, "ndim") else None)
+        return _weighted_logsumexp(promote_integers(a, factors), axis, b, keepdims, return_sign)
+    a = promote_integers(a)
+    result = reduce("logsumexp", a, _axis_of(a, axis), keepdims)
     if a.ndim == 0 and keepdims:
         result = result[None]  # SciPy's has at least one dimension to keep
     if not return_sign:
         return result
-    return result, apply(
-        "where", apply("isnan", result), result, apply("where", apply("equal", result, -np.inf), 0.0, 1.0)
-    )
+    sign = apply("where", apply("equal", result, -np.inf), 0.0, 1.0).astype(result._node.dtype)
+    return result, apply("where", apply("isnan", result), result, sign)
+
+
+def _axis_of_softmax(name: str, x: Any, axis: Any) -> Any:
+    """Return the axis; raise an error that names the function where it is not defined, or there is no such axis."""
+    if dtypes.is_complex(x._node.dtype):
+        fail(f"{name} of {x._node.dtype} arrays", "it works on real floats; convert them with .astype first")
+    axis = _axis_of(x, axis)
+    trace.normalize_axes(axis, x.ndim, name)
+    return axis
+
+
+def _axis_of(x: Any, axis: Any) -> Any:
+    """Return an axis; None for that of an array without dimensions, of which SciPy takes 0 and -1."""
+    return None if not x.ndim and isinstance(axis, int) and axis in (0, -1) else axis
 
 
 @traceable
@@ -193,7 +222,7 @@ def softmax(x: Any, axis: Any = None) -> Any:
     Differentiation treats the largest element, which exponentials are relative to, as a constant. That is exact: the
     result does not depend on it.
     """
-    top, total = relative_to_max(x, axis)
+    top, total = relative_to_max(x, _axis_of_softmax("softmax", x, axis))
     return apply("exp", x - top) / total
 
 
@@ -216,7 +245,7 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
     -----
     Differentiation treats the largest element as a constant, as in `softmax`.
     """
-    top, total = relative_to_max(x, axis)
+    top, total = relative_to_max(x, _axis_of_softmax("log_softmax", x, axis))
     return (x - apply("finite_or_zero", top)) - apply("log_relative", top, total)
 
 
@@ -243,8 +272,9 @@ def _reduction(op: str, summary: str) -> Callable[..., Any]:
     Returns
     -------
     array
+        Of integers and bools in the dtype of `numpy.{op}`.
     """
-    return traceable(function)
+    return traceable(function, keeps_integers=True)
 
 
 sum = _reduction("sum", "Sum along an axis; float32 and 16-bit floats accumulate in float32.")
@@ -257,10 +287,12 @@ min = _reduction("min", "Smallest element along an axis; NaN if one is.")
 @traceable
 def var(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
     """Variance along an axis with `ddof` fewer degrees of freedom, as `numpy.var`."""
+    check_number("ddof", ddof)
     return trace.variance(a, axis, ddof, keepdims)
 
 
 @traceable
 def std(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
     """Standard deviation along an axis: the square root of `var`."""
+    check_number("ddof", ddof)
     return apply("sqrt", trace.variance(a, axis, ddof, keepdims))

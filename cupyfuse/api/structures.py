@@ -133,8 +133,11 @@ def _structure_of_dict(value: Any) -> Structure:
 def _structure_of_registered(value: Any, known: Registration) -> Structure:
     """Take an object of a registered type apart; its constants are part of the key."""
     cls = type(value)
-    children, constants = known.flatten(value)
-    children = list(children)
+    flattened = known.flatten(value)
+    if not isinstance(flattened, (tuple, list)) or len(flattened) != 2 or not isinstance(flattened[0], Iterable):
+        got = type(flattened).__name__
+        raise TypeError(f"flatten of a registered {cls.__name__}: expected a pair (children, constants), got {got}")
+    children, constants = list(flattened[0]), flattened[1]
     key = nested_key(constants)
     if key is None:
         try:

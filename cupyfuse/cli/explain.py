@@ -19,12 +19,12 @@ import numpy as np
 
 import cupyfuse.heads as heads
 
+from .. import dtypes
 from ..api.arrays import Spec, spec
 from ..api.fuse import Bound, Fused, fuse
 from ..errors import TraceError
 from ..plan.plan import Plan
 
-_DTYPES = ("float16", "bfloat16", "float32", "float64", "int64", "bool")
 _SPEC = "NAME=SHAPE:DTYPE, for example x=1024x8192:float32"
 # Files that are not the user's code.
 _SKIPPED = (str(Path(__file__).resolve().parent.parent), str(Path(np.__file__).parent), "<frozen")
@@ -114,7 +114,7 @@ def _spec(text: str) -> tuple[str, Spec]:
         return name, spec(lengths, dtype)
     except (TypeError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"expected one of {', '.join(_DTYPES)} as DTYPE, got {dtype!r} in {text!r}"
+            f"expected one of {', '.join(dtypes.ITEMSIZE)} as DTYPE, got {dtype!r} in {text!r}"
         ) from None
 
 
@@ -218,10 +218,8 @@ def _given_arguments(
     for flag, pairs in (("spec", options.spec), ("value", options.value)):
         for name, value in pairs:
             if name not in parameters:
-                parser.error(
-                    f"argument --{flag}: expected one of {', '.join(parameters)}, the parameters of {_name(function)}, "
-                    f"got {name!r}"
-                )
+                known = f"one of {', '.join(parameters)}, the parameters of" if parameters else "no argument by name of"
+                parser.error(f"argument --{flag}: expected {known} {_name(function)}, got {name!r}")
             if name in found:
                 parser.error(f"argument --{flag}: {name!r} was given twice")
             found[name] = value
@@ -243,7 +241,8 @@ def _describe(error: BaseException) -> str:
     """Describe an exception: its type and message, and the last line of the user's code that it came through."""
     text = f"{type(error).__name__}: {error}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_SKIPPED)]
-    return f"{text}\n  at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else text
+    line = f"\n  at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return text if text.endswith(line) else text + line  # errors of a trace name the line themselves
 
 
 def _write(plan: Plan, options: argparse.Namespace) -> str:

@@ -25,7 +25,7 @@ _CANDIDATES = 3
 _SMALLER = 8
 
 
-def choose_blocks(planner: BlockPlanner, at_once: int) -> tuple[Blocks | None, Plan | None]:
+def choose_blocks(planner: BlockPlanner, at_once: int) -> tuple[Blocks, Plan | None]:
     """Choose what to cut, and plan the blocks.
 
     Parameters
@@ -36,15 +36,14 @@ def choose_blocks(planner: BlockPlanner, at_once: int) -> tuple[Blocks | None, P
 
     Returns
     -------
-    blocks : Blocks or None
-        None if all rows fit once the values that blocks would share are split off.
+    blocks : Blocks
     prepare : Plan or None
         Prepacks values of the bound arguments.
 
     Raises
     ------
     NotRowwise
-        No matrix can be taken in blocks, or none with less workspace.
+        No matrix can be taken in blocks, or none with less workspace; or all rows fit beside what blocks would share.
     """
     reasons: list[NotRowwise] = []
     found: list[tuple[Blocks, Plan | None]] = []  # the best way along each axis
@@ -53,7 +52,7 @@ def choose_blocks(planner: BlockPlanner, at_once: int) -> tuple[Blocks | None, P
         for blocks, prepare in _planned_cuts(planner, axis, at_once, reasons):
             if blocks is None:
                 if axis == ROWS and not planned:
-                    return None, prepare
+                    raise NotRowwise("blocks would share what takes most of it")
                 continue  # a matrix that is small beside those that all of its blocks would share
             planned.append((blocks, prepare))
             if blocks.workspace <= 2 * blocks.plan.settings.max_workspace:

@@ -111,10 +111,7 @@ def _plan_of(
     if plan.workspace > settings.max_workspace:
         planner = BlockPlanner(traced.name, simplified, traced.axes, layouts or {}, settings, bound)
         try:
-            blocks, prepare = choose_blocks(planner, plan.workspace)
+            plan.blocks, plan.prepare = choose_blocks(planner, plan.workspace)
         except NotRowwise as reason:
             plan.whole = str(reason)
-        else:
-            if blocks is not None:
-                plan.blocks, plan.prepare = blocks, prepare
     return plan

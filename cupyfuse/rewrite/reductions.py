@@ -10,8 +10,9 @@ from ..ir.operators import REDUCTIONS
 def drop_unit_reductions(node: Node) -> Node:
     """Replace reductions along an axis of length 1, exactly, ±inf and NaN included.
 
-    Sum, product, mean, max, min and logsumexp are x itself; expsum is exp(x - x), 1 for finite x and NaN otherwise;
-    moment2 is (x - x)^2; distances and expdistances are x - x; argmax and argmin are 0. Saves the reduction.
+    Sum, product, mean, max, min and logsumexp are x itself; of -0 NumPy's sum is 0. expsum is exp(x - x), 1 for finite
+    x and NaN otherwise; moment2 is (x - x)^2; distances and expdistances are x - x; argmax and argmin are 0. Saves the
+    reduction.
     """
     if not node.reduction or node.inputs[0].shape[node.axis] != 1:
         return node

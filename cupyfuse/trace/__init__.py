@@ -18,13 +18,14 @@ from .products import matmul
 from .trace import ASSIGNMENT, Call, Trace
 from .tracer import Tracer
 from .user_code import fail, refusals_reach_the_caller, user_line
-from .value import NamedConstant
+from .value import DESCRIPTION, NamedConstant
 
 __all__ = [
     "ASSIGNMENT",
     "Axes",
     "AxisLabels",
     "Call",
+    "DESCRIPTION",
     "NamedConstant",
     "Trace",
     "TracedNumber",

@@ -14,6 +14,7 @@ from .broadcasting import axis_labels
 from .failures import changes_midway, raises_for_values
 from .folds import in_fold
 from .library_results import FutureCall, Result, infer_results
+from .number import TracedNumber
 from .result_structures import map_results
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail
@@ -107,7 +108,7 @@ class _Operands:
             return type(value)([self.replace_arrays(v) for v in value])
         if isinstance(value, dict):
             return {k: self.replace_arrays(v) for k, v in value.items()}
-        if isinstance(value, NamedConstant):
+        if isinstance(value, NamedConstant) or type(value) is TracedNumber:
             return float(value)
         if isinstance(value, np.ndarray):
             return self.replace_arrays(self.trace.tracer_of(value)) if value.ndim else value[()]

@@ -17,8 +17,8 @@ _NUMBERS = (int, float, bool)
 class TracedNumber:
     """A float to the user's code, and a parameter of the kernels.
 
-    Arithmetic with Python numbers gives another traced number, computed in each call. Every other use reads the value,
-    and the plan is then valid for that value only.
+    Arithmetic with Python's real numbers gives another traced number, computed in each call. Every other use reads the
+    value, and the plan is then valid for that value only.
     """
 
     __slots__ = ("_number", "_trace", "name")
@@ -63,6 +63,8 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
     function = getattr(operator, name)
 
     def method(self: TracedNumber, other: Any) -> Any:
+        if type(other) is complex:
+            return function(other, float(self)) if swapped else function(float(self), other)
         if type(other) is not TracedNumber and type(other) not in _NUMBERS:
             return NotImplemented
         right = other._number if type(other) is TracedNumber else other

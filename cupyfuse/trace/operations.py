@@ -58,7 +58,7 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
     if isinstance(value, (list, tuple)):
         made = np.asarray(value)  # while a trace runs, also of traced arrays (`numpy/conversions`)
         return made if isinstance(made, Tracer) else trace.constant(made)
-    if hasattr(value, "shape"):
+    if hasattr(value, "shape") and not isinstance(value, type):
         fail(
             f"an operation with a captured array of shape {tuple(value.shape)}",
             "only arguments of the fused function can be arrays; make it an argument (bind() can fix it)",
@@ -116,9 +116,14 @@ def _as_library_argument(x: Tracer) -> Any:
     """Return the tracer of a constant as a Python number, which is weak in promotion, or NumPy scalar; arrays as is."""
     node = x._node
     if node.op == "const":
-        return node.value
+        return _value_of(node)
     number = node.op == "cast" and node.inputs[0].op == "const"
-    return dtypes.to_numpy(node.dtype).type(node.inputs[0].value) if number else x
+    return dtypes.to_numpy(node.dtype).type(_value_of(node.inputs[0])) if number else x
+
+
+def _value_of(constant: g.Node) -> Any:
+    """Return the value of a constant; of a float argument that of the call which is traced, for which alone it is."""
+    return constant.value if constant.number is None else constant.number.read()
 
 
 # Reductions for which NumPy accepts axis 0 or -1 of 0-d arrays.

@@ -19,6 +19,9 @@ METHODS = (
 )
 IN_PLACE_METHODS = ("sort", "partition")
 
+# How traced arrays are printed, by which text that was made of one is found.
+DESCRIPTION = "<traced array"
+
 _MEMORY = "how an array lies in memory is not known while the function is traced"
 WAYS_OUT = {
     "strides": f"{_MEMORY}; take windows by slices or np.lib.stride_tricks.sliding_window_view",
@@ -84,7 +87,7 @@ class TracedValue:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"<traced array, shape {self.shape}, {self._node.dtype}>"
+        return f"{DESCRIPTION}, shape {self.shape}, {self._node.dtype}>"
 
     # Errors: these need values
     def __bool__(self) -> NoReturn:

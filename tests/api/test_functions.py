@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import special as scipy_special
 from support import NAN, SHAPES_AND_AXES, Engine, assert_close, compute, dtype_of, normal, unit
 from torch.nn import functional as torch_functions
 
@@ -165,3 +166,86 @@ def test_public_functions_are_documented_and_typed(name: str) -> None:
     assert function.__doc__ and function.__doc__.strip()
     assert function.__name__ == name and function.__module__.startswith("cupyfuse")
     assert all(p.annotation is not p.empty for p in inspect.signature(function).parameters.values())
+
+
+# Within fused functions -------------------------------------------------------------------------------------------
+
+OF_INTEGERS: dict[str, Callable[[Any], Any]] = {
+    **{
+        name: getattr(cf, name)
+        for name in ("relu", "gelu", "tanh", "softplus", "elu", "leaky_relu", "hardtanh", "silu")
+    },
+    **{
+        name: functools.partial(getattr(cf, name), axis=1)
+        for name in ("sum", "prod", "max", "min", "mean", "var", "std", "softmax", "log_softmax", "logsumexp")
+    },
+    "softmax of all": cf.softmax,
+    "log_softmax of all": cf.log_softmax,
+    "signed": lambda x: cf.logsumexp(x, 1, return_sign=True)[1],
+    "factors": lambda x: cf.logsumexp(x, 1, b=x),
+    "float factors": lambda x: cf.logsumexp(x, 1, b=x.astype(np.float32)),
+    "of float": lambda x: cf.logsumexp(x.astype(np.float32), 1, b=x),
+    "clip": lambda x: cf.clip(x, 1, 3),
+    "clip to floats": lambda x: cf.clip(x, 0.5, 2.5),
+    "linear": lambda x: cf.linear(x, x),
+    "pool": lambda x: cf.avg_pool1d(x, 2),
+    "batch_norm": cf.batch_norm,
+    "mse_loss": lambda x: cf.mse_loss(x, x[::-1]),
+    "cross_entropy": lambda x: cf.cross_entropy(x, np.array([0, 1, 3])),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_integers_are_the_same_fused_and_eager(name: str, dtype: str) -> None:
+    """The whole range of narrow integers, whose differences and products do not fit them."""
+    limits = np.iinfo(dtype) if dtype != "bool" else np.iinfo("uint8")
+    low, high = max(limits.min, -300), min(limits.max, 300)
+    x = np.array([[low, high, 1, 0], [3, 2, low, 1], [high, 0, high, low // 2]]).astype(dtype)
+    eager, fused = OF_INTEGERS[name](x), cf.fuse(OF_INTEGERS[name])(x)
+    assert np.asarray(eager).dtype == np.asarray(fused).dtype and np.shape(eager) == np.shape(fused)
+    np.testing.assert_allclose(fused, eager, rtol=1e-6 if "float" in name else 1e-12)
+    if name in ("sum", "prod", "max", "min"):
+        expected = getattr(np, name)(x, axis=1)
+        np.testing.assert_array_equal(eager, expected, strict=True)
+    elif name.partition(" ")[0] in ("softmax", "log_softmax"):
+        axis = None if " " in name else 1
+        wide = getattr(scipy_special, name.partition(" ")[0])(x.astype(float), axis=axis)
+        np.testing.assert_allclose(eager, wide, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: cf.batch_norm(x, np.zeros(4, np.float32), np.ones(4, np.float32), np.ones(4), np.zeros(4)),
+        lambda x: cf.nll_loss(x, np.array([0, 1, 2]), weight=np.ones(4)),
+        lambda x: cf.cross_entropy(np.ones((3, 4)), cf.softmax(x, 1)),
+        lambda x: cf.mse_loss(np.ones((3, 4)), x),
+        lambda x: cf.binary_cross_entropy_with_logits(x, np.ones((3, 4)), weight=np.ones(4), pos_weight=np.ones(4)),
+        lambda x: cf.linear(np.eye(4), x),
+        lambda x: cf.linear([[1, 2, 3, 4]], x),
+        lambda x: cf.batch_norm(np.ones((3, 4)), x[0], x[1] + 1),
+        lambda x: cf.logsumexp(np.arange(4), axis=1, b=x),
+        lambda x: cf.softmax([x[0], x[1]], axis=1),
+        lambda x: cf.sum((x, x), 0),
+        lambda x: cf.softmax(np.arange(4)) * x,
+    ],
+)
+def test_arrays_and_lists_that_a_fused_function_makes(engine: Engine, function: Any, rng: np.random.Generator) -> None:
+    x = rng.random((3, 4)).astype(np.float32)
+    fused = cf.fuse(function)
+    engine.prepare([lambda: fused(engine.array(x))])
+    eager, actual = function(x), engine.host(fused(engine.array(x)))
+    assert np.asarray(actual).dtype == np.asarray(eager).dtype
+    np.testing.assert_allclose(actual, eager, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_arrays_without_dimensions_have_the_axes_of_scipy(name: str) -> None:
+    function = getattr(cf, name)
+    for axis in (None, 0, -1):
+        expected = getattr(scipy_special, name)(np.array(1.5), axis=axis)
+        assert function(np.array(1.5), axis) == expected == cf.fuse(function)(np.array(1.5), axis)
+    for call in (function, cf.fuse(function)):
+        with pytest.raises(np.exceptions.AxisError, match=f"^{name}: axis 1 is out of bounds"):
+            call(np.array(1.5), 1)

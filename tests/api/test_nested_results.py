@@ -155,3 +155,22 @@ def test_results_without_arrays_for_some_shapes(function: Any) -> None:
         with force_plans():
             found = fused(x)
         assert found == function(x) and type(found) is type(function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x, f"{x.sum()}"),
+        lambda x: {"loss": x.mean(), "text": ["mean " + str(x.mean())]},
+        lambda x: {repr(x[0]): x},
+        lambda x: (x, "".join(map(str, [x > 0]))),
+    ],
+)
+def test_text_of_an_arrays_values_is_refused(function: Callable[..., Any]) -> None:
+    """It would describe the trace. Text of what is known is returned, and anything may be printed."""
+    x = np.ones((2, 3))
+    with pytest.raises(cf.TraceError, match=r"a text of an array's values.* format it outside"):
+        cf.fuse(function)(x)
+    fused = cf.fuse(lambda x, s: (print(x), x * s, f"{x.shape} {x.dtype} {s} {len(x)}")[1:])
+    result, text = fused(x, 0.5)
+    assert text == "(2, 3) float64 0.5 2" and (result == 0.5).all()

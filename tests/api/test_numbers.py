@@ -35,6 +35,32 @@ FUNCTIONS: list[Callable[[Any, float], Any]] = [
 ]
 
 
+# Library steps of dtypes that kernels do not compute with.
+OF_LIBRARY_STEPS: list[Callable[[Any, float], Any]] = [
+    lambda x, k: x * k,
+    lambda x, k: (x + np.float64(2 * k) - k, k - x),
+    lambda x, k: np.where(x > 1, x, k),
+    lambda x, k: (np.maximum(x, k), np.clip(x, k, 9.5), x == k),
+    lambda x, k: np.power(x, k),
+    lambda x, k: (x * (k + 1j), x * (2j - k), x * (1j**k)),
+    lambda x, k: np.histogram(abs(x), 2, (0, k)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["uint64", "complex64", "complex128"])
+@pytest.mark.parametrize("function", OF_LIBRARY_STEPS)
+def test_library_steps_take_the_number_of_the_call(
+    engine: Engine, function: Callable[[Any, float], Any], dtype: str
+) -> None:
+    x = np.array([[0, 1, 2], [3, 4, 5]], dtype)
+    fused = cf.fuse(function)
+    engine.prepare(lambda k=k: fused(engine.array(x), k) for k in (0.5, 3.0))
+    for k in (0.5, 3.0, 0.5):
+        got, want = fused(engine.array(x), k), function(x, k)
+        for a, b in zip(*(v if isinstance(v, tuple) else (v,) for v in (got, want)), strict=True):
+            np.testing.assert_allclose(engine.host(a), b, rtol=1e-6, strict=True)
+
+
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
 
 

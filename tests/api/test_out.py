@@ -81,7 +81,7 @@ READ_ONLY.flags.writeable = False
 @pytest.mark.parametrize(
     ("out", "error", "words"),
     [
-        (np.zeros((3, 4), np.float32), ValueError, r"out: expected shape \(4, 3\).*\(3, 4\)"),
+        (np.zeros((3, 4), np.float32), ValueError, r"out: expected shape .*4, 3\).*3, 4\)"),
         (np.zeros((4, 3)), ValueError, r"out: expected .*float32.*float64"),
         (np.zeros((4, 3), np.int32), (TypeError, ValueError), r"out"),
         (np.zeros((1, 4, 3), np.float32), ValueError, r"out: expected shape"),
@@ -96,11 +96,34 @@ READ_ONLY.flags.writeable = False
         (np.ma.masked_array(X.copy()), TypeError, "out.*MaskedArray"),
     ],
 )
-def test_out_is_checked(out: Any, error: Any, words: str) -> None:
+@pytest.mark.parametrize(
+    "function",
+    [
+        cf.fuse(lambda x: x * 2),
+        cf.relu,  # run as it is, and in three dimensions as a matrix
+        lambda x, out: cf.relu(x[None], out=out[None] if isinstance(out, np.ndarray) else out),
+        lambda x, out: cf.batch_norm(x, out=out),
+        lambda x, out: cf.mse_loss(x, x, reduction="none", out=out),
+    ],
+    ids=["fused", "eager", "eager3d", "batch_norm", "loss"],
+)
+def test_out_is_checked(function: Any, out: Any, error: Any, words: str) -> None:
     before = X.copy()
     with pytest.raises(error, match=words):
-        cf.fuse(lambda x: x * 2)(X, out=out)
+        function(X, out=out)
     assert_equal(X, before)
+
+
+def test_nothing_is_written_where_one_array_of_out_is_wrong() -> None:
+    good, wrong = np.zeros((1, 4), np.float32), np.zeros((1, 5), np.float32)
+    with pytest.raises(ValueError, match=r"out\[1\]: expected shape \(1, 4\)"):
+        cf.logsumexp(X[None], axis=2, return_sign=True, out=(good, wrong))
+    assert_equal(good, np.zeros_like(good))
+    mean, var = np.zeros(3, np.float32), np.ones(3, np.float32)
+    with pytest.raises(ValueError, match=r"out: expected shape \(4, 3\)"):
+        cf.batch_norm(X, mean, var, training=True, out=X[:3].copy())
+    assert_equal(mean, np.zeros_like(mean))
+    assert_equal(var, np.ones_like(var))
 
 
 def test_out_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def test_logsumexp(engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str
         assert_close(actual, expected, rounding(expected, dtype, a.size))
         value, sign = cf.logsumexp(engine.array(a), axis=axis, keepdims=keepdims, return_sign=True)
         assert_close(engine.host(value), actual, 0)
+        assert np.asarray(engine.host(sign)).dtype == dtype_of(dtype)
         assert_close(engine.host(sign), np.ones_like(expected), 0)
 
 

@@ -176,6 +176,39 @@ def test_pointwise_work_is_shared_where_twice_would_be_too_much(engine: Engine, 
         np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_pointwise_work_of_three_parts_is_shared_where_again_would_be_too_much(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    """What precedes the blocks, what these share, and each block would compute the probabilities."""
+
+    def chain(x: Any) -> Any:
+        shares = cf.softmax(x, axis=1)
+        odds = shares - cf.logsumexp(shares, axis=1, keepdims=True)
+        return odds - odds.mean(axis=0)
+
+    x = normal(rng, (200, 16))[0]
+    given = engine.array(x, "column_gap")  # a copy of all rows, of which blocks would copy theirs alone
+    fused = cf.fuse(chain, max_workspace=SMALL)
+    plan = fused.plan(given)
+    assert [name for step in plan.steps for name in step.fused].count("exp") == 1
+    assert plan.blocks is None and plan.whole
+    np.testing.assert_allclose(engine.host(fused(given)), chain(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_takes_most_of_the_workspace_is_shared(engine: Engine, rng: np.random.Generator) -> None:
+    """Blocks are of no use where they read all of a value that is stored before them."""
+
+    def chain(x: Any) -> Any:
+        costly = np.exp(np.sin(np.exp(x)))
+        return costly - costly.mean(axis=0)
+
+    x = normal(rng, (200, 16))[0]
+    fused = cf.fuse(chain, max_workspace=SMALL)
+    plan = fused.plan(x)
+    assert plan.blocks is None and plan.workspace > SMALL and "not in blocks, as blocks would share" in str(plan)
+    np.testing.assert_allclose(engine.host(fused(engine.array(x))), chain(x), rtol=1e-4, atol=1e-5)
+
+
 def test_what_follows_blocks_shares_products_that_these_would_take_by_rows(
     engine: Engine, rng: np.random.Generator
 ) -> None:

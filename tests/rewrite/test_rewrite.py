@@ -156,6 +156,7 @@ def test_reductions_of_one_element_keep_special_values(values: list[float]) -> N
             fused = cf.fuse(lambda x, name=name: getattr(cf, name)(x, axis=1))(x)
             if name in ("sum", "prod", "mean", "max", "min", "logsumexp"):
                 np.testing.assert_array_equal(fused, x[:, 0], err_msg=name)
+                assert np.signbit(fused) == np.signbit(x[:, 0])  # also of -0, of which NumPy's sum is 0
             else:
                 finite = np.isfinite(values[0])
                 expected = {"var": 0.0, "std": 0.0, "softmax": 1.0, "log_softmax": 0.0}[name] if finite else NAN

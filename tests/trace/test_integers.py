@@ -300,3 +300,31 @@ def test_powers_of_masks(power: Callable[[Any], Any], engine: Engine) -> None:
     found = engine.host(cf.fuse(power)(engine.array(mask)))
     assert found.dtype == power(mask).dtype
     np.testing.assert_array_equal(found, power(mask))
+
+
+@ENGINES
+@pytest.mark.parametrize("left", ["bool", *DTYPES])
+@pytest.mark.parametrize("right", ["bool", "int8", "uint16", "int64"])
+def test_products_of_vectors_and_steps_have_numpys_dtypes(left: str, right: str, engine: Engine) -> None:
+    """Sums of products wrap around in the dtype of the products, and of bools are whether any is true."""
+    a = np.array([[100, 3, 0, 7], [90, 90, 90, 90]]).astype(left)
+    b = np.array([[99, 2, 1, 0], [0, 0, 0, 0]]).astype(right)
+
+    def function(a: Any, b: Any) -> Any:
+        return np.vecdot(a, b), np.vecdot(a, b, axis=0), np.heaviside(a, b), np.heaviside(a, 2)
+
+    fused = cf.fuse(function)
+    with engine.active(), force_plans():
+        engine.prepare([lambda: fused(*engine.arrays((a, b)))])
+        actual = engine.host(fused(*engine.arrays((a, b))))
+    for got, wanted in zip(actual, function(a, b), strict=True):
+        assert_equal(np.asarray(got), np.asarray(wanted))
+
+
+def test_products_of_vectors_have_one_length() -> None:
+    for shapes in (((3, 4), (3, 1)), ((3, 4), (3,)), ((4,), ())):
+        a, b = np.ones(shapes[0]), np.ones(shapes[1])
+        with pytest.raises(ValueError):
+            np.vecdot(a, b)
+        with pytest.raises(ValueError, match="vecdot: expected last dimensions of one length"):
+            cf.fuse(lambda a, b: np.vecdot(a, b))(a, b)

@@ -46,6 +46,13 @@ TEXTS = (
     "z = np.zeros(4, int); np.add.reduce(x * 9, 1, None, z); z",
     "z = np.zeros(3); np.add.reduce(s + 1e8, out=z); np.add.accumulate(s[0] + 1e8, out=z[::-1]); z",
     "np.add(k, x[:, 0] * 9, out=k, casting='unsafe'); np.multiply(k, 1.5, k, casting='unsafe', where=k > 0); k",
+    "z = np.zeros((2, 4, 3)); y = np.modf(x, out=(z[0], z[1])); y[0] + 1, np.modf(x, z[1], None)[1], z",
+    "z, w = x * 0, np.ones((4, 3)); np.divmod(x, 0.3, out=(z, w), where=x > 0); z, w",
+    "z = np.zeros((4, 3), int); np.divmod(x, 0.3, out=(z, x), casting='unsafe'); z, x",
+    "x.sum(0, where=[1, 0, 1]), x.mean(1, where=[1, 0, 1]), np.any(x, where=1), np.add(x, 1, where=1, out=x * 0)",
+    "np.add(x + 1j, 1, dtype=np.float64, casting='unsafe'), np.add(x, [1, 2, 3], dtype='f4'), np.exp(k, dtype='f4')",
+    "np.apply_over_axes(np.sum, x, [0, 1]), np.apply_over_axes(np.cumsum, x, -1), np.apply_over_axes(np.max, x, (0,))",
+    "np.max(x[0, 0], -1, initial=1), np.min(x[0, 0], axis=0, initial=0, where=True), np.max(k[0], 0, initial=1)",
     "np.logaddexp.reduce(k.astype('u1')), np.logaddexp.reduce(x > 0), np.logaddexp.reduce(k, dtype='f4')",
     "np.bincount(k * 0, minlength=1), np.bincount(k * 0, x[:, 0], minlength=1), np.bincount(k, k, 3)",
 )
@@ -105,6 +112,25 @@ def test_casts_that_numpy_refuses() -> None:
         assert __file__ in str(caught.value)
     with pytest.raises(ValueError, match='both "C" and "F"'):
         cf.fuse(lambda x: np.require(x, None, ["C", "F"]))(np.ones((2, 3)))
+
+
+def test_masks_and_operands_that_numpy_refuses() -> None:
+    x = np.ones((2, 3))
+    for f in (np.sum, np.prod, np.mean, np.std, np.any, np.all, np.nanmean, np.nanvar):
+        for where in (x, x.astype(int)):
+            with pytest.raises(TypeError):
+                f(x, axis=1, where=where)  # type: ignore[call-overload]
+            with pytest.raises(TypeError, match=r"where: expected bools, got (float|int)64; compare it"):
+                cf.fuse(lambda x, w, f=f: f(x, axis=1, where=w))(x, where)
+    with pytest.raises(TypeError, match=r"np.add: where: expected bools, got float64"):
+        cf.fuse(lambda x: np.add(x, 1, out=x * 0, where=x))(x)
+    for value in (x + 1j, 1j):
+        with pytest.raises(TypeError, match=r"np.add: cannot cast an operand from complex128 to float64"):
+            cf.fuse(lambda x, y: np.add(x, y, dtype=np.float64))(x, value)
+    with pytest.raises(cf.TraceError, match=r"np.divmod with where="):
+        cf.fuse(lambda x: np.divmod(x, 2, out=(x * 0, None), where=x > 0))(x)
+    with pytest.raises(ValueError, match=r"apply_over_axes: the function gives 0 dimensions of 2"):
+        cf.fuse(lambda x: np.apply_over_axes(lambda a, _: a.sum(), x, 0))(x)
 
 
 def test_counts_of_no_labels_are_integers() -> None:

@@ -94,7 +94,6 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.ix_(x[0] > 0), r"np\.ix_: vectors of integers"),
     (lambda x: np.repeat(x, (x > 0).sum(axis=0), axis=1), r"np\.repeat: the shape"),
     (lambda x: np.apply_along_axis(np.sum, 1, np.tile(x, (20, 1))), r"apply_along_axis over 80 rows"),
-    (lambda x: np.apply_over_axes(np.sum, x, 1), r"apply_over_axes: it calls a Python function"),
     (lambda x: np.put_along_axis(from_outside(4), x[0].astype(int), 0, 0), r"put_along_axis: the array that it"),
     (lambda x: np.array2string(x), r"array2string: it needs values"),
     (lambda x: np.histogram(x, "auto"), r"histogram: the number of bins"),

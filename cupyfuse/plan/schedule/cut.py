@@ -10,8 +10,10 @@ columns with the axes exchanged.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeAlias
 
 from ... import dtypes
@@ -208,7 +210,7 @@ class _Cutter:
         while True:
             order = list(g.topological(roots, lambda part: self._operands_in_block(part, before)))
             whole = {n for n, mode in order if mode == WHOLE and n.inputs and n not in before}
-            shared = self._shared({n for n, _ in order if n.inputs and n not in before}, before, leaving)
+            shared = self._shared([n for n, _ in order if n.inputs and n not in before], before, leaving)
             # Pointwise work is computed whole and also by rows, unless an operation that is no part of a row program
             # stores it anyway.
             stored = {i for n in whole if not (n.pointwise or n.reduction) for i in n.inputs}
@@ -220,18 +222,18 @@ class _Cutter:
                 return order, before
             before.update((n, None) for n in g.topological(self.graph.outputs) if n in found)
 
-    def _shared(self, block: Set[Node], before: Collection[Node], leaving: Set[Node]) -> set[Node]:
-        """Find reductions, products and library steps that two of three would compute, but not what these alone read.
+    def _shared(self, block: Iterable[Node], before: Collection[Node], leaving: Set[Node]) -> set[Node]:
+        """Find reductions, products and library steps that several parts would compute, but not what these alone read.
 
-        The three are the blocks, which compute `block`; what precedes them; and what follows. Pointwise work is found,
-        too, where computing it twice takes more FLOPs than `cost` allows.
+        The parts are the blocks, which compute `block`, a value twice if by rows and as a whole; what precedes them;
+        and what follows. Pointwise work is found, too, where computing it again takes more FLOPs than `cost` allows.
         """
         first = set(g.topological(before, g.eager_inputs)).difference(before)
         last = self._computed_after(before, leaving).difference(before, leaving)
-        twice = {n for n in (block & (first | last)) | (first & last) if n not in self.modes}
-        repeated = sum(g.flops(n) for n in twice if n.pointwise)
+        times = Counter(n for n in chain(block, first, last) if n not in self.modes)
+        repeated = sum((count - 1) * g.flops(n) for n, count in times.items() if n.pointwise)
         all_of_it = repeated > (MOST_FLOPS - 1) * unfused_cost(self.graph).repeatable
-        found = {n for n in twice if _is_costly(n) or (all_of_it and g.flops(n))}
+        found = {n for n, count in times.items() if count > 1 and (_is_costly(n) or (all_of_it and g.flops(n)))}
         return found.difference(g.topological(i for n in found for i in n.inputs))
 
     def _computed_after(self, before: Container[Node], leaving: Set[Node]) -> set[Node]:

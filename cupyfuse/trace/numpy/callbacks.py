@@ -30,6 +30,21 @@ def _apply_along_axis(func1d: Any, axis: Any, arr: Tracer, *args: Any, **kwargs:
     return result.transpose(*range(along), *new, *after)
 
 
+def _apply_over_axes(func: Any, a: Tracer, axes: Any) -> Tracer:
+    """Apply a function along one axis after another, each of which it keeps or drops."""
+    result = a
+    for given in axes if isinstance(axes, (list, tuple)) else (axes,):
+        (axis,) = normalize_axes(given, a.ndim, "apply_over_axes")
+        found = as_tracer(func(result, axis), a._trace)
+        result = found if found.ndim == a.ndim else found[(slice(None),) * axis + (None,)]
+        if result.ndim != a.ndim:
+            raise ValueError(
+                f"apply_over_axes: the function gives {found.ndim} dimensions of {a.ndim}, and may drop one\n"
+                f"  at {user_line()}"
+            )
+    return result
+
+
 def _piecewise(x: Tracer, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Any:
     """Evaluate a function on the elements of each condition, as `numpy.piecewise`; the last true condition decides."""
     several = isinstance(condlist, (list, tuple)) or condlist.ndim > 1
@@ -56,5 +71,6 @@ def _piecewise(x: Tracer, condlist: Any, funclist: Any, *args: Any, **kw: Any) -
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.apply_along_axis: _apply_along_axis,
+    np.apply_over_axes: _apply_over_axes,
     np.piecewise: _piecewise,
 }

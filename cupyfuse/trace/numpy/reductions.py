@@ -54,13 +54,26 @@ def reduction(
         if neutral is None:
             raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
         # In the array's own dtype, since NumPy leaves elements out without promoting the others.
-        a = apply("where", where, a, bool(neutral) if a._node.dtype == "bool" else neutral)
+        a = apply("where", mask_of(f"np.{op}", where), a, bool(neutral) if a._node.dtype == "bool" else neutral)
     if initial is not None and op in ("max", "min") and is_empty(a, axis):
         return filled_result(a, axis, _flag(keepdims), initial)
     result = reduce(op, a, axis, _flag(keepdims), dtype=dtype, out=out)
     if initial is None:
         return result
     return apply(_COMBINED_BY[op], result, _initial_value(initial, result._node.dtype, a._trace))
+
+
+def mask_of(operation: str, where: Any) -> Any:
+    """Return the mask of an operation's `where`; raise TypeError, as NumPy does, if it is an array of another dtype."""
+    if isinstance(where, (list, tuple)):
+        made: Any = np.asarray(where)  # of traced arrays it is one
+        where = made if isinstance(made, Tracer) else made.astype(bool)
+    if not isinstance(where, (Tracer, np.ndarray)):
+        return bool(where)
+    name = where._node.dtype if isinstance(where, Tracer) else str(where.dtype)
+    if name != "bool":
+        raise TypeError(f"{operation}: where: expected bools, got {name}; compare it, as in x != 0\n  at {user_line()}")
+    return where
 
 
 def _initial_value(initial: Any, dtype: str, trace: Any) -> Any:
@@ -72,7 +85,7 @@ def _initial_value(initial: Any, dtype: str, trace: Any) -> Any:
 
 def is_empty(a: Tracer, axis: Any) -> bool:
     """Whether a reduction along some axes is one of no elements."""
-    return any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim))
+    return a.ndim > 0 and any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim))
 
 
 def filled_result(a: Tracer, axis: Any, keepdims: bool, value: Any) -> Tracer:
@@ -92,7 +105,7 @@ def mean(
 ) -> Any:
     if where is True or isinstance(where, _NO_VALUE):
         return reduce("mean", a, axis, _flag(keepdims), dtype=dtype, out=out)
-    return _mean_of(a, _full_mask(where, a), axis, dtype, out, _flag(keepdims))
+    return _mean_of(a, _full_mask("np.mean", where, a), axis, dtype, out, _flag(keepdims))
 
 
 def _mean_of(a: Tracer, mask: Tracer, axis: Any, dtype: Any, out: Any, keepdims: bool) -> Tracer:
@@ -104,9 +117,9 @@ def _mean_of(a: Tracer, mask: Tracer, axis: Any, dtype: Any, out: Any, keepdims:
     return mean if wide is None else mean.astype(kind)
 
 
-def _full_mask(where: Any, a: Tracer) -> Tracer:
-    """Return a mask broadcast to the shape of an array."""
-    mask = as_tracer(where, a._trace)
+def _full_mask(operation: str, where: Any, a: Tracer) -> Tracer:
+    """Return the mask of an operation's `where`, broadcast to the shape of an array."""
+    mask = as_tracer(mask_of(operation, where), a._trace)
     return a._trace.expand(mask, a.shape) if mask.shape != a.shape else mask
 
 
@@ -179,7 +192,7 @@ def _squared_distances(
     """Return the sums of squared distances from a mean, of the elements that a mask selects, and their numbers."""
     if dtypes.is_complex(a._node.dtype):
         fail("np.var with where= or mean= of complex numbers", "add the variances of x.real and x.imag")
-    mask = _full_mask(True if where is None else where, a)
+    mask = _full_mask("np.var", True if where is None else where, a)
     wide = a.astype(compute_dtype(_wider(a, kind or _kind_of_distances(a, None))), copy=False)
     if mean is None:
         mean = _mean_of(wide, mask, axis, None, None, True)
@@ -194,7 +207,7 @@ def std(*args: Any, **options: Any) -> Any:
 def truth(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
     """Reduce as `np.any` or `np.all`."""
     if where is not True and not isinstance(where, _NO_VALUE):
-        a = apply("where", where, apply("not_equal", a, 0), op == "all")
+        a = apply("where", mask_of(f"np.{op}", where), apply("not_equal", a, 0), op == "all")
     return getattr(a, op)(axis, out, _flag(keepdims))
 
 
@@ -277,7 +290,7 @@ def nanmean(
 def _not_nan_where(where: Any, a: Tracer) -> Tracer:
     """Return the mask of elements that are numbers, and that `where` selects."""
     where, _ = _where_and_mean(where, None)
-    return _not_nan(a) if where is None else apply("logical_and", _not_nan(a), where)
+    return _not_nan(a) if where is None else apply("logical_and", _not_nan(a), mask_of("np.nanmean", where))
 
 
 def nanvar(

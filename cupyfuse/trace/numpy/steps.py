@@ -39,7 +39,6 @@ _VANDERS = frozenset(f"polynomial.{module}.{name}" for module, name in VANDERS.i
 LIBRARY = frozenset(_NAMES.split()) | NATIVE_FOR_REALS | _VANDERS
 
 _UNKNOWN_SHAPE = "the shape of its result depends on values; call it outside of the fused function"
-_CALLS_BACK = "it calls a Python function on values; write it with array operations"
 _CALLS_ON_ELEMENTS = (
     "it calls a Python function on each element; call that function on the arrays themselves, with np.where for its "
     "branches"
@@ -53,7 +52,6 @@ _REASONS = {
         trim_zeros union1d intersect1d setdiff1d setxor1d histogram_bin_edges histogramdd real_if_close poly
         roots polydiv polyadd polysub polymul
     """,
-    _CALLS_BACK: "apply_over_axes",
     _CALLS_ON_ELEMENTS: "vectorize",
     _NEEDS_VALUES: """
         array2string array_repr array_str save savetxt savez savez_compressed datetime_as_string

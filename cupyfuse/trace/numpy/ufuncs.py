@@ -18,8 +18,8 @@ from ..library import call_library
 from ..operations import apply, as_tracer, power, reduce, trace_of
 from ..products import matmul
 from ..tracer import Tracer
-from ..user_code import fail, refuse_options
-from .reductions import reduction, truth
+from ..user_code import fail, refuse_options, user_line
+from .reductions import mask_of, reduction, truth
 from .writing import assign_out, dtype_with_out, target_of
 
 # NumPy's, SciPy's and CuPy's names of operators that are called otherwise in the operator table.
@@ -47,7 +47,9 @@ REDUCTIONS = {
 def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a ufunc, or a method of one, on traced arrays."""
     out = options.pop("out", None)
-    target = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if isinstance(out, tuple) and len(out) > 1:
+        return _call_into(name, inputs, options, out)
+    target = out[0] if isinstance(out, tuple) else out
     if method == "reduce":
         return _reduce(name, inputs, options | ({} if target is None else {"out": target}))
     if method == "at":
@@ -67,6 +69,34 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     if target is None:
         return result
     return target._assign_all(result.astype(target.dtype, copy=False) if converting else result)
+
+
+def _call_into(name: str, inputs: tuple[Any, ...], options: dict[str, Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Call a ufunc of several results, each written to its array of `out`, or returned where that is None."""
+    where = options.pop("where", True)
+    if where is not True and any(target is None for target in out):
+        fail(f"np.{name} with where=", "elements left out are undefined without out=; choose with np.where")
+    results = _call(name, inputs, dict(options), None)
+    written = []
+    for target, result in zip(out, results, strict=True):
+        if target is not None:
+            target = target_of(f"np.{name} with out=", target)
+            result = result.astype(target.dtype, copy=False) if options.get("casting") == "unsafe" else result
+            result = result if where is True else apply("where", mask_of(f"np.{name}", where), result, target)
+            result = target._assign_all(result)
+        written.append(result)
+    return tuple(written)
+
+
+def _cast(name: str, value: Any, dtype: Any, casting: str) -> Any:
+    """Convert an operand to the dtype in which a ufunc is told to compute."""
+    given = np.dtype(value.dtype) if isinstance(value, Tracer) else np.asarray(value).dtype
+    if type(value) not in (bool, int, float) and not np.can_cast(given, dtype, casting):  # type: ignore[arg-type]
+        raise TypeError(
+            f"np.{name}: cannot cast an operand from {given} to {np.dtype(dtype)} with casting rule {casting!r}; "
+            f"convert it with .astype first\n  at {user_line()}"
+        )
+    return value.astype(dtype) if isinstance(value, Tracer) else np.asarray(value, dtype)[()]
 
 
 def _at(name: str, inputs: tuple[Any, ...]) -> None:
@@ -136,13 +166,12 @@ def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: T
     elif row is None or row.result == "bool" or not dtypes.is_float(dtypes.name_of(dtype)):
         result = call_library(_numpy_name(name), inputs, {"dtype": np.dtype(dtype), "casting": casting})
     else:
-        cast = (i.astype(dtype) if isinstance(i, Tracer) else np.asarray(i, dtype)[()] for i in inputs)
-        result = _apply(name, tuple(cast))
+        result = _apply(name, tuple(_cast(name, i, dtype, casting) for i in inputs))
     if where is True:
         return result
     if target is None:
         fail(f"np.{name} with where=", "elements left out are undefined without out=; choose with np.where")
-    return apply("where", where, result, target)
+    return apply("where", mask_of(f"np.{name}", where), result, target)
 
 
 def _with_last_axis(x: Tracer, axis: int) -> Tracer:
@@ -205,6 +234,23 @@ def _heaviside(x: Tracer, half: Tracer) -> Tracer:
     return apply("where", apply("isnan", x), x, step.astype((x + half)._node.dtype))
 
 
+def _heaviside_promoted(x: Tracer, half: Tracer) -> Tracer:
+    # NumPy takes the first float dtype that holds both: of int8 and uint8 float16, though they promote to int16.
+    if not any(o._node.op == "const" for o in (x, half)):
+        x, half = loop_float(x), loop_float(half)
+    return _apply_promoted(_heaviside, x, half)
+
+
+def _vecdot(a: Tracer, b: Tracer) -> Tracer:
+    """Sum products along the last axis, as `numpy.vecdot`: integers wrap around in their dtype, bools stay bools."""
+    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
+        raise ValueError(
+            f"vecdot: expected last dimensions of one length, got {a.shape} and {b.shape}\n  at {user_line()}"
+        )
+    product = a * b
+    return reduce("sum", product, -1).astype(product._node.dtype, copy=False)
+
+
 def _xlogy(x: Tracer, y: Tracer) -> Tracer:
     is_zero = apply("logical_and", x == 0, apply("logical_not", apply("isnan", y)))
     return apply("where", is_zero, 0.0, x * apply("log", apply("where", is_zero, 1.0, y)))
@@ -261,9 +307,9 @@ COMPOSED: dict[str, Callable[..., Any]] = {
     "degrees": lambda x: loop_float(x) * (180 / math.pi),
     "fmax": partial(_ignoring_nan, "maximum"),
     "fmin": partial(_ignoring_nan, "minimum"),
-    "heaviside": partial(_apply_promoted, _heaviside),
+    "heaviside": _heaviside_promoted,
     "divmod": lambda a, b: (a // b, a % b),
-    "vecdot": lambda a, b: reduce("sum", a * b, -1),
+    "vecdot": _vecdot,
     "xlogy": partial(_apply_promoted, _xlogy),
     "xlog1py": partial(_apply_promoted, _xlog1py),
     "entr": partial(_apply_promoted, _entr),
