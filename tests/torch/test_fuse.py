@@ -561,10 +561,11 @@ def test_threads(device: str) -> None:
     assert not failures, failures[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(0, 12), (0, 3, 12)])
-def test_layouts_without_elements(shape: tuple[int, ...], device: str) -> None:
-    plain, fused, _ = pair(nn.Sequential(nn.Linear(12, 5), nn.GELU(), nn.Softmax(-1)), device)
-    x = torch.randn(shape, device=device)
+def test_layouts_without_elements(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    plain, fused, _ = pair(nn.Sequential(nn.Linear(12, 5), nn.GELU(), nn.Softmax(-1)), device, dtype)
+    x = torch.randn(shape, device=device, dtype=dtype)
     assert fused(x).stride() == plain(x).stride() and fused(x).shape == plain(x).shape
     assert ct.softmax(x, -1).stride() == x.softmax(-1).stride()
 
