@@ -9,8 +9,10 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from ..errors import first_line
 from .chains.options import Options
 from .cost import decision
+from .graphs.captured import CapturedGraph
 from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_inactive_dropouts
 from .graphs.lowering import AsOperator, CallMaker, lower
@@ -53,7 +55,7 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
 def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> list[Partition]:
     """Replace the chains of a captured graph and of its checkpointed regions by calls, in place.
 
-    A graph that cannot be imported is left as it was, with a warning.
+    A graph for which this fails is left as it was, with a warning; its `Partition` says why.
     """
     partitions: list[Partition] = []
     graphs: list[Graph] = []
@@ -67,8 +69,9 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
                 lower(imported, parts, call_maker)
                 graph.lint()
         except Exception as error:
-            message = f"cupyfuse left a captured graph to PyTorch: {type(error).__name__}: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            warnings.warn(f"cupyfuse left a captured graph to PyTorch: {reason}", RuntimeWarning, stacklevel=2)
+            partitions.append(Partition(CapturedGraph(), [], {}, reason))
             continue
         partitions.append(parts)
         if parts.chains:

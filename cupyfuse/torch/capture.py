@@ -74,6 +74,8 @@ class Capture:
             by_chain.setdefault(id(runner.chain), []).append(runner)
         found: dict[Any, Part] = {}
         for partition in list(self.partitions):
+            if partition.failure:
+                found[id(partition)] = Part(path, (), (), partition.failure)
             operations = partition.captured.operations
             graph = tuple((o.path, o.name) for o in operations)  # equal for captures of the same code
             seen: Counter[Any] = Counter()
