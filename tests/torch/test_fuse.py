@@ -231,6 +231,25 @@ def test_deep_copies_by_the_class() -> None:
         torch.testing.assert_close(other(x), want)
 
 
+def test_copies_of_traced_modules() -> None:
+    """Each has a class of its own, which makes another class for a copy."""
+    module, x = nn.Sequential(nn.Linear(12, 7), nn.Softmax(-1)), torch.randn(3, 12)
+    fused = ct.fuse(torch.fx.symbolic_trace(module))
+    fused.meta["itself"] = fused
+    for way in (copy.deepcopy, copy.copy, lambda m: copy.deepcopy(copy.deepcopy(m))):
+        other = way(fused)
+        close(other(x), module(x))
+        assert len(fused_chains(other)) == 1
+        if way is not copy.copy:
+            assert other.meta["itself"] is other
+            torch.nn.init.zeros_(other.get_parameter("0.weight"))
+            torch.nn.init.zeros_(other.get_parameter("0.bias"))
+            close(other(x), torch.full((3, 7), 1 / 7))
+    other = pickle.loads(pickle.dumps(ct.fuse(torch.fx.symbolic_trace(module))))
+    close(other(x), module(x))
+    assert len(fused_chains(other)) == 1
+
+
 def test_instances_of_a_fused_class_that_were_not_fused() -> None:
     """Its own code may make them; they are modules like any other."""
     made = type(ct.fuse(MadeAgain(4, 4)))(4, 4).double().float()
