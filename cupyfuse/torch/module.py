@@ -167,6 +167,19 @@ def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
     return copied
 
 
+def _recompiling(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make `recompile` of a traced module begin a new capture: Dynamo does not see that a class has another forward."""
+
+    @functools.wraps(method)
+    def recompile(module: Any) -> Any:
+        code, choices = method(module), _FuseArguments.of(module)
+        if choices is not None:
+            _attach_capture(module, choices)
+        return code
+
+    return recompile
+
+
 def _attach_capture(module: Any, choices: _FuseArguments) -> None:
     """Have calls of a module captured by Dynamo and run fused."""
     from .capture import Capture  # it imports Dynamo
@@ -187,6 +200,9 @@ def fused_class(original: Any) -> Any:
     }
     # Methods of these names stay the user's; `cupyfuse.torch.explain` and `refresh` reach every module.
     names.update({name: getattr(original, name) for name in ("explain", "refresh") if hasattr(original, name)})
+    if "_wrapped_call" in vars(original):  # a class that `torch.fx` wrote the code of a graph into
+        # It would write another wrapper into this one, which calls the original's `__call__`, which calls the wrapper.
+        names.update(_wrapped_call=vars(original)["_wrapped_call"], recompile=_recompiling(original.recompile))
     methods = {name: getattr(original, name, None) for name in _COPY_METHODS}
     names.update({name: _copying(method) for name, method in methods.items() if method is not None})
     return type(original)(original.__name__, (FusedModule, original), names)

@@ -250,6 +250,24 @@ def test_copies_of_traced_modules() -> None:
     assert len(fused_chains(other)) == 1
 
 
+def test_traced_modules_get_new_code() -> None:
+    module, x = nn.Sequential(nn.Linear(12, 7), nn.Tanh(), nn.Softmax(-1)), torch.randn(3, 12)
+    traced = torch.fx.symbolic_trace(module)
+    fused = ct.fuse(traced)
+    for function in (torch.sin, torch.exp):
+        close(fused(x), traced(x))
+        (node,) = (n for n in fused.graph.nodes if n.name in ("_1", "new"))
+        with fused.graph.inserting_after(node):
+            new = fused.graph.call_function(function, node.args[:1])
+        node.replace_all_uses_with(new)
+        fused.graph.erase_node(node)
+        new.name = "new"
+        fused.recompile()
+        close(fused(x), function(module[0](x)).softmax(-1))
+        assert fused_chains(fused) == [("linear", function.__name__, "softmax")]
+        traced.recompile()
+
+
 def test_instances_of_a_fused_class_that_were_not_fused() -> None:
     """Its own code may make them; they are modules like any other."""
     made = type(ct.fuse(MadeAgain(4, 4)))(4, 4).double().float()
