@@ -24,7 +24,9 @@ from .graphs.lowering import AsOperator, Direct
 from .graphs.modes import leaving_modes
 from .graphs.partition import Partition
 from .idle import IdleCalls
+from .methods import TracedMethods
 
+_MOST_RENEWALS = 32  # captures of a module whose classes get other methods again and again
 _NOTHING_CAPTURED = (
     "its calls ran no operation on tensors, or Dynamo left them to Python, as it does with PyTorch's own modules, such "
     "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
@@ -54,6 +56,8 @@ class Capture:
         self._callback: FrameCallback | None = None
         self._idle = IdleCalls()
         self._bypassed = False  # whether a call was made where Dynamo refuses to run
+        self._methods = TracedMethods()
+        self._renewals = 0  # captures before this one, whose methods changed
 
     def __deepcopy__(self, memo: Any) -> Capture:
         return self  # a copied module gets one of its own
@@ -89,6 +93,8 @@ class Capture:
                     _add_or_count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
         failures = dict(self._callback.codes.failures) if self._callback is not None else {}
         frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
+        if self._renewals >= _MOST_RENEWALS:
+            frames.append(Part(path, (), (), f"not captured: methods of its classes changed {self._renewals} times"))
         if self._bypassed:
             frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
         if not found and not frames and self._callback is not None and self._callback.calls:
@@ -119,7 +125,7 @@ class Capture:
         jit_tracing, is_fx_tracing = torch._C._get_tracing_state, torch.fx._symbolic_trace.is_fx_symbolic_tracing
         transforms, dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
         in_outer_capture = torch.compiler.is_dynamo_compiling
-        activity, idle = self._direct.activity, self._idle
+        activity, idle, methods = self._direct.activity, self._idle, self._methods
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if in_outer_capture():
@@ -129,6 +135,8 @@ class Capture:
                 return module._call_impl(*args, **kwargs)
             if idle.signatures and idle.includes(module, args, kwargs):
                 return module._call_impl(*args, **kwargs)
+            if not methods.unchanged():
+                return self._renew(module)(*args, **kwargs)
             callback.calls += 1
             before = activity.calls
             try:
@@ -144,12 +152,25 @@ class Capture:
 
         return call
 
+    def attach(self, module: torch.nn.Module) -> None:
+        """Have calls of a module captured."""
+        module.__dict__["_cupyfuse"] = self
+        module.__dict__["_compiled_call_impl"] = None if self._renewals >= _MOST_RENEWALS else self.compile(module)
+
+    def _renew(self, module: torch.nn.Module) -> Callable[..., Any]:
+        """Begin a new capture of a module whose methods changed; return the module's call."""
+        other = Capture(self.options, self.graphs)
+        other._renewals = self._renewals + 1
+        other.attach(module)
+        return module.__dict__["_compiled_call_impl"] or module._call_impl
+
     def _backend(
         self, owner: torch.nn.Module, module: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
         """Fuse a graph captured from `owner`, and return what Dynamo calls in its place."""
         if self._callback is not None:
             self._callback.note_work(module)
+        self._methods.add(owner, torch._guards.TracingContext.get_traced_code() or ())
         if not self.graphs:
             judge = decision.judge_for(self.options, compiled=False, hooked=has_hooks(owner))
             self.partitions += fuse_module(module, self._direct, judge)

@@ -167,26 +167,11 @@ def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
     return copied
 
 
-def _recompiling(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `recompile` of a traced module begin a new capture: Dynamo does not see that a class has another forward."""
-
-    @functools.wraps(method)
-    def recompile(module: Any) -> Any:
-        code, choices = method(module), _FuseArguments.of(module)
-        if choices is not None:
-            _attach_capture(module, choices)
-        return code
-
-    return recompile
-
-
 def _attach_capture(module: Any, choices: _FuseArguments) -> None:
     """Have calls of a module captured by Dynamo and run fused."""
     from .capture import Capture  # it imports Dynamo
 
-    captured = Capture(choices.options, choices.graphs)
-    module.__dict__["_cupyfuse"] = captured
-    module.__dict__["_compiled_call_impl"] = captured.compile(module)
+    Capture(choices.options, choices.graphs).attach(module)
 
 
 @functools.cache
@@ -202,7 +187,7 @@ def fused_class(original: Any) -> Any:
     names.update({name: getattr(original, name) for name in ("explain", "refresh") if hasattr(original, name)})
     if "_wrapped_call" in vars(original):  # a class that `torch.fx` wrote the code of a graph into
         # It would write another wrapper into this one, which calls the original's `__call__`, which calls the wrapper.
-        names.update(_wrapped_call=vars(original)["_wrapped_call"], recompile=_recompiling(original.recompile))
+        names["_wrapped_call"] = vars(original)["_wrapped_call"]
     methods = {name: getattr(original, name, None) for name in _COPY_METHODS}
     names.update({name: _copying(method) for name, method in methods.items() if method is not None})
     return type(original)(original.__name__, (FusedModule, original), names)

@@ -24,6 +24,7 @@ from torch_models import Tail
 from torch_support import Graphs, close, fused_chains, pair
 
 import cupyfuse.torch as ct
+from cupyfuse.torch import capture
 
 DOUBLE = torch.float64
 
@@ -445,6 +446,72 @@ def test_classes_change() -> None:
     near(fused(x), plain(x))
     Own.scale = 3.0
     near(fused(x), plain(x))
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def rule(self, x: Any) -> Any:
+        return F.gelu(x)
+
+    def forward(self, x: Any) -> Any:
+        return self.rule(self.linear(x))
+
+
+class _Derived(_Block):
+    pass
+
+
+class _Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = _Derived()
+
+    def forward(self, x: Any) -> Any:
+        return self.block(x).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "method"),
+    [
+        (_Blocks, "forward", lambda self, x: self.block(x).log_softmax(-1)),
+        (_Block, "forward", lambda self, x: self.linear(x).exp()),
+        (_Derived, "forward", lambda self, x: self.linear(x).exp()),
+        (_Block, "rule", lambda self, x: x.sin()),
+        (_Derived, "rule", lambda self, x: x.sin()),
+        (nn.Linear, "forward", lambda self, x: x @ self.weight),
+    ],
+)
+def test_methods_change(cls: Any, name: str, method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a class, not of an instance, which Dynamo does not see; `__code__` alone is what reloading changes."""
+    plain, fused, x = pair(_Blocks(), "cpu", DOUBLE)
+    near(fused(x), plain(x))
+    first = fused._cupyfuse
+    near(fused(x * 2), plain(x * 2))
+    assert fused._cupyfuse is first
+    with monkeypatch.context() as patch:
+        patch.setattr(cls, name, method, raising=False)
+        for _ in range(2):
+            near(fused(x), plain(x))
+        assert len(fused_chains(fused)) == 1
+    near(fused(x), plain(x))
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(cls, name), "__code__", method.__code__)
+        near(fused(x), plain(x))
+    near(fused(x), plain(x))
+
+
+def test_methods_that_never_stay_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_MOST_RENEWALS", 3)
+    plain, fused, x = pair(_Blocks(), "cpu", DOUBLE)
+    for scale in range(6):
+        namespace: dict[str, Any] = {}
+        exec(f"def rule(self, x): return x.exp() * {scale}", namespace)
+        monkeypatch.setattr(_Block, "rule", namespace["rule"])
+        near(fused(x), plain(x))
+    assert "methods of its classes changed 3 times" in str(ct.explain(fused))
 
 
 SCALE: Any = 2.0
