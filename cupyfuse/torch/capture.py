@@ -26,7 +26,7 @@ from .graphs.partition import Partition
 from .idle import IdleCalls
 from .methods import TracedMethods
 
-_MOST_RENEWALS = 32  # captures of a module whose classes get other methods again and again
+_MOST_RENEWALS = 32  # captures of a module where methods of its classes, or hooks of all modules, change and change
 _NOTHING_CAPTURED = (
     "its calls ran no operation on tensors, or Dynamo left them to Python, as it does with PyTorch's own modules, such "
     "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
@@ -57,7 +57,7 @@ class Capture:
         self._idle = IdleCalls()
         self._bypassed = False  # whether a call was made where Dynamo refuses to run
         self._methods = TracedMethods()
-        self._renewals = 0  # captures before this one, whose methods changed
+        self._renewals = 0  # captures before this one, for whose code other methods or hooks came
 
     def __deepcopy__(self, memo: Any) -> Capture:
         return self  # a copied module gets one of its own
@@ -94,7 +94,8 @@ class Capture:
         failures = dict(self._callback.codes.failures) if self._callback is not None else {}
         frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
         if self._renewals >= _MOST_RENEWALS:
-            frames.append(Part(path, (), (), f"not captured: methods of its classes changed {self._renewals} times"))
+            what = "methods of its classes, or hooks of all modules,"
+            frames.append(Part(path, (), (), f"not captured: {what} changed {self._renewals} times"))
         if self._bypassed:
             frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
         if not found and not frames and self._callback is not None and self._callback.calls:
@@ -158,7 +159,7 @@ class Capture:
         module.__dict__["_compiled_call_impl"] = None if self._renewals >= _MOST_RENEWALS else self.compile(module)
 
     def _renew(self, module: torch.nn.Module) -> Callable[..., Any]:
-        """Begin a new capture of a module whose methods changed; return the module's call."""
+        """Begin a new capture of a module whose methods, or hooks of all modules, changed; return the module's call."""
         other = Capture(self.options, self.graphs)
         other._renewals = self._renewals + 1
         other.attach(module)

@@ -1,4 +1,4 @@
-"""The methods of modules that captured code was traced from: Dynamo has no guards of a class's functions."""
+"""What captured code was traced from that Dynamo does not guard: methods of modules' classes, hooks of all modules."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import torch
 
 from ..generated import Constants, define
 
+_HOOKS = [
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+]
+
 
 class TracedMethods:
-    """The methods of a module's classes, and of its submodules', whose code was traced.
+    """The methods of a module's classes, and of its submodules', whose code was traced, and the hooks of all modules.
 
     Attributes
     ----------
     unchanged : callable
-        Whether each class still has a method of that code, its own or an inherited one.
+        Whether each class still has a method of that code, its own or an inherited one, and the hooks are the same.
     """
 
     def __init__(self) -> None:
@@ -36,7 +41,8 @@ class TracedMethods:
         constants, same = Constants(), []
         for (cls, name), code in self._codes.items():
             same.append(f"{constants.name(cls)}.{name}.__code__ is {constants.name(code)}")
-        lines = ["try:", f"    return {' and '.join(same) or True}", "except AttributeError:", "    return False"]
+        same += [f"[*{constants.name(hooks)}] == {[*hooks]}" for hooks in _HOOKS]
+        lines = ["try:", f"    return {' and '.join(same)}", "except AttributeError:", "    return False"]
         self.unchanged = define("unchanged", "", lines, constants)
 
 
