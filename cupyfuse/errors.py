@@ -21,3 +21,8 @@ class ClusterError(EngineError):
 
 class NotDifferentiable(TypeError):
     """An operator on the path of a gradient has no derivative; the message names it."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its type where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

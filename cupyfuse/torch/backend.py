@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from ..errors import first_line
 from .chains.options import Options
 from .cost import decision
+from .graphs.captured import CapturedGraph
 from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_inactive_dropouts
 from .graphs.lowering import AsOperator, CallMaker, lower
@@ -44,8 +46,9 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
             expected = ", ".join(_PREFIX + n for n in known)
             raise ValueError(f"options: there is no {_PREFIX + name!r}; expected one of {expected}")
     chosen = Options(**own)
-    cudagraph = bool(patches.get("triton.cudagraphs"))
-    fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, cudagraph=cudagraph))
+    if not _is_wrapped_in_cpp(patches):
+        cudagraph = bool(patches.get("triton.cudagraphs"))
+        fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, cudagraph=cudagraph))
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs), config_patches=patches or None)
     return compiled
 
@@ -53,7 +56,7 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
 def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> list[Partition]:
     """Replace the chains of a captured graph and of its checkpointed regions by calls, in place.
 
-    A graph that cannot be imported is left as it was, with a warning.
+    A graph for which this fails is left as it was, with a warning; its `Partition` says why.
     """
     partitions: list[Partition] = []
     graphs: list[Graph] = []
@@ -67,8 +70,9 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
                 lower(imported, parts, call_maker)
                 graph.lint()
         except Exception as error:
-            message = f"cupyfuse left a captured graph to PyTorch: {type(error).__name__}: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            warnings.warn(f"cupyfuse left a captured graph to PyTorch: {reason}", RuntimeWarning, stacklevel=2)
+            partitions.append(Partition(CapturedGraph(), [], {}, reason))
             continue
         partitions.append(parts)
         if parts.chains:
@@ -84,10 +88,26 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
 
 def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     """Replace the chains of a graph by calls, in place; serves as `torch._inductor.config.pre_grad_custom_pass`."""
+    if _is_wrapped_in_cpp({}):
+        return
     chosen = Options(only_gains=only_gains)
     imported = _import(graph)
     lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()
+
+
+def _is_wrapped_in_cpp(patches: Mapping[str, Any]) -> bool:
+    """Whether Inductor calls operators from C++, with a warning: it crashes where one returns a list of one tensor.
+
+    Nor does it escape quotes in their arguments. `patches` are changes of Inductor's configuration.
+    """
+    from torch._inductor import config
+
+    wrapped = bool(patches.get("cpp_wrapper", config.cpp_wrapper))
+    if wrapped:
+        message = "cupyfuse left a captured graph to PyTorch: Inductor's cpp_wrapper cannot call operators such as ours"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return wrapped
 
 
 def _import(graph: Graph) -> ImportedGraph:

@@ -24,14 +24,13 @@ from .graphs.lowering import AsOperator, Direct
 from .graphs.modes import leaving_modes
 from .graphs.partition import Partition
 from .idle import IdleCalls
+from .methods import TracedMethods
 
+_MOST_RENEWALS = 32  # captures of a module where methods of its classes, or hooks of all modules, change and change
 _NOTHING_CAPTURED = (
     "its calls ran no operation on tensors, or Dynamo left them to Python, as it does with PyTorch's own modules, such "
     "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
 )
-
-_TRACED = "called within a tracer, a transform or a dispatch mode of PyTorch's"
-_HOOKED = "called while hooks of all modules were registered, as by `register_module_forward_hook`"
 
 
 class Capture:
@@ -56,7 +55,9 @@ class Capture:
         self._direct = Direct(options)
         self._callback: FrameCallback | None = None
         self._idle = IdleCalls()
-        self._bypassed: dict[str, None] = {}  # why calls were left to PyTorch
+        self._bypassed = False  # whether a call was made where Dynamo refuses to run
+        self._methods = TracedMethods()
+        self._renewals = 0  # captures before this one, for whose code other methods or hooks came
 
     def __deepcopy__(self, memo: Any) -> Capture:
         return self  # a copied module gets one of its own
@@ -77,6 +78,8 @@ class Capture:
             by_chain.setdefault(id(runner.chain), []).append(runner)
         found: dict[Any, Part] = {}
         for partition in list(self.partitions):
+            if partition.failure:
+                found[id(partition)] = Part(path, (), (), partition.failure)
             operations = partition.captured.operations
             graph = tuple((o.path, o.name) for o in operations)  # equal for captures of the same code
             seen: Counter[Any] = Counter()
@@ -90,7 +93,11 @@ class Capture:
                     _add_or_count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
         failures = dict(self._callback.codes.failures) if self._callback is not None else {}
         frames = [Part(path, (name,) * bool(name), (), f"not captured: {why}") for name, why in failures.items()]
-        frames += [Part(path, (), (), why) for why in list(self._bypassed)]
+        if self._renewals >= _MOST_RENEWALS:
+            what = "methods of its classes, or hooks of all modules,"
+            frames.append(Part(path, (), (), f"not captured: {what} changed {self._renewals} times"))
+        if self._bypassed:
+            frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
         if not found and not frames and self._callback is not None and self._callback.calls:
             frames.append(Part(path, (), (), f"not captured: {_NOTHING_CAPTURED}"))
         return [*found.values(), *refusals(path, self.runners), *frames]
@@ -119,20 +126,18 @@ class Capture:
         jit_tracing, is_fx_tracing = torch._C._get_tracing_state, torch.fx._symbolic_trace.is_fx_symbolic_tracing
         transforms, dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
         in_outer_capture = torch.compiler.is_dynamo_compiling
-        has_global_hooks = torch.nn.modules.module._has_any_global_hook
-        activity, idle = self._direct.activity, self._idle
+        activity, idle, methods = self._direct.activity, self._idle, self._methods
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if in_outer_capture():
                 return module._call_impl(*args, **kwargs)
             if jit_tracing() is not None or is_fx_tracing() or transforms() or dispatch_modes():
-                self._bypassed[_TRACED] = None  # Dynamo refuses to run, and would never capture the code again
-                return module._call_impl(*args, **kwargs)
-            if has_global_hooks():
-                self._bypassed[_HOOKED] = None  # Dynamo guards none that are registered once the code is captured
+                self._bypassed = True  # Dynamo refuses to run there, and would never capture the code again
                 return module._call_impl(*args, **kwargs)
             if idle.signatures and idle.includes(module, args, kwargs):
                 return module._call_impl(*args, **kwargs)
+            if not methods.unchanged():
+                return self._renew(module)(*args, **kwargs)
             callback.calls += 1
             before = activity.calls
             try:
@@ -148,12 +153,25 @@ class Capture:
 
         return call
 
+    def attach(self, module: torch.nn.Module) -> None:
+        """Have calls of a module captured."""
+        module.__dict__["_cupyfuse"] = self
+        module.__dict__["_compiled_call_impl"] = None if self._renewals >= _MOST_RENEWALS else self.compile(module)
+
+    def _renew(self, module: torch.nn.Module) -> Callable[..., Any]:
+        """Begin a new capture of a module whose methods, or hooks of all modules, changed; return the module's call."""
+        other = Capture(self.options, self.graphs)
+        other._renewals = self._renewals + 1
+        other.attach(module)
+        return module.__dict__["_compiled_call_impl"] or module._call_impl
+
     def _backend(
         self, owner: torch.nn.Module, module: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
         """Fuse a graph captured from `owner`, and return what Dynamo calls in its place."""
         if self._callback is not None:
             self._callback.note_work(module)
+        self._methods.add(owner, torch._guards.TracingContext.get_traced_code() or ())
         if not self.graphs:
             judge = decision.judge_for(self.options, compiled=False, hooked=has_hooks(owner))
             self.partitions += fuse_module(module, self._direct, judge)

@@ -97,10 +97,8 @@ class FusedModule(torch.nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As a module of the original class with the same attributes: pickle finds that class by name.
-        plain, slots = object.__new__(self._cupyfuse_original), slot_attributes(self)
-        plain.__dict__.update((k, v) for k, v in self.__dict__.items() if k not in _CAPTURE)
-        for name, value in slots.items():
-            object.__setattr__(plain, name, value)
+        plain, slots = _as_plain(self), slot_attributes(self)
+        plain.__dict__ = {k: v for k, v in self.__dict__.items() if k not in _CAPTURE}
         make, arguments, *more = plain.__reduce_ex__(protocol)
         own = self._cupyfuse_original.__setstate__ is not torch.nn.Module.__setstate__
         if slots and not own and more and isinstance(more[0], tuple):
@@ -118,6 +116,15 @@ class FusedModule(torch.nn.Module):
         # A replica lives for one call, on a thread of its own: not worth a capture.
         replica.__dict__["_compiled_call_impl"] = None
         return replica
+
+
+def _as_plain(module: Any) -> Any:
+    """Return an instance of a fused module's original class that shares its attributes."""
+    plain: Any = object.__new__(module._cupyfuse_original)
+    object.__setattr__(plain, "__dict__", module.__dict__)
+    for name, value in slot_attributes(module).items():
+        object.__setattr__(plain, name, value)
+    return plain
 
 
 def _rebuild(make: Callable[..., Any], arguments: Any, choices: _FuseArguments | None, slots: dict[str, Any]) -> Any:
@@ -138,12 +145,22 @@ def _as_fused(module: Any, choices: _FuseArguments) -> Any:
 
 
 def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `__copy__` or `__deepcopy__` of a user's class return a fused module."""
+    """Make `__copy__` or `__deepcopy__` of a user's class return a fused module.
+
+    It gets an instance of that class, for it may make the copy by the instance's `type`.
+    """
 
     @functools.wraps(method)
     def copied(module: Any, *memo: Any) -> Any:
-        other, choices = method(module, *memo), _FuseArguments.of(module)
-        if other is module or choices is None or not isinstance(other, torch.nn.Module):
+        plain = _as_plain(module)
+        if memo:  # of `deepcopy`: a module that refers to itself comes here again, once its copy is noted as `plain`'s
+            plain = memo[0].setdefault(("cupyfuse", id(module)), plain)
+            if id(plain) in memo[0]:
+                return memo[0][id(plain)]
+        other, choices = method(plain, *memo), _FuseArguments.of(module)
+        if other is plain:
+            return module
+        if choices is None or not isinstance(other, torch.nn.Module):
             return other
         return _as_fused(other, choices)
 
@@ -154,9 +171,7 @@ def _attach_capture(module: Any, choices: _FuseArguments) -> None:
     """Have calls of a module captured by Dynamo and run fused."""
     from .capture import Capture  # it imports Dynamo
 
-    captured = Capture(choices.options, choices.graphs)
-    module.__dict__["_cupyfuse"] = captured
-    module.__dict__["_compiled_call_impl"] = captured.compile(module)
+    Capture(choices.options, choices.graphs).attach(module)
 
 
 @functools.cache
@@ -170,6 +185,9 @@ def fused_class(original: Any) -> Any:
     }
     # Methods of these names stay the user's; `cupyfuse.torch.explain` and `refresh` reach every module.
     names.update({name: getattr(original, name) for name in ("explain", "refresh") if hasattr(original, name)})
+    if "_wrapped_call" in vars(original):  # a class that `torch.fx` wrote the code of a graph into
+        # It would write another wrapper into this one, which calls the original's `__call__`, which calls the wrapper.
+        names["_wrapped_call"] = vars(original)["_wrapped_call"]
     methods = {name: getattr(original, name, None) for name in _COPY_METHODS}
     names.update({name: _copying(method) for name, method in methods.items() if method is not None})
     return type(original)(original.__name__, (FusedModule, original), names)

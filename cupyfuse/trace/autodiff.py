@@ -87,10 +87,12 @@ def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
     """Sum a cotangent of shape `whole` back to `shape` (the adjoint of broadcasting)."""
     for axis in (1, 0):
         if shape[axis] == 1 != whole[axis]:
-            if cotangent.shape[axis] != 1:
-                cotangent = g.reduce("sum", cotangent, axis)
-            else:  # constant along the axis: its sum is a multiple
+            if cotangent.shape[axis] == 1 and whole[axis]:  # constant along the axis: its sum is a multiple
                 cotangent = g.pointwise("multiply", cotangent, g.axis_length(whole[axis], axis))
+                continue
+            if cotangent.shape[axis] == 1:  # the sum of nothing is zero, where a multiple of a mean of nothing is NaN
+                cotangent = g.broadcast(cotangent, (0, cotangent.shape[1]) if axis == 0 else (cotangent.shape[0], 0))
+            cotangent = g.reduce("sum", cotangent, axis)
     return cotangent
 
 

@@ -184,7 +184,7 @@ def test_a_captured_call_records_nothing_for_profilers() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_hooks_of_all_modules_run(first: bool) -> None:
-    """Whether they are registered before the first call or after it; chains run once they are removed."""
+    """Whether they are registered before the first call or after it."""
     module, x = ct.fuse(nn.Sequential(nn.Linear(8, 16), nn.Softmax(dim=1)), only_gains=False), torch.randn(4, 8)
     seen: list[str] = []
 
@@ -199,8 +199,7 @@ def test_hooks_of_all_modules_run(first: bool) -> None:
     hook.remove()
     seen.clear()
     torch.testing.assert_close(module(x), result)
-    assert not seen and "hooks of all modules were registered" in str(ct.explain(module))
-    assert any(part.plans for part in ct.explain(module).fused)
+    assert not seen and any(part.plans for part in ct.explain(module).fused)
 
 
 def test_explanations_of_what_dynamo_does_not_capture() -> None:

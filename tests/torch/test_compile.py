@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -288,6 +289,32 @@ def test_as_a_pass_of_the_inductor() -> None:
     with config.patch(pre_grad_custom_pass=custom):
         close(step(torch.compile(copy.deepcopy(plain)), x), step(plain, x))
     assert seen == [1]
+
+
+@pytest.mark.parametrize("way", ["option", "configuration", "pass", "neither"])
+def test_inductors_calls_from_cpp_are_left_alone(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would crash the process."""
+    from torch._inductor import compile_fx, config
+
+    seen = []
+
+    def compiled(module: torch.fx.GraphModule, inputs: Any, config_patches: Any = None) -> Any:
+        if way == "pass":
+            fuse_graph(module.graph)
+        seen.append(sum(n.target is torch.ops.cupyfuse.chain.default for n in module.graph.nodes))
+        return module.forward
+
+    monkeypatch.setattr(compile_fx, "compile_fx", compiled)
+    plain, x = models.HeadLogSumExp(), torch.randn(5, 12)
+    options = {"cpp_wrapper": True} if way == "option" else {}
+    run = torch.compile(
+        copy.deepcopy(plain), backend="cupyfuse" if way != "pass" else compiled, options=options or None
+    )
+    with config.patch(cpp_wrapper=way in ("configuration", "pass")), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        close(step(run, x), step(plain, x))
+    told = [w for w in caught if "cpp_wrapper cannot call operators" in str(w.message)]
+    assert (seen, len(told)) == (([1], 0) if way == "neither" else ([0], 1))
 
 
 @pytest.mark.parametrize("first", ["torch._dynamo", "cupyfuse.torch"])

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch_ways import Code, plain
 
 import cupyfuse.torch as ct
-from cupyfuse.torch import capture, frames
+from cupyfuse.torch import backend, capture, frames
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -385,3 +385,16 @@ def test_a_backend_that_fails_is_explained(monkeypatch: pytest.MonkeyPatch) -> N
     x = torch.randn(2, 4)
     torch.testing.assert_close(fused(x), module(x))
     assert "ValueError: no plan" in str(ct.explain(fused))
+
+
+def test_a_graph_that_cannot_be_lowered_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory\nfor a plan")
+
+    monkeypatch.setattr(backend, "lower", fail)
+    fused = ct.fuse(module := nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1)), only_gains=False)
+    x = torch.randn(2, 4)
+    with pytest.warns(RuntimeWarning, match="left a captured graph to PyTorch: OutOfMemoryError: no memory"):
+        torch.testing.assert_close(fused(x), module(x))
+    (part,) = ct.explain(fused).left
+    assert part.reason == "OutOfMemoryError: no memory" and part.code == "its own code"

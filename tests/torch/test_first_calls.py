@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch_support import OnHost, close, pair
 
+import cupyfuse.torch as ct
 from cupyfuse.errors import EngineError
 from cupyfuse.torch.backend import backend
 from cupyfuse.torch.chains import backward as backward_pass
@@ -123,18 +125,75 @@ def test_other_layouts_than_begun_are_loaded_anew(host: Events) -> None:
     assert host == ["compile", "compile", "call", "load"]
 
 
-def test_what_cannot_be_begun_is_left_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+# What the engine raises where memory, a compiler or a driver is missing, in its own words or those of a library.
+FAILURES = [EngineError("no GPU"), torch.OutOfMemoryError("out of memory"), MemoryError()]
+
+
+def failing(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_what_cannot_be_begun_is_left_to_the_call(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch may compile, and export, without a GPU."""
     plain = models.HEADS[0]()
-
-    def refuse(*args: Any) -> Any:
-        raise EngineError("no GPU")
-
     for module in MODULES:
-        monkeypatch.setattr(module, "begin", refuse)
+        monkeypatch.setattr(module, "begin", failing(error))
     compiled = torch.compile(copy.deepcopy(plain), backend=backend, fullgraph=True)
+    fused = ct.fuse(copy.deepcopy(plain))
     x = torch.randn(6, 12)
-    close(train(compiled, x), train(plain, x))
+    for module in (compiled, fused):
+        close(train(module, x), train(plain, x))
+    explained = ct.explain(fused)
+    assert explained.fused[0].plans and not explained.left
+
+
+class Counted(nn.Module):
+    """Its chain takes a size as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.linear(x) * len(x), -1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_a_chain_that_cannot_be_loaded_is_left_to_pytorch(
+    error: Exception, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again in later calls, for memory may be free then, but not in every one."""
+    plain, fused, x = pair(Counted(), "cpu")
+    events = Events()
+
+    def check() -> None:
+        for module in (plain, fused):
+            module.zero_grad()
+        with torch._dynamo.config.patch(assume_static_by_default=not dynamic):
+            close(train(fused, x), train(plain, x))
+        close([p.grad for p in fused.parameters()], [p.grad for p in plain.parameters()])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_chain, "load", failing(error))
+        with pytest.warns(RuntimeWarning, match=f"cupyfuse left linear .* to PyTorch: {type(error).__name__}"):
+            check()
+    (left,) = ct.explain(fused).left
+    assert left.reason.startswith(type(error).__name__) and "linear" in left.operations
+    check()
+    assert ct.explain(fused).fused[0].plans
+    x = torch.randn(7, 12)
+    monkeypatch.setattr(compiled_chain, "load", failing(error))
+    events.before("load", monkeypatch, compiled_chain, "load")
+    for _ in range(5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check()
+    assert events == ["load"] * 3
 
 
 class Heads(nn.Module):

@@ -231,6 +231,43 @@ def test_deep_copies_by_the_class() -> None:
         torch.testing.assert_close(other(x), want)
 
 
+def test_copies_of_traced_modules() -> None:
+    """Each has a class of its own, which makes another class for a copy."""
+    module, x = nn.Sequential(nn.Linear(12, 7), nn.Softmax(-1)), torch.randn(3, 12)
+    fused = ct.fuse(torch.fx.symbolic_trace(module))
+    fused.meta["itself"] = fused
+    for way in (copy.deepcopy, copy.copy, lambda m: copy.deepcopy(copy.deepcopy(m))):
+        other = way(fused)
+        close(other(x), module(x))
+        assert len(fused_chains(other)) == 1
+        if way is not copy.copy:
+            assert other.meta["itself"] is other
+            torch.nn.init.zeros_(other.get_parameter("0.weight"))
+            torch.nn.init.zeros_(other.get_parameter("0.bias"))
+            close(other(x), torch.full((3, 7), 1 / 7))
+    other = pickle.loads(pickle.dumps(ct.fuse(torch.fx.symbolic_trace(module))))
+    close(other(x), module(x))
+    assert len(fused_chains(other)) == 1
+
+
+def test_traced_modules_get_new_code() -> None:
+    module, x = nn.Sequential(nn.Linear(12, 7), nn.Tanh(), nn.Softmax(-1)), torch.randn(3, 12)
+    traced = torch.fx.symbolic_trace(module)
+    fused = ct.fuse(traced)
+    for function in (torch.sin, torch.exp):
+        close(fused(x), traced(x))
+        (node,) = (n for n in fused.graph.nodes if n.name in ("_1", "new"))
+        with fused.graph.inserting_after(node):
+            new = fused.graph.call_function(function, node.args[:1])
+        node.replace_all_uses_with(new)
+        fused.graph.erase_node(node)
+        new.name = "new"
+        fused.recompile()
+        close(fused(x), function(module[0](x)).softmax(-1))
+        assert fused_chains(fused) == [("linear", function.__name__, "softmax")]
+        traced.recompile()
+
+
 def test_instances_of_a_fused_class_that_were_not_fused() -> None:
     """Its own code may make them; they are modules like any other."""
     made = type(ct.fuse(MadeAgain(4, 4)))(4, 4).double().float()
@@ -564,10 +601,11 @@ def test_threads(device: str) -> None:
     assert not failures, failures[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(0, 12), (0, 3, 12)])
-def test_layouts_without_elements(shape: tuple[int, ...], device: str) -> None:
-    plain, fused, _ = pair(nn.Sequential(nn.Linear(12, 5), nn.GELU(), nn.Softmax(-1)), device)
-    x = torch.randn(shape, device=device)
+def test_layouts_without_elements(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    plain, fused, _ = pair(nn.Sequential(nn.Linear(12, 5), nn.GELU(), nn.Softmax(-1)), device, dtype)
+    x = torch.randn(shape, device=device, dtype=dtype)
     assert fused(x).stride() == plain(x).stride() and fused(x).shape == plain(x).shape
     assert ct.softmax(x, -1).stride() == x.softmax(-1).stride()
 

@@ -24,6 +24,7 @@ from torch_models import Tail
 from torch_support import Graphs, close, fused_chains, pair
 
 import cupyfuse.torch as ct
+from cupyfuse.torch import capture
 
 DOUBLE = torch.float64
 
@@ -456,6 +457,101 @@ def test_classes_change() -> None:
     near(fused(x), plain(x))
     Own.scale = 3.0
     near(fused(x), plain(x))
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def rule(self, x: Any) -> Any:
+        return F.gelu(x)
+
+    def forward(self, x: Any) -> Any:
+        return self.rule(self.linear(x))
+
+
+class _Derived(_Block):
+    pass
+
+
+class _Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = _Derived()
+
+    def forward(self, x: Any) -> Any:
+        return self.block(x).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "method"),
+    [
+        (_Blocks, "forward", lambda self, x: self.block(x).log_softmax(-1)),
+        (_Block, "forward", lambda self, x: self.linear(x).exp()),
+        (_Derived, "forward", lambda self, x: self.linear(x).exp()),
+        (_Block, "rule", lambda self, x: x.sin()),
+        (_Derived, "rule", lambda self, x: x.sin()),
+        (nn.Linear, "forward", lambda self, x: x @ self.weight),
+    ],
+)
+def test_methods_change(cls: Any, name: str, method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a class, not of an instance, which Dynamo does not see; `__code__` alone is what reloading changes."""
+    plain, fused, x = pair(_Blocks(), "cpu", DOUBLE)
+    near(fused(x), plain(x))
+    first = fused._cupyfuse
+    near(fused(x * 2), plain(x * 2))
+    assert fused._cupyfuse is first
+    with monkeypatch.context() as patch:
+        patch.setattr(cls, name, method, raising=False)
+        for _ in range(2):
+            near(fused(x), plain(x))
+        assert len(fused_chains(fused)) == 1
+    near(fused(x), plain(x))
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(cls, name), "__code__", method.__code__)
+        near(fused(x), plain(x))
+    near(fused(x), plain(x))
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_all_modules(kind: str) -> None:
+    """Registered and removed between calls, which Dynamo does not see."""
+    hooks: dict[str, Any] = {
+        "forward": lambda module, args, result: result * 2,
+        "forward_pre": lambda module, args: (args[0] * 2,),
+        "full_backward": lambda module, received, returned: tuple(None if g is None else g * 2 for g in received),
+        "full_backward_pre": lambda module, returned: tuple(g * 2 for g in returned),
+    }
+    plain, fused, x = pair(_Blocks(), "cpu", DOUBLE)
+    register = getattr(nn.modules.module, f"register_module_{kind}_hook")
+    handles: list[Any] = []
+    try:
+        for count in (0, 1, 2, 0, 1):
+            while len(handles) < count:
+                handles.append(register(hooks[kind]))
+            while len(handles) > count:
+                handles.pop().remove()
+            found = []
+            for module in (plain, fused):
+                argument = x.clone().requires_grad_()
+                result = module(argument)
+                found.append((result, *torch.autograd.grad(result.sin().sum(), [argument, *module.parameters()])))
+            near(found[1], found[0])
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_methods_that_never_stay_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_MOST_RENEWALS", 3)
+    plain, fused, x = pair(_Blocks(), "cpu", DOUBLE)
+    for scale in range(6):
+        namespace: dict[str, Any] = {}
+        exec(f"def rule(self, x): return x.exp() * {scale}", namespace)
+        monkeypatch.setattr(_Block, "rule", namespace["rule"])
+        near(fused(x), plain(x))
+    assert "hooks of all modules, changed 3 times" in str(ct.explain(fused))
 
 
 SCALE: Any = 2.0

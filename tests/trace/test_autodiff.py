@@ -179,6 +179,20 @@ def test_reductions(name: str, axis: int, length: int) -> None:
     np.testing.assert_allclose(value, expected.numpy(), rtol=1e-12, atol=1e-300)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_repeated_no_times_has_a_gradient_of_zero(axis: int) -> None:
+    """The cotangent of a mean of nothing is 0 / 0, for no element of the operand."""
+    shape, single = ((0, 3), (1, 3)) if axis == 0 else ((3, 0), (3, 1))
+    x, b = argument(0, shape), argument(1, single)
+    node = g.pointwise("subtract", x, g.reduce("mean", g.pointwise("add", x, b), axis))
+    c = argument(2, shape)
+    (found,) = gradients([node], [c], [b])
+    assert found is not None
+    plan = build(Traced("slope", extract_graph([found], [(x, "x"), (b, "b"), (c, "c")]), ((0, 1),), ()))
+    (value,) = execute(plan, [np.zeros(shape), np.ones(single), np.zeros(shape)], "numpy")
+    np.testing.assert_array_equal(value, np.zeros(single))
+
+
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_positions_have_no_gradient(name: str) -> None:
     """What is computed from one is a constant: of two terms here, the other has the gradient."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import TraceError
+from ...errors import TraceError, first_line
 from ...plan.plan import Plan
 from .chain import Chain
 from .eligibility import is_intercepted, is_sharded, signature_of, unsupported
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_EXECUTORS = 256
 _MOST_RECOGNIZED = 4  # executors whose inputs one runner recognises
+_ATTEMPTS = 3  # to make an executor where the engine fails, for want of memory, say
 
 
 class Activity:
@@ -40,8 +43,8 @@ class Activity:
 class Runner:
     """A chain with an executor for each signature of its inputs; called with inputs, it returns the outputs.
 
-    Inputs that cannot be fused (subclasses of tensors, other devices, shapes that an operation refuses) run eagerly;
-    `refusals` counts the reasons.
+    Inputs that cannot be fused (subclasses of tensors, other devices, shapes that an operation refuses), and those for
+    which the engine fails to plan or to load, run eagerly; `refusals` counts the reasons.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Runner:
         self._recognized: list[tuple[Matches, Executor]] = []
         # By the signature of all inputs; text says why they are left to PyTorch.
         self._executors: dict[Hashable, Executor | str] = {}
+        self._failures: Counter[Hashable] = Counter()  # of the engine, by the signature of all inputs
         self._sharded: dict[Hashable, ShardedExecutor | str] = {}
         self._lock = threading.RLock()
         self._by_sizes: dict[tuple[int, ...], Runner] = {}
@@ -94,7 +98,8 @@ class Runner:
 
     def _with_sizes(self, sizes: tuple[int, ...]) -> Runner:
         if sizes not in self._by_sizes:
-            self._by_sizes[sizes] = Runner(self.chain.with_sizes(sizes), self.options, self.budget)
+            self._by_sizes[sizes] = runner = Runner(self.chain.with_sizes(sizes), self.options, self.budget)
+            runner.refusals = self.refusals
         return self._by_sizes[sizes]
 
     @property
@@ -152,9 +157,18 @@ class Runner:
         with self._lock:
             executor = self._executors.get(full_key)
             if executor is None:
-                executor = self._compile(tensors, grad)
+                try:
+                    executor = self._compile(tensors, grad)
+                except Exception as error:  # of any library beneath: memory, a compiler or a driver is missing
+                    executor = f"{type(error).__name__}: {first_line(error)}"
+                    message = f"cupyfuse left {self.chain.name} to PyTorch: {executor}"
+                    warnings.warn(message, RuntimeWarning, stacklevel=2)
+                    self._failures[full_key] += 1
+                    if self._failures[full_key] < _ATTEMPTS:
+                        return executor
                 if len(self._executors) >= _MAX_EXECUTORS:
                     self._executors.clear()
+                    self._failures.clear()
                     self._latest.clear()
                     self._recognized = []
                 self._executors[full_key] = executor
@@ -178,7 +192,7 @@ class Runner:
                 try:
                     found = ShardedExecutor(self.chain, self.options, tensors, needs)
                 except (TraceError, ValueError, TypeError) as error:
-                    found = str(error).splitlines()[0]
+                    found = first_line(error)
                 if len(self._sharded) >= _MAX_EXECUTORS:
                     self._sharded.clear()
                 self._sharded[key] = found
@@ -193,7 +207,7 @@ class Runner:
         try:
             return Executor(self.chain, self.options, tensors, needs, self.budget)
         except (TraceError, ValueError, TypeError) as error:
-            return str(error).splitlines()[0]
+            return first_line(error)
 
 
 def run_eagerly(chain: Chain, tensors: Tensors) -> list[Any]:

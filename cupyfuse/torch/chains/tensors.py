@@ -136,6 +136,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """Return a tensor with the memory of a NumPy array."""
     if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    tensor = torch.from_numpy(array)
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
     return tensor if array.size else tensor.new_empty(array.shape)  # NumPy's strides without elements are 0

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from ... import devices
 from ...devices import Device
+from ...errors import first_line
 from ...ir import graph as g
 from ..chains.chain import Chain, Meta
 from .eager import eager_time
@@ -113,7 +114,7 @@ def estimate(
         return _estimate(anonymous, signature, wanted, machine, compiled, frozen)
     except Exception as error:  # whatever the reason: a chain without an estimate is left to PyTorch
         unknown = Time(math.inf, math.inf)
-        return Estimate(unknown, unknown, (str(error).splitlines() or [type(error).__name__])[0])
+        return Estimate(unknown, unknown, first_line(error))
 
 
 @lru_cache(maxsize=4096)

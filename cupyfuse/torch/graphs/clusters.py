@@ -12,7 +12,7 @@ from functools import cached_property
 
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...errors import TraceError
+from ...errors import TraceError, first_line
 from ...trace import Trace
 from .. import rules
 from ..chains.chain import Call, traced_call
@@ -125,7 +125,7 @@ class Clusters(ResolvedGraph):
             try:
                 merged = self._merge(choice, k)
             except (TraceError, ValueError, TypeError) as error:
-                reason = str(error).splitlines()[0]
+                reason = first_line(error)
                 continue
             self.clusters = [c for c in self.clusters if c not in choice] + [merged]
             self.cluster_of.update(dict.fromkeys(merged.members, merged))

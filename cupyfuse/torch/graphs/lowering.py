@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
-from ...errors import EngineError, TraceError
+from ...errors import TraceError
 from ..chains import custom_op, executor
 from ..chains.chain import metas_of
 from ..chains.eligibility import is_sharded
@@ -68,7 +68,7 @@ class Direct:
         outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
         chain = fused.with_hints()
         if not any(map(is_sharded, tensors)):
-            with suppress(EngineError, TraceError, ValueError, TypeError):  # that the call itself raises
+            with suppress(Exception):  # the call plans again, and leaves the chain to PyTorch if that fails
                 executor.begin(chain, self.options, tensors, needs)
         traced = chain.trace(metas_of(tensors)).outputs
         # A transposed result is a view of the computed one.
@@ -110,7 +110,7 @@ class AsOperator:
         with mode or nullcontext():
             results = custom_op.fake_forward(list(tensors), sizes, text, saved)
         options = custom_op.options_text(self.options)
-        with suppress(EngineError, TraceError, ValueError, TypeError):  # that the call itself raises
+        with suppress(Exception):  # that the call raises, if it meets it too: it may run later, or elsewhere
             custom_op.prepare(tensors, sizes, text, saved, options, needs)
         target = torch.ops.cupyfuse.chain.default
         call = add(target, (list(nodes), list(fused.sizes), text, saved, options), results)

@@ -50,11 +50,13 @@ class Partition:
     captured : CapturedGraph
     items : in the order in which they run: a `FusedChain`, or the number of an operation
     unfused : for operations that are left to PyTorch, why
+    failure : why the whole graph is left to PyTorch, without operations here; empty otherwise
     """
 
     captured: CapturedGraph
     items: list[FusedChain | int]
     unfused: dict[int, str]
+    failure: str = ""
 
     @property
     def chains(self) -> list[FusedChain]:

@@ -10,6 +10,7 @@ import torch
 
 from ... import trace
 from ...dtypes import is_float
+from ...errors import first_line
 from ...ir import graph as g
 from ...ir.adjoints import exclusive_product
 from ...trace import Tracer
@@ -31,7 +32,7 @@ def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient
     try:
         result = trace.reduce(op, x, folded)
     except ValueError as error:
-        refuse(op, str(error).splitlines()[0])
+        refuse(op, first_line(error))
     if op in ("max", "min") and result._node is not x._node:
         result = result._trace.array(_with_gradient(result._node, x._node, gradient), result._axes)
     return Value(result, reduced_shape(value.shape, dims, keepdim))
@@ -161,7 +162,7 @@ def _enter_positions(name: str) -> None:
         try:
             found = trace.reduce(name, x, folded)
         except ValueError as error:
-            refuse(name, str(error).splitlines()[0])
+            refuse(name, first_line(error))
         return Value(found, reduced_shape(input.shape, dims, keepdim)).astype("int64")
 
 

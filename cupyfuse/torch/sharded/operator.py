@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...errors import TraceError
+from ...errors import TraceError, first_line
 from ...ir.flat import flatten, unflatten
 from ...ir.graph import Graph, Node
 from ..chains.chain import Chain
@@ -110,7 +110,7 @@ def as_function(chain: Chain, options: Options) -> Callable[..., Any]:
         try:
             executor = ShardedExecutor(filled, options, tensors, [grad and t.requires_grad for t in tensors], local)
         except (TraceError, ValueError, TypeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             warnings.warn(f"cupyfuse left {chain.name} on DTensors to PyTorch: {reason}", RuntimeWarning, stacklevel=2)
             return filled.eager(tensors)
         return list(executor(tensors))
