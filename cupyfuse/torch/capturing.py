@@ -21,6 +21,14 @@ _CONFIG = {
     "record_runtime_overhead": False,  # notes for profilers, two calls of Dynamo's around each graph
     "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
+# PyTorch 2.11 skips guards where dictionaries are unchanged, and does not see `requires_grad_()` of a parameter that
+# was replaced, nor other values in closures of methods.
+if torch.__version__ < (2, 13):
+    _CONFIG |= {
+        "use_recursive_dict_tags_for_guards": False,
+        "skip_tensor_guards_with_matching_dict_tags": False,
+        "skip_guards_on_constant_func_defaults": False,
+    }
 
 
 @contextlib.contextmanager
