@@ -44,8 +44,10 @@ def cancel_transposes(node: Node) -> Node:
 def push_transposes(graph: Graph) -> Graph:
     """f(v)^T = f(v^T) for pointwise functions of vectors. Exact.
 
-    Saves storing f(v): the transpose of an argument is free, that of a computed value is not.
+    Saves storing f(v): the transpose of an argument is free, that of a computed value is not, except to matrix
+    products, which read what is stored either way.
     """
+    users, roots = g.users(graph.roots), set(graph.roots)
     transposes: dict[Node, Node] = {}
 
     def is_pointwise_vector(node: Node) -> bool:
@@ -55,9 +57,7 @@ def push_transposes(graph: Graph) -> Graph:
     def operands(node: Node) -> tuple[Node, ...]:
         return node.inputs if is_pointwise_vector(node) and node not in transposes else ()
 
-    def rule(node: Node) -> Node:
-        if node.op != "transpose" or not is_pointwise_vector(node.inputs[0]):
-            return node
+    def transposed(node: Node) -> Node:
         for inner in g.topological(node.inputs, operands):
             if inner in transposes:
                 continue
@@ -68,7 +68,14 @@ def push_transposes(graph: Graph) -> Graph:
                 transposes[inner] = g.transpose(inner)
         return transposes[node.inputs[0]]
 
-    return rebuild(graph, rule)
+    done: dict[Node, Node] = {}
+    for node in graph.order:
+        found = g.with_inputs(node, [done[i] for i in node.inputs])
+        by_products = bool(users.get(node)) and all(u.op == "matmul" for u in users[node]) and node not in roots
+        if node.op == "transpose" and is_pointwise_vector(found.inputs[0]) and not by_products:
+            found = transposed(found)
+        done[node] = found
+    return graph.replace(done)
 
 
 def convert_matmul_operands(node: Node) -> Node:

@@ -270,6 +270,8 @@ def test_the_largest_formula_is_found() -> None:
     assert sorted(n.op for n in graph.order if n.inputs) == ["mish", "multiply", "sigmoid", "silu"]
     names = {n.identity.rpartition("= ")[2] for n in notes}
     assert names == {"silu(x)", "sigmoid(x)", "softplus(x)", "mish(x)"} and len(notes) == 4
+    graph, notes = rewrite.simplify(cf.fuse(lambda y: y * (1 / (1 + np.exp(-y)))).trace((cf.spec((6, 5)),)).graph)
+    assert [n.identity for n in notes] == ["x / (1 + exp(-x)) = silu(x)"], "not the sigmoid within, too"
 
 
 def test_the_plan_shows_the_operator_and_what_it_was_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:

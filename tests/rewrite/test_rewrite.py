@@ -90,6 +90,14 @@ def test_transposes_of_vectors_move_to_the_arguments() -> None:
     assert transposed and all(n.inputs[0].op == "input" for n in transposed)
 
 
+def test_products_read_transposes_of_what_is_stored() -> None:
+    """A vector that is computed for a product is not computed again for its transpose."""
+    fused = cf.fuse(lambda x: (lambda v: v @ (v.T @ v))(np.tanh(x - x.max(axis=0))))
+    for shape in ((40, 1), (1, 40)):
+        graph, _ = rewrite.simplify(fused.trace((cf.spec(shape),)).graph)
+        assert ops(graph)["tanh"] == ops(graph)["transpose"] == 1
+
+
 @pytest.mark.parametrize("step", ["v + 1", "v * v + v"])
 def test_long_chains_of_vectors_are_transposed(step: str) -> None:
     """Each value of the chain once, however often it is used, and without recursion."""
