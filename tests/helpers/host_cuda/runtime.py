@@ -268,10 +268,11 @@ class HostRuntime(NumpyLikeArrays):
         """After a launch: nobody has written outside of an array."""
         if self._asan:
             return
-        for key, (reference, start, nbytes) in list(self._live.items()):
+        # A copy is made at once; while a list of items is made, garbage collection may remove some.
+        for key, (reference, start, nbytes) in self._live.copy().items():
             raw = reference()
             if raw is not None and not all(map(untouched, guards(raw, start, nbytes))):
-                del self._live[key]
+                self._live.pop(key, None)
                 raise HostCudaError(f"{kernel}: a write outside of an array of {nbytes} bytes")
 
 
