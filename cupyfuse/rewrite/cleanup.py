@@ -68,13 +68,20 @@ def push_transposes(graph: Graph) -> Graph:
                 transposes[inner] = g.transpose(inner)
         return transposes[node.inputs[0]]
 
+    def read_by_products_alone(node: Node) -> bool:
+        return node not in roots and bool(users.get(node)) and all(reader.op == "matmul" for reader in users[node])
+
+    pushed = {
+        node
+        for node in graph.order
+        if node.op == "transpose" and is_pointwise_vector(node.inputs[0]) and not read_by_products_alone(node)
+    }
+    if not pushed:
+        return graph
     done: dict[Node, Node] = {}
     for node in graph.order:
         found = g.with_inputs(node, [done[i] for i in node.inputs])
-        by_products = bool(users.get(node)) and all(u.op == "matmul" for u in users[node]) and node not in roots
-        if node.op == "transpose" and is_pointwise_vector(found.inputs[0]) and not by_products:
-            found = transposed(found)
-        done[node] = found
+        done[node] = transposed(found) if node in pushed else found
     return graph.replace(done)
 
 
