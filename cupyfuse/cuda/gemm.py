@@ -1,4 +1,4 @@
-"""Matrix products: the only place that calls cuBLAS.
+"""Matrix products: with `biased_gemm`, the only place that calls cuBLAS.
 
 `cublasGemmEx`, unlike an array library's product, writes float32 results of 16-bit operands, takes the precision per
 call, and costs the host a few microseconds less. A `Blas` has the handle and calls the function: `CupyBlas` with CuPy's
@@ -20,10 +20,10 @@ from ..errors import EngineError
 from ..ir.batches import Batches
 
 # cudaDataType_t and cublasComputeType_t
-_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
-_COMPUTE_32F, _COMPUTE_64F = 68, 70
+TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
+COMPUTE_32F, _COMPUTE_64F = 68, 70
 _COMPUTE_FLOAT32 = {"high": 77, "tf32": 77, "medium": 75}  # 32F_FAST_TF32, 32F_FAST_16BF; the others sum exact products
-_NORMAL, _TRANSPOSED = 0, 1
+NORMAL, _TRANSPOSED = 0, 1
 _DEFAULT_ALGORITHM = -1
 # Math modes. The second keeps partial sums in float32, not in the 16-bit type of the result.
 _DEFAULT_MODE, _NO_REDUCED_PRECISION_REDUCTION = 0, 16
@@ -49,7 +49,7 @@ class Operand:
         """Return (operation, leading dimension), with which column-major cuBLAS reads the transpose of this matrix."""
         row_major = self.col_stride == 1 or self.cols <= 1
         if row_major and (self.rows <= 1 or self.row_stride >= self.cols):
-            return _NORMAL, max(self.row_stride if self.rows > 1 else self.cols, self.cols, 1)
+            return NORMAL, max(self.row_stride if self.rows > 1 else self.cols, self.cols, 1)
         return _TRANSPOSED, max(self.col_stride if self.cols > 1 else self.rows, self.rows, 1)
 
 
@@ -113,6 +113,9 @@ class Blas(Protocol):
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         """Set memory to zeros."""
 
+    def lt(self) -> tuple[Any, Callable[[], int]]:
+        """Return cuBLASLt, and the function that returns the handle, which is one of cuBLASLt too."""
+
 
 def gemm(
     a: Operand,
@@ -155,12 +158,12 @@ def gemm(
         nbytes = size * {"float64": 8, "float32": 4}.get(out_dtype, 2)
         return lambda a, b, c, stream=None: blas.clear(c, nbytes, stream)
     (op_a, ld_a), (op_b, ld_b) = a.blas_layout(), b.blas_layout()
-    kind, out_kind = _TYPES[dtype], _TYPES[out_dtype]
+    kind, out_kind = TYPES[dtype], TYPES[out_dtype]
     if dtype == "float64":
         compute = _COMPUTE_64F
         alpha, beta = _ONE64.ctypes.data, (_ONE64 if accumulate else _ZERO64).ctypes.data
     else:
-        compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
+        compute = _COMPUTE_FLOAT32.get(precision, COMPUTE_32F) if dtype == "float32" else COMPUTE_32F
         alpha, beta = _ONE32.ctypes.data, (_ONE32 if accumulate else _ZERO32).ctypes.data
     between_b: tuple[int, ...] = ()
     between_a: tuple[int, ...] = ()
@@ -205,7 +208,7 @@ class CupyBlas:
                 library = _cupy_cublas()
                 # Setting the stream gives the handle its own workspace back, which outlives every graph.
                 opaque = ctypes.c_void_p(handle)
-                _check("cublasSetStream", library.cublasSetStream_v2(opaque, ctypes.c_void_p(self._stream().ptr)))
+                check("cublasSetStream", library.cublasSetStream_v2(opaque, ctypes.c_void_p(self._stream().ptr)))
                 _by_ctypes(library, arguments)(opaque, a, b, c)
 
         def multiply_in_float32(a: int, b: int, c: int, stream: Any = None) -> None:
@@ -221,6 +224,9 @@ class CupyBlas:
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, self._stream().ptr)
+
+    def lt(self) -> tuple[Any, Callable[[], int]]:
+        return _load_lt(_cupy_library_name()), self._handle
 
 
 class ForeignBlas:
@@ -245,6 +251,7 @@ class ForeignBlas:
         from cupy import cuda
 
         self._cublas, self._handle, self._clear = _load_cublas(library), handle, cuda.runtime.memsetAsync
+        self._library = library
 
     def product(self, arguments: Arguments) -> Multiply:
         run, handle_of, set_mode = _by_ctypes(self._cublas, arguments), self._handle, self._cublas.cublasSetMathMode
@@ -261,8 +268,11 @@ class ForeignBlas:
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, stream)
 
+    def lt(self) -> tuple[Any, Callable[[], int]]:
+        return _load_lt(self._library), self._handle
 
-def _check(function: str, status: int) -> None:
+
+def check(function: str, status: int) -> None:
     if status:
         raise EngineError(f"{function} failed with status {status}")
 
@@ -291,7 +301,7 @@ def _by_ctypes(library: Any, arguments: Arguments) -> Callable[[ctypes.c_void_p,
     def call(handle: ctypes.c_void_p, a: int, b: int, c: int) -> None:
         status = function(handle, *until_b, address(b), *until_a, address(a), *until_c, address(c), *last)
         if status:
-            _check(name, status)
+            check(name, status)
 
     return call
 
@@ -299,16 +309,20 @@ def _by_ctypes(library: Any, arguments: Arguments) -> Callable[[ctypes.c_void_p,
 @lru_cache(maxsize=1)
 def _cupy_cublas() -> Any:
     """Load the cuBLAS that CuPy uses, to call it where CuPy's own binding refuses."""
-    from cupy import cuda
-
-    major = cuda.cublas.getVersion(cuda.device.get_cublas_handle()) // 10000
     try:
-        return _load_cublas(library_name(major))
+        return _load_cublas(_cupy_library_name())
     except EngineError as error:
         raise EngineError(
             f"a product cannot be captured in a CUDA graph: CuPy's binding refuses, and {error}; compute the product "
             "outside of the graph"
         ) from error
+
+
+def _cupy_library_name() -> str:
+    """Return the file name of the cuBLAS that CuPy uses."""
+    from cupy import cuda
+
+    return library_name(cuda.cublas.getVersion(cuda.device.get_cublas_handle()) // 10000)
 
 
 def library_name(major: int | str) -> str:
@@ -324,4 +338,15 @@ def _load_cublas(name: str) -> Any:
             getattr(library, function).restype = ctypes.c_int
     except (OSError, AttributeError) as error:  # no such file, no such function
         raise EngineError(f"cuBLAS was not found: {error}") from error
+    return library
+
+
+def _load_lt(cublas: str) -> Any:
+    """Load cuBLASLt, on which cuBLAS depends, given the file of cuBLAS or of a library that depends on it."""
+    name = cublas.replace("cublas64", "cublasLt64")  # Windows does not find functions of what a library depends on
+    try:
+        library = ctypes.CDLL(name)
+        library.cublasLtMatmul.restype = ctypes.c_int
+    except (OSError, AttributeError) as error:
+        raise EngineError(f"cuBLASLt was not found: {error}") from error
     return library

@@ -21,6 +21,7 @@ from ..errors import EngineError
 from ..ir.library import LibraryCall
 from ..plan.schedule import contiguous_strides
 from . import compile, library_functions, tensor_map
+from .biased_gemm import BiasedProduct
 from .compile import check_process, compile_ahead, load
 from .gemm import BatchStrides, Blas, CupyBlas, Multiply, Operand, gemm
 from .kernel import Kernel
@@ -111,6 +112,9 @@ class Runtime(Protocol):
     ) -> Multiply:
         """Prepare a matrix product; see `gemm`. Call the result with the addresses of A, B and C, and the stream."""
 
+    def biased_product(self, left: Operand, right: Operand, dtype: str) -> Multiply:
+        """Prepare a 16-bit product with a bias; see `BiasedProduct`, which tells what to call the result with."""
+
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         """Encode the tensor map of a matrix at an address, as the 64-bit words of a `CUtensorMap`."""
 
@@ -184,6 +188,9 @@ class GpuRuntime(ABC):
         accumulate: bool = False,
     ) -> Multiply:
         return gemm(left, right, dtype, out_dtype, precision, self.blas(), batch_strides, accumulate)
+
+    def biased_product(self, left: Operand, right: Operand, dtype: str) -> Multiply:
+        return BiasedProduct(left, right, dtype, *self.blas().lt())
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         return tensor_map.encode(matrix, address)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from .. import dtypes
+from ..cuda.biased_gemm import WORKSPACE
 from ..cuda.gemm import Operand, batched_operands
 from ..cuda.runtime import Runtime
 from ..cuda.scan import Scan
@@ -64,6 +65,8 @@ class LaunchSpecs:
     def of(self, step: Step) -> list[LaunchSpec]:
         """List the launches of a step in their order."""
         storage = self._storage
+        if step.by_library:
+            return [self._biased_gemm_spec(step)]
         if step.kind == "Gemm" and (step.epilogue is not None or step.product.parts == 2):
             splits = [self._split_spec(n) for n in step.nodes if n.op == "split"]
             launch = SplitProductLaunch if step.product.parts == 2 else ProductLaunch
@@ -112,6 +115,21 @@ class LaunchSpecs:
             return lambda at, stream: product(at[x], at[y], at[z], stream)
 
         return LaunchSpec(bind)
+
+    def _biased_gemm_spec(self, step: Step) -> LaunchSpec:
+        """Return the launch of a 16-bit product by cuBLASLt, which adds a bias."""
+        product, (result,) = step.product, step.outputs
+        a, b = product.inputs
+        (bias,) = (i for i in result.inputs if i is not product)
+        left, right, vector, target = map(self._place, (a, b, bias, result))
+        x, y, v, z = left.slot, right.slot, vector.slot, target.slot
+        first, second = (Operand(*i.shape, p.row_stride, p.col_stride) for i, p in ((a, left), (b, right)))
+
+        def bind(runtime: Runtime, workspace: int) -> Launch:
+            multiply = runtime.biased_product(first, second, product.dtype)
+            return lambda at, stream: multiply(at[x], at[y], at[v], at[z], at[workspace], stream)
+
+        return LaunchSpec(bind, workspace=WORKSPACE)
 
     def _split_spec(self, node: Node) -> LaunchSpec:
         """Return the launch that splits an operand of a product."""

@@ -73,7 +73,7 @@ class OnHost(TensorMemory):
         host = HOST.runtime
         self.processors, self.device = host.processors, host.device
         self.is_current, self.made_current, self.stream = host.is_current, host.made_current, host.stream
-        self.workspace, self.product = host.workspace, host.product
+        self.workspace, self.product, self.biased_product = host.workspace, host.product, host.biased_product
         self.compile_ahead, self.function, self.tensor_map = host.compile_ahead, host.function, host.tensor_map
 
     def allocator(self, shape: tuple[int, ...], dtype: Any, held: bool = True) -> Callable[[], Tensor]:

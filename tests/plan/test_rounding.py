@@ -105,14 +105,20 @@ def test_what_is_worth_it() -> None:
     assert not is_stored_rounded(plan_of(written("square_sum_root"))), "the epilogue sums the squares"
 
 
-def test_the_library_stores_it_where_no_bias_is_added() -> None:
+def test_the_library_stores_it_where_it_can_add_the_bias() -> None:
+    """It has the faster products; but its epilogue reads a bias that is an argument alone."""
     m, k, n = LARGE
-    for function, by in ((lambda x, w: x @ w.T, "cuBLAS"), (lambda x, w: x @ w.T + w[:, 0], "own")):
-        plan = cf.fuse(lambda x, w, f=function: cf.softmax(np.tanh(f(x, w) / 30) * 30, axis=1)).plan(
-            cf.spec((m, k), "bfloat16"), cf.spec((n, k), "bfloat16")
+    for function, by, in_epilogue in (
+        (lambda x, w, b: x @ w.T, "cuBLAS", False),
+        (lambda x, w, b: x @ w.T + b, "cuBLAS", True),
+        (lambda x, w, b: x @ w.T + w[:, 0], "own", False),
+    ):
+        plan = cf.fuse(lambda x, w, b, f=function: cf.softmax(np.tanh(f(x, w, b) / 30) * 30, axis=1)).plan(
+            cf.spec((m, k), "bfloat16"), cf.spec((n, k), "bfloat16"), cf.spec(n, "bfloat16")
         )
         (product,) = (s for s in plan.steps if s.kind == "Gemm")
         assert is_stored_rounded(plan) and product.how.startswith(by)
+        assert product.by_library == in_epilogue == ("cuBLASLt" in plan.source()), "its bias added"
 
 
 def test_what_others_read_is_kept_as_it_is() -> None:
@@ -214,14 +220,22 @@ ROUNDED = ("unit_length", "soft_cap_softmax", "gelu_mean", "entropy", "standardi
 
 
 @pytest.mark.rotates
+@pytest.mark.parametrize("by_library", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ROUNDED)
 def test_kernels_compute_as_numpy_does(
-    all_that_may: None, name: str, dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    all_that_may: None,
+    name: str,
+    dtype: str,
+    by_library: bool,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shape = (70, 64, 136)
+    monkeypatch.setattr(epilogues, "_can_add_bias", lambda *_: by_library)
+    monkeypatch.setattr(epilogues, "library_time", lambda *_: 0.0 if by_library else 1.0)
     plan = plan_of(written(name), dtype, shape)
-    assert "stored in" in str(plan)
+    assert "stored in" in str(plan) and any(step.by_library for step in plan.steps) == by_library
     arrays = list(operands(rng, dtype, shape))
     arrays[2] += np.asarray(100, arrays[2].dtype)  # what is rounded shows
     monkeypatch.setattr(HOST.runtime, "device", devices.DEVICES["H200"])

@@ -1117,7 +1117,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a product with a transposed operand taken as it is",
         "cupyfuse/cuda/gemm.py",
         "return _TRANSPOSED, max(self.col_stride",
-        "return _NORMAL, max(self.col_stride",
+        "return NORMAL, max(self.col_stride",
         (ON_GPU, "-k", "products_of_all_layouts"),
         gpu=True,
     ),

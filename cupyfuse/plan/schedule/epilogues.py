@@ -5,7 +5,7 @@ chose it for them, the row program reads the product from registers. Pointwise r
 leave a state for each row and tile, which a second kernel merges: the product itself is not written, unless another
 step reads it. A row program of several stages is cut in two: the kernel runs the first stage and writes what the others
 read. Values of columns alone, which it would compute for every row, are a step of their own before it. Or the product
-is stored rounded, with its bias, for a row program behind it (`rounded.py`).
+is stored rounded, with its bias, for a row program behind it (`rounded.py`): by our kernel, or by the library.
 
 The kernels of products from splits in two parts (`kernels_cu/split_gemm.cu`, `split_repair.cu`) take pointwise row
 programs alone: an element that has to be repaired would be part of a reduction already.
@@ -13,6 +13,7 @@ programs alone: an element that has to be repaired would be part of a reduction 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,10 +22,10 @@ from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import Settings
-from ..rounding import is_16_bit_product
+from ..rounding import bias_added, is_16_bit_product
 from .columns import take_columns_out
 from .memory import Layout, base_of
-from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
+from .rounded import STORED_ROUNDED, WORTH, bias_of, cut_behind, rounded_value
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import (
     LINE,
@@ -86,10 +87,15 @@ def fuse_epilogues(
         elif is_16_bit_product(product) and takes_epilogues(settings):
             reason = _reason_against_product(product, layouts)
             measured = settings.epilogues == "measured"
-            forms = _store_rounded(step, found, storage, results, own=not reason) if measured else []
+            forms = _store_rounded(step, found, storage, results, layouts, own=not reason) if measured else []
             if not reason:
                 fused = _fuse_first_reader(step, found, storage, product in results)
                 reason = fused.reason_for_library(device) if measured else ""
+            if measured:
+                other = _biased_by_library(step, found, storage, results, layouts)
+                best = math.inf if fused is None or reason else fused.seconds(device)
+                if other is not None and other.seconds(device) < _GAIN * min(best, other.library_seconds(device)):
+                    fused, reason = other, ""
             if forms:
                 rounded = min(forms, key=lambda form: form.seconds(device))
                 unrounded = rounded.library_seconds(device) if fused is None or reason else fused.seconds(device)
@@ -169,7 +175,7 @@ class _FusedProduct:
 
     def seconds(self, device: Device) -> float:
         """Estimate the time of the product, by the library if it has no epilogue, and of what is left of the tail."""
-        product = library_time if self.gemm.epilogue is None else own_time
+        product = own_time if self.gemm.by_tiles else library_time
         return product(self.gemm, device) + _stream_seconds([self.columns, self.rest], device)
 
     def reason_for_library(self, device: Device) -> str:
@@ -271,11 +277,16 @@ def _how(step: Step) -> str:
 
 
 def _store_rounded(
-    step: Step, steps: list[Step], storage: dict[Node, str], results: Collection[Node], own: bool
+    step: Step,
+    steps: list[Step],
+    storage: dict[Node, str],
+    results: Collection[Node],
+    layouts: dict[int, Layout],
+    own: bool,
 ) -> list[_FusedProduct]:
     """List the ways to store a product rounded for the one step that reads it: by the library, and with `own` by ours.
 
-    The library's cannot add a bias.
+    The library adds a bias that is an argument without gaps, of the product's dtype.
     """
     product = step.product
     readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
@@ -290,16 +301,48 @@ def _store_rounded(
         added = {product: product.dtype}
         gemm, rest = (with_bytes(s, {**storage, **added}) for s in (step, tail))
         found.append(_FusedProduct(step, replace(gemm, choice=f"{step.how}; {how}"), tail, rest, None, added))
-    if own:
+    kernels = [False] * own + [True] * (
+        value is not product and _can_add_bias(bias_of(value, product), product, layouts)
+    )
+    if kernels:
         columns, alone, vectors = take_columns_out(tail, steps)
         added = {**vectors, value: value.dtype}
         first, rest = cut_behind(value, alone, product)
-        how = f"{_HOW.format(product.dtype)}{'' if value is product else ', its bias added'}; {how}"
-        gemm = _with_epilogue(step, first, value is product, {**storage, **added}, how)
         columns = None if columns is None else with_bytes(columns, {**storage, **added})
         rest = with_bytes(rest, {**storage, **added})
-        found.append(_FusedProduct(step, gemm, tail, rest, columns, added))
+        end = f"{'' if value is product else ', its bias added'}; {how}"
+        for by_library in kernels:
+            kernel = step.how if by_library else _HOW.format(product.dtype)
+            gemm = _with_epilogue(step, first, value is product, {**storage, **added}, kernel + end)
+            found.append(_FusedProduct(step, replace(gemm, by_library=by_library), tail, rest, columns, added))
     return found
+
+
+def _biased_by_library(
+    step: Step, steps: list[Step], storage: dict[Node, str], results: Collection[Node], layouts: dict[int, Layout]
+) -> _FusedProduct | None:
+    """Let the library add the bias that is all that a product is read for; None where it is read for more."""
+    product = step.product
+    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
+    if len(readers) != 1 or product in results or _reason_against_tail(readers[0], product):
+        return None
+    (tail,) = readers
+    value = bias_added(product, tail.nodes)
+    alone = value is not None and tail.nodes == tail.outputs == (value,) and storage[value] == product.dtype
+    if value is None or not alone or not _can_add_bias(bias_of(value, product), product, layouts):
+        return None
+    gemm = _with_epilogue(step, tail, False, storage, f"{step.how}, its bias added")
+    return _FusedProduct(step, replace(gemm, by_library=True), tail, None, None, {})
+
+
+def _can_add_bias(bias: Node, product: Node, layouts: dict[int, Layout]) -> bool:
+    """Whether the library can add a bias: an argument without gaps, of the product's dtype and width."""
+    if bias.op != "input" or bias.dtype != product.dtype or bias.shape[1] != product.shape[1]:
+        return False
+    if 0 in (*product.shape, product.inputs[0].shape[1]):
+        return False
+    layout = layouts.get(bias.argument)
+    return layout is None or layout.contiguous
 
 
 def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:

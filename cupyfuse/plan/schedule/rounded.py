@@ -34,6 +34,12 @@ def rounded_value(product: Node, tail: Step, results: Collection[Node]) -> Node 
     return None if product in kept or value in kept else value
 
 
+def bias_of(value: Node, product: Node) -> Node:
+    """Return the bias in the sum of a product and a bias."""
+    (bias,) = (i for i in value.inputs if i is not product)
+    return bias
+
+
 def cut_behind(value: Node, tail: Step, product: Node) -> tuple[Step, Step]:
     """Cut a row program in two: one that computes a value of the product alone, and one that reads the value."""
     first = [value] if value is not product else []

@@ -20,7 +20,8 @@ class Step:
     It computes the values `nodes` from `inputs` and writes `outputs`. It reads `repair_inputs` only where results need
     repair: in the exact forms of guards, and for elements that the hi/lo split cannot hold. `epilogue` is the row
     program that reads a product from the registers of the kernel that computes it; its nodes are among the step's.
-    `choice` says how the product runs where that is not what its node's `how` says.
+    That kernel is our own, or with `by_library` cuBLASLt's, whose epilogue is the sum with a bias. `choice` says how
+    the product runs where that is not what its node's `how` says.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Step:
     outputs: tuple[Node, ...] = field(repr=False)
     repair_inputs: tuple[Node, ...] = field(default=(), repr=False)
     epilogue: Step | None = field(default=None, repr=False)
+    by_library: bool = False
     choice: str = ""
 
     @cached_property
@@ -45,6 +47,11 @@ class Step:
     def product(self) -> Node:
         """The product of a Gemm, among the splits of its operands and the nodes of its epilogue."""
         return next(n for n in self.nodes if g.is_product(n))
+
+    @property
+    def by_tiles(self) -> bool:
+        """Whether our kernel of 16-bit operands computes a product, with its epilogue."""
+        return self.epilogue is not None and not self.by_library and self.product.parts != 2
 
     @property
     def how(self) -> str:

@@ -108,7 +108,7 @@ class Tiles:
 def finish_time(step: Step) -> float:
     """Estimate the seconds that the results of a tile of 256 columns take: to compute in an epilogue, and to write."""
     size = step.product.size
-    flops = 0.0 if step.epilogue is None else sum(map(_epilogue_flops, step.epilogue.nodes)) / size
+    flops = sum(map(_epilogue_flops, step.epilogue.nodes)) / size if step.by_tiles and step.epilogue else 0.0
     if step.product.op == "split_matmul":
         flops += _UNSCALING
     return tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)

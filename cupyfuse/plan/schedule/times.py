@@ -23,7 +23,7 @@ def step_time(step: Step, device: Device, moving: float, computing: float) -> fl
     moving, computing : float
         The seconds for its bytes and for its arithmetic, at peak rates.
     """
-    if step.epilogue is not None and step.product.parts != 2 and device.own_half:
+    if step.by_tiles and device.own_half:
         return own_time(step, device)
     computing /= _PRODUCT_SHARE
     launches = LAUNCH * step.launches

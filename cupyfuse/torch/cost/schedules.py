@@ -72,9 +72,9 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
         share = rates.SHARED if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
         return Time(_row_time(step, machine, step.reads + step.writes, share), rates.OUR_LAUNCH * step.launches)
     times = []
-    if step.epilogue is not None:
-        if step.product.parts != 2:
-            return Time(own_time(step, machine.device) - rates.QUEUED, rates.OUR_LAUNCH * step.launches)
+    if step.by_tiles:
+        return Time(own_time(step, machine.device) - rates.QUEUED, rates.OUR_LAUNCH * step.launches)
+    if step.epilogue is not None and not step.by_library:
         times.append(Time(split_epilogue_time(step, machine.device), 0.0))
     for node in (n for n in step.nodes if step.epilogue is None or n not in step.epilogue.nodes):
         if node.op == "split":

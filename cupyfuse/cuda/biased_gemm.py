@@ -1,0 +1,129 @@
+"""16-bit matrix products with a bias added before they are rounded: the only place that calls cuBLASLt.
+
+`cublasGemmEx` cannot add a vector to each row. `cublasLtMatmul` can, at the product's own speed, and takes cuBLAS's
+handles. Types and functions are those of NVIDIA's header cublasLt.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .gemm import COMPUTE_32F, NORMAL, TYPES, Operand, check
+
+WORKSPACE = 4 << 20  # bytes that a product may use
+_FLOAT32 = TYPES["float32"]  # of the factors, and so of the sum with the bias
+# cublasLtMatmulDescAttributes_t, cublasLtEpilogue_t
+_TRANSPOSE_FIRST, _TRANSPOSE_SECOND, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
+_WITH_BIAS = 4
+# cublasLtMatmulPreferenceAttributes_t, cublasLtReductionScheme_t
+_MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+_IN_FLOAT32 = 2  # parts of split sums are not rounded to the result's type
+_WIDEST = 256  # bytes of an alignment that make a difference
+
+_ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
+
+
+class _Algorithm(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t: an algorithm, and what it takes."""
+
+    _fields_ = (
+        ("words", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("status", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+class BiasedProduct:
+    """A row-major product C = A B + bias, for operands of fixed shapes, strides and dtype.
+
+    Parameters
+    ----------
+    a, b : Operand
+        (M, K) and (K, N), without an empty side.
+    dtype : str
+        Of the operands, of the bias (N elements) and of C, contiguous (M, N): float16 or bfloat16. Sums are float32.
+    library : ctypes.CDLL
+        cuBLASLt, or a library that depends on it.
+    handle : callable
+        Returns the handle of cuBLASLt, or of cuBLAS.
+
+    Raises
+    ------
+    EngineError
+        cuBLASLt refuses them.
+    """
+
+    def __init__(self, a: Operand, b: Operand, dtype: str, library: Any, handle: Callable[[], int]):
+        self._library, self._handle, self._lock = library, handle, threading.Lock()
+        (op_a, ld_a), (op_b, ld_b) = a.blas_layout(), b.blas_layout()
+        m, k, n = a.rows, a.cols, b.cols
+        kind = TYPES[dtype]
+        # cuBLAS is column-major: it computes C' = B' A', and takes B first.
+        self._description = self._create("MatmulDesc", ctypes.c_int(COMPUTE_32F), ctypes.c_int(_FLOAT32))
+        for attribute, value in ((_TRANSPOSE_FIRST, op_b), (_TRANSPOSE_SECOND, op_a), (_EPILOGUE, _WITH_BIAS)):
+            self._describe(attribute, ctypes.c_int(value))
+        self._first = self._layout(kind, (n, k) if op_b == NORMAL else (k, n), ld_b)
+        self._second = self._layout(kind, (k, m) if op_a == NORMAL else (m, k), ld_a)
+        self._result = self._layout(kind, (n, m), n)
+        self._algorithms: dict[int, _Algorithm] = {}  # by the alignment of all addresses, in bytes
+
+    def __call__(self, a: int, b: int, bias: int, c: int, workspace: int, stream: Any) -> None:
+        """Launch the product of matrices at these addresses; that of the workspace has `WORKSPACE` bytes."""
+        addresses = a | b | bias | c
+        alignment = min(addresses & -addresses, _WIDEST)
+        pointer, handle = ctypes.c_void_p, ctypes.c_void_p(self._handle())
+        with self._lock:  # other threads give the same description other biases
+            self._describe(_BIAS_POINTER, pointer(bias))
+            algorithm = self._algorithms.get(alignment)
+            if algorithm is None:
+                algorithm = self._algorithms[alignment] = self._choose(handle, alignment)
+            check(
+                "cublasLtMatmul",
+                self._library.cublasLtMatmul(
+                    *(handle, self._description, ctypes.byref(_ONE)),
+                    *(pointer(b), self._first, pointer(a), self._second, ctypes.byref(_ZERO)),
+                    *(pointer(c), self._result, pointer(c), self._result, ctypes.byref(algorithm)),
+                    *(pointer(workspace), ctypes.c_size_t(WORKSPACE), pointer(stream)),
+                ),
+            )
+
+    def _choose(self, handle: ctypes.c_void_p, alignment: int) -> _Algorithm:
+        """Ask for the algorithm that should be the fastest one for addresses of an alignment."""
+        preference, algorithm, count = self._create("MatmulPreference"), _Algorithm(), ctypes.c_int()
+        wanted = [(_MOST_WORKSPACE, ctypes.c_uint64(WORKSPACE)), (_REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))]
+        wanted += [(attribute, ctypes.c_uint32(alignment)) for attribute in _ALIGNMENTS]
+        for attribute, value in wanted:
+            self._set("MatmulPreference", preference, attribute, value)
+        status = self._library.cublasLtMatmulAlgoGetHeuristic(
+            *(handle, self._description, self._first, self._second, self._result, self._result, preference),
+            *(ctypes.c_int(1), ctypes.byref(algorithm), ctypes.byref(count)),
+        )
+        check("cublasLtMatmulAlgoGetHeuristic", status)
+        check("cublasLtMatmulAlgoGetHeuristic", algorithm.status)
+        return algorithm
+
+    def _layout(self, kind: int, shape: tuple[int, int], leading: int) -> ctypes.c_void_p:
+        """Create the layout of a column-major matrix."""
+        sizes = (*map(ctypes.c_uint64, shape), ctypes.c_int64(leading))
+        return self._create("MatrixLayout", ctypes.c_int(kind), *sizes)
+
+    def _create(self, kind: str, *arguments: Any) -> ctypes.c_void_p:
+        """Create an object of the library's, which is destroyed with this one."""
+        made = ctypes.c_void_p()
+        check(f"cublasLt{kind}Create", getattr(self._library, f"cublasLt{kind}Create")(ctypes.byref(made), *arguments))
+        weakref.finalize(self, getattr(self._library, f"cublasLt{kind}Destroy"), made)
+        return made
+
+    def _describe(self, attribute: int, value: Any) -> None:
+        self._set("MatmulDesc", self._description, attribute, value)
+
+    def _set(self, kind: str, target: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        name = f"cublasLt{kind}SetAttribute"
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        check(name, getattr(self._library, name)(target, ctypes.c_int(attribute), ctypes.byref(value), size))
