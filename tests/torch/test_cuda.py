@@ -113,11 +113,23 @@ def test_reduce_overhead() -> None:
             torch.testing.assert_close(compiled(x), plain(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_capture_without_a_call_before_says_what_to_do() -> None:
-    _, fused, x = pair(models.HeadLogSumExp, 257, 509, 131)
+def test_a_capture_without_a_call_before_leaves_the_chain_to_pytorch() -> None:
+    """As often as there are captures, with a warning that says what to do; a call outside of one fuses."""
+    plain, fused, x = pair(models.HeadLogSumExp, 257, 509, 131)
+    plain(x)  # cuBLAS has its workspace
     torch.cuda.synchronize()
-    with pytest.raises(Exception, match="captured"), torch.no_grad(), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    for _ in range(4):
+        graph = torch.cuda.CUDAGraph()
+        warning = pytest.warns(RuntimeWarning, match="before the capture begins")
+        with torch.no_grad(), warning, torch.cuda.graph(graph):
+            result = fused(x)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        torch.testing.assert_close(result, plain(x).detach(), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
         fused(x)
+    (part,) = fused.explain().fused
+    assert len(part.plans) == 1
 
 
 def test_weights_prepared_on_another_stream_are_waited_for() -> None:
