@@ -40,7 +40,8 @@ OF_LIBRARY_STEPS: list[Callable[[Any, float], Any]] = [
     lambda x, k: x * k,
     lambda x, k: (x + np.float64(2 * k) - k, k - x),
     lambda x, k: np.where(x > 1, x, k),
-    lambda x, k: (np.maximum(x, k), np.clip(x, k, 9.5), x == k),
+    lambda x, k: (np.maximum(x, k), x == k),
+    lambda x, k: np.clip(x, k, 9.5),  # CuPy has none of complex numbers
     lambda x, k: np.power(x, k),
     lambda x, k: (x * (k + 1j), x * (2j - k), x * (1j**k)),
     lambda x, k: np.histogram(abs(x), 2, (0, k)),
@@ -54,6 +55,10 @@ def test_library_steps_take_the_number_of_the_call(
 ) -> None:
     x = np.array([[0, 1, 2], [3, 4, 5]], dtype)
     fused = cf.fuse(function)
+    if engine.name == "cuda" and "clip" in function.__code__.co_names and np.iscomplexobj(x):
+        with pytest.raises(TypeError, match="cupy_clip"):
+            fused(engine.array(x), 0.5)
+        return
     engine.prepare(lambda k=k: fused(engine.array(x), k) for k in (0.5, 3.0))
     for k in (0.5, 3.0, 0.5):
         got, want = fused(engine.array(x), k), function(x, k)
