@@ -21,7 +21,9 @@ _TRANSPOSE_FIRST, _TRANSPOSE_SECOND, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _WITH_BIAS = 4
 # cublasLtMatmulPreferenceAttributes_t, cublasLtReductionScheme_t
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
-_IN_FLOAT32 = 2  # parts of split sums are not rounded to the result's type
+# Of split sums: none. Some algorithms round them to the result's type before they add the bias (docs/gemm.md), even
+# where parts are added in float32.
+_NONE = 0
 _WIDEST = 256  # bytes of an alignment that make a difference
 
 _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
@@ -96,7 +98,7 @@ class BiasedProduct:
     def _choose(self, handle: ctypes.c_void_p, alignment: int) -> _Algorithm:
         """Ask for the algorithm that should be the fastest one for addresses of an alignment."""
         preference, algorithm, count = self._create("MatmulPreference"), _Algorithm(), ctypes.c_int()
-        wanted = [(_MOST_WORKSPACE, ctypes.c_uint64(WORKSPACE)), (_REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))]
+        wanted = [(_MOST_WORKSPACE, ctypes.c_uint64(WORKSPACE)), (_REDUCTIONS, ctypes.c_uint32(_NONE))]
         wanted += [(attribute, ctypes.c_uint32(alignment)) for attribute in _ALIGNMENTS]
         for attribute, value in wanted:
             self._set("MatmulPreference", preference, attribute, value)
