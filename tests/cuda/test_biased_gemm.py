@@ -219,6 +219,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
         monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
     monkeypatch.setattr(rounded, "_HELD", 0)
     monkeypatch.setattr(epilogues, "WORTH", 1e9)
+    monkeypatch.setattr(epilogues, "_GAIN", 1e9)
     monkeypatch.setattr(epilogues, "_reason_against_product", lambda *_: "the library's is asked for")
     with chosen.active():
         yield chosen
