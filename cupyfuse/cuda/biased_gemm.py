@@ -14,19 +14,22 @@ from typing import Any
 
 from .gemm import COMPUTE_32F, NORMAL, TYPES, Operand, check
 
-WORKSPACE = 4 << 20  # bytes that a product may use
 _FLOAT32 = TYPES["float32"]  # of the factors, and so of the sum with the bias
 # cublasLtMatmulDescAttributes_t, cublasLtEpilogue_t
 _TRANSPOSE_FIRST, _TRANSPOSE_SECOND, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _WITH_BIAS = 4
 # cublasLtMatmulPreferenceAttributes_t, cublasLtReductionScheme_t
-_MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+_REDUCTIONS, _ALIGNMENTS = 3, (5, 6, 7, 8)
 # Of split sums: none. Some algorithms round them to the result's type before they add the bias (docs/gemm.md), even
 # where parts are added in float32.
 _NONE = 0
 _WIDEST = 256  # bytes of an alignment that make a difference
 
-_ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
+_FACTOR, _NO_FACTOR, _NO_BYTES = (
+    ctypes.byref(ctypes.c_float(1.0)),
+    ctypes.byref(ctypes.c_float(0.0)),
+    ctypes.c_size_t(0),
+)
 
 
 class _Algorithm(ctypes.Structure):
@@ -74,34 +77,33 @@ class BiasedProduct:
         self._second = self._layout(kind, (k, m) if op_a == NORMAL else (m, k), ld_a)
         self._result = self._layout(kind, (n, m), n)
         self._algorithms: dict[int, _Algorithm] = {}  # by the alignment of all addresses, in bytes
+        self._bias: int | None = None  # the address in the description
 
-    def __call__(self, a: int, b: int, bias: int, c: int, workspace: int, stream: Any) -> None:
-        """Launch the product of matrices at these addresses; that of the workspace has `WORKSPACE` bytes."""
+    def __call__(self, a: int, b: int, bias: int, c: int, stream: Any) -> None:
+        """Launch the product of matrices at these addresses."""
         addresses = a | b | bias | c
         alignment = min(addresses & -addresses, _WIDEST)
         pointer, handle = ctypes.c_void_p, ctypes.c_void_p(self._handle())
         with self._lock:  # other threads give the same description other biases
-            self._describe(_BIAS_POINTER, pointer(bias))
+            if bias != self._bias:
+                self._describe(_BIAS_POINTER, pointer(bias))
+                self._bias = bias
             algorithm = self._algorithms.get(alignment)
             if algorithm is None:
                 algorithm = self._algorithms[alignment] = self._choose(handle, alignment)
-            check(
-                "cublasLtMatmul",
-                self._library.cublasLtMatmul(
-                    *(handle, self._description, ctypes.byref(_ONE)),
-                    *(pointer(b), self._first, pointer(a), self._second, ctypes.byref(_ZERO)),
-                    *(pointer(c), self._result, pointer(c), self._result, ctypes.byref(algorithm)),
-                    *(pointer(workspace), ctypes.c_size_t(WORKSPACE), pointer(stream)),
-                ),
+            result = pointer(c)
+            status = self._library.cublasLtMatmul(
+                *(handle, self._description, _FACTOR, pointer(b), self._first, pointer(a), self._second, _NO_FACTOR),
+                *(result, self._result, result, self._result, ctypes.byref(algorithm)),
+                *(None, _NO_BYTES, pointer(stream)),
             )
+        check("cublasLtMatmul", status)
 
     def _choose(self, handle: ctypes.c_void_p, alignment: int) -> _Algorithm:
         """Ask for the algorithm that should be the fastest one for addresses of an alignment."""
         preference, algorithm, count = self._create("MatmulPreference"), _Algorithm(), ctypes.c_int()
-        wanted = [(_MOST_WORKSPACE, ctypes.c_uint64(WORKSPACE)), (_REDUCTIONS, ctypes.c_uint32(_NONE))]
-        wanted += [(attribute, ctypes.c_uint32(alignment)) for attribute in _ALIGNMENTS]
-        for attribute, value in wanted:
-            self._set("MatmulPreference", preference, attribute, value)
+        for attribute, value in ((_REDUCTIONS, _NONE), *((attribute, alignment) for attribute in _ALIGNMENTS)):
+            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(value))
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
             *(handle, self._description, self._first, self._second, self._result, self._result, preference),
             *(ctypes.c_int(1), ctypes.byref(algorithm), ctypes.byref(count)),

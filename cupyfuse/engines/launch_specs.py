@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from .. import dtypes
-from ..cuda.biased_gemm import WORKSPACE
 from ..cuda.gemm import Operand, batched_operands
 from ..cuda.runtime import Runtime
 from ..cuda.scan import Scan
@@ -125,11 +124,11 @@ class LaunchSpecs:
         x, y, v, z = left.slot, right.slot, vector.slot, target.slot
         first, second = (Operand(*i.shape, p.row_stride, p.col_stride) for i, p in ((a, left), (b, right)))
 
-        def bind(runtime: Runtime, workspace: int) -> Launch:
+        def bind(runtime: Runtime, _: int) -> Launch:
             multiply = runtime.biased_product(first, second, product.dtype)
-            return lambda at, stream: multiply(at[x], at[y], at[v], at[z], at[workspace], stream)
+            return lambda at, stream: multiply(at[x], at[y], at[v], at[z], stream)
 
-        return LaunchSpec(bind, workspace=WORKSPACE)
+        return LaunchSpec(bind)
 
     def _split_spec(self, node: Node) -> LaunchSpec:
         """Return the launch that splits an operand of a product."""

@@ -13,16 +13,16 @@ from support import CUDA, HOST, Engine, normal
 
 import cupyfuse as cf
 from cupyfuse import devices
-from cupyfuse.cuda.biased_gemm import WORKSPACE, BiasedProduct
-from cupyfuse.cuda.gemm import Operand
+from cupyfuse.cuda.biased_gemm import BiasedProduct
+from cupyfuse.cuda.gemm import CupyBlas, Operand
 from cupyfuse.errors import EngineError
 from cupyfuse.plan.schedule import epilogues, rounded
 
 _POINTER, _INT, _SIZE, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int64
-HANDLE, SPACE, STREAM = 0x7F00_0000_4D20, 0x1000, 5
+HANDLE, STREAM = 0x7F00_0000_4D20, 5
 # By the number of an attribute, its type: of a product's description, of a preference.
 _DESCRIPTION = {3: _INT, 4: _INT, 7: _INT, 8: _POINTER}
-_PREFERENCE = {1: ctypes.c_uint64, 3: ctypes.c_uint32, **dict.fromkeys((5, 6, 7, 8), ctypes.c_uint32)}
+_PREFERENCE = {3: ctypes.c_uint32, **dict.fromkeys((5, 6, 7, 8), ctypes.c_uint32)}
 
 
 class Lt:
@@ -87,7 +87,7 @@ class Lt:
         alpha, b, of_b, a, of_a, beta, c, of_c, d, of_d, algorithm, workspace, size, stream = arguments
         described = self.objects[description]
         bias = described[8]
-        assert (handle, workspace, size, stream, described["made"]) == (HANDLE, SPACE, WORKSPACE, STREAM, (68, 0))
+        assert (handle, workspace, size, stream, described["made"]) == (HANDLE, None, 0, STREAM, (68, 0))
         assert (c, of_c, described[7]) == (d, of_d, 4)
         scales = [ctypes.c_float.from_address(x).value for x in (alpha, beta)]
         aligned = (ctypes.c_uint64 * 8).from_address(algorithm)[7]
@@ -134,10 +134,10 @@ def test_as_the_header_declares_it(
     a, b = (normal(rng, s[::-1] if t else s, dtype) for s, t in zip(((m, k), (k, n)), turned, strict=True))
     wide = [(x.T if t else x).astype(np.float32) for x, t in zip((a, b), turned, strict=True)]
     bias, out = normal(rng, n, dtype), np.full((m, n), np.nan, a.dtype)
-    multiply(a.ctypes.data, b.ctypes.data, bias.ctypes.data, out.ctypes.data, SPACE, STREAM)
+    multiply(a.ctypes.data, b.ctypes.data, bias.ctypes.data, out.ctypes.data, STREAM)
     np.testing.assert_array_equal(out, (wide[0] @ wide[1] + bias.astype(np.float32)).astype(a.dtype))
     (asked,) = lt.asked
-    assert (asked[1], asked[3], asked["bias"]) == (WORKSPACE, 0, bias.ctypes.data)
+    assert (asked[3], asked["bias"]) == (0, bias.ctypes.data)
 
 
 def test_algorithms_are_chosen_by_alignment(rng: np.random.Generator) -> None:
@@ -152,7 +152,7 @@ def test_algorithms_are_chosen_by_alignment(rng: np.random.Generator) -> None:
             for array in arrays[:3]:
                 array[...] = normal(rng, array.shape, dtype)
             a, b, bias, out = arrays
-            multiply(*(x.ctypes.data for x in arrays), SPACE, STREAM)
+            multiply(*(x.ctypes.data for x in arrays), STREAM)
             np.testing.assert_array_equal(out, (a.astype(np.float32) @ b.astype(np.float32) + bias).astype(dtype))
     alignments = [[asked[k] for k in (5, 6, 7, 8)] for asked in lt.asked]
     assert alignments == [[n] * 4 for n in (256, 16, 2)]
@@ -167,7 +167,7 @@ def test_threads_have_biases_of_their_own(rng: np.random.Generator) -> None:
     def work(value: float) -> None:
         bias, out = np.full(4, value, dtype), np.empty((5, 4), dtype)
         for _ in range(50):
-            multiply(*(x.ctypes.data for x in (a, b, bias, out)), SPACE, STREAM)
+            multiply(*(x.ctypes.data for x in (a, b, bias, out)), STREAM)
             if not np.array_equal(out, (product + np.float32(value)).astype(dtype)):
                 wrong.append(value)
 
@@ -183,7 +183,7 @@ def test_what_it_creates_is_destroyed() -> None:
     lt = Lt()
     multiply = product_of(lt, (False, False), "float16")
     arrays = [np.zeros(64, "float16") for _ in range(4)]
-    multiply(*(x.ctypes.data for x in arrays), SPACE, STREAM)
+    multiply(*(x.ctypes.data for x in arrays), STREAM)
     assert len(lt.objects) == 5
     del multiply
     gc.collect()
@@ -204,7 +204,7 @@ def test_what_it_refuses(where: str, function: str) -> None:
     lt.status[where] = 15
     arrays = [np.zeros(64, "float16") for _ in range(4)]
     with pytest.raises(EngineError, match=f"{function} failed with status 15"):
-        product_of(lt, (False, False), "float16")(*(x.ctypes.data for x in arrays), SPACE, STREAM)
+        product_of(lt, (False, False), "float16")(*(x.ctypes.data for x in arrays), STREAM)
 
 
 # In plans -----------------------------------------------------------------------------------------------------------
@@ -271,3 +271,30 @@ def test_a_bias_that_is_no_plain_argument_is_not_the_librarys(engine: Engine, rn
     assert tanh.plan(x, w, b[:136]).steps[0].by_library
     for function, bias in ((tanh, b[::2]), (scaled, b[:136]), (tanh, b[:136].astype("float32")), (tanh, one)):
         assert not any(step.by_library for step in function.plan(x, w, bias).steps)
+
+
+@pytest.mark.gpu
+def test_cublaslt_has_an_algorithm_without_a_workspace(rng: np.random.Generator) -> None:
+    """Of any shape and alignment; the bias is added before rounding: it takes off what the product was rounded to."""
+    CUDA.require()
+    xp, library, handle = CUDA.xp, *CupyBlas().lt()
+    for turn in range(120):
+        dtype = ("float16", "bfloat16")[turn % 2]
+        m, k, n = (int(2 ** rng.uniform(0, most)) for most in (9, 13, 12))
+        offsets = [int(rng.integers(0, 2)) for _ in range(4)]
+        x = np.broadcast_to(normal(rng, (1, k), dtype), (m, k))
+        w = normal(rng, (n, k), dtype) * np.asarray(2.0**-5, x.dtype)
+        exact = x[:1].astype(np.float64) @ w.T.astype(np.float64)
+        bias = (-exact).astype(x.dtype)
+        arrays = []
+        for array, offset in zip((x, w, bias, np.full((m, n), np.nan, x.dtype)), offsets, strict=True):
+            memory = CUDA.array(np.zeros(array.size + 1, x.dtype))[offset : offset + array.size].reshape(array.shape)
+            memory[...] = CUDA.array(np.ascontiguousarray(array))
+            arrays.append(memory)
+        multiply = BiasedProduct(Operand(m, k, k, 1), Operand(k, n, 1, k), dtype, library, handle)
+        multiply(*(a.data.ptr for a in arrays), xp.cuda.get_current_stream().ptr)
+        found = CUDA.host(arrays[3]).astype(np.float64)
+        size = np.abs(x[:1].astype(np.float64)) @ np.abs(w.T.astype(np.float64))
+        wanted = exact + bias.astype(np.float64)
+        allowed = 2.0**-8 * np.abs(wanted) + k * 2.0**-24 * size + 1e-7
+        assert (np.abs(found - wanted) <= allowed).all(), (m, k, n, dtype, offsets)

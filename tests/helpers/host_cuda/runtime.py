@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from cupyfuse import dtypes
-from cupyfuse.cuda.biased_gemm import WORKSPACE
 from cupyfuse.cuda.gemm import BatchStrides, Operand
 from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.cuda.runtime import NumpyLikeArrays
@@ -226,7 +225,7 @@ class HostRuntime(NumpyLikeArrays):
     def biased_product(self, left: Any, right: Any, dtype: str) -> Callable[..., None]:
         kind, wide = dtypes.to_numpy(dtype), np.float32
 
-        def multiply(a: int, b: int, bias: int, c: int, workspace: int, stream: Any = None) -> None:
+        def multiply(a: int, b: int, bias: int, c: int, stream: Any = None) -> None:
             if self.dry:
                 return
             operands = [
@@ -234,7 +233,6 @@ class HostRuntime(NumpyLikeArrays):
                 for at, o in ((a, left), (b, right), (bias, Operand(1, right.cols, 0, 1)))
             ]
             target = self.view(c, (left.rows, right.cols), kind, (right.cols, 1))
-            self.view(workspace, (WORKSPACE,), np.dtype(np.uint8), (1,))[...] = 0xFF
             with np.errstate(all="ignore"):
                 target[...] = (operands[0] @ operands[1] + operands[2]).astype(kind)
 
