@@ -43,27 +43,26 @@ struct CopyResult {
 
     template <int First, class T>
     __device__ __forceinline__ void operator()(At<First>, T* to, i64 stride) const {
-        constexpr int pieces = Staging<Chunk, sizeof(T)>::pieces, elements = 16 / sizeof(T);
-        const Staging<Chunk, sizeof(T)> from(staging, First);
-        const bool aligned = (reinterpret_cast<i64>(to) | stride * static_cast<i64>(sizeof(T))) % 16 == 0;
+        constexpr int bytes = sizeof(T), pieces = Staging<Chunk, bytes>::pieces, elements = 16 / bytes;
+        const Staging<Chunk, bytes> from(staging, First);
+        const int lane = threadIdx.x % 32;
+        to += row * stride + col;
+        if ((reinterpret_cast<i64>(to) | stride * bytes) % 16 == 0) {
 #pragma unroll
-        for (int i = 0; i < pieces / 2; ++i) {
-            const int at = i * 32 + threadIdx.x % 32;
-            const int down = at / pieces, across = at % pieces;
-            const i64 left = n - (col + across * elements);  // columns from here on
-            if (row + down < m && left > 0) {
-                T* const target = to + (row + down) * stride + col + across * elements;
-                const Pack<T, elements> pack =
-                    load_pack<elements>(reinterpret_cast<const T*>(from.piece(down, across)));
-                if (aligned) {
-                    store_global<elements>(target, pack);
-                } else {
-#pragma unroll
-                    for (int e = 0; e < elements; ++e) {
-                        if (e < left) {
-                            target[e] = pack.v[e];
-                        }
-                    }
+            for (int i = 0; i < pieces / 2; ++i) {
+                const int down = (i * 32 + lane) / pieces, across = (i * 32 + lane) % pieces;
+                if (row + down < m && col + across * elements < n) {
+                    store_global<elements>(
+                        to + down * stride + across * elements,
+                        load_pack<elements>(reinterpret_cast<const T*>(from.piece(down, across))));
+                }
+            }
+        } else {  // element by element: those that lanes write together are neighbours
+#pragma unroll 4
+            for (int i = 0; i < Chunk / 2; ++i) {
+                const int down = (i * 32 + lane) / Chunk, across = (i * 32 + lane) % Chunk;
+                if (row + down < m && col + across < n) {
+                    to[down * stride + across] = *reinterpret_cast<const T*>(from.element(down, across));
                 }
             }
         }
