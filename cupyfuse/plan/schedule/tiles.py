@@ -44,6 +44,7 @@ START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
 # cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
 _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
+_BIASED_HOST = 30e-6  # seconds that the host takes for a call of cuBLASLt: 11 us more than for one of our kernel
 # Seconds, measured on an H200, that the epilogue of a split product adds for each FLOP of an element and each column of
 # a tile: those of all tiles but the last of each multiprocessor run under the products of the next.
 _SPLIT_FLOP = 6e-9
@@ -203,10 +204,10 @@ def own_time(step: Step, device: Device) -> float:
 
 
 def library_time(step: Step, device: Device) -> float:
-    """Estimate the seconds of a 16-bit product by cuBLAS; where it adds a bias, it splits no sums."""
+    """Estimate the seconds of a 16-bit product by cuBLAS; where it adds a bias, it splits no sums, and the host counts."""
     whole = _LIBRARY_SHARE * _tiles_time(step, device)
     if step.epilogue is not None:
-        return whole + START + LAUNCH
+        return max(whole + START + LAUNCH, _BIASED_HOST)
     flops = 2 * step.product.size * depth_of(step.product)
     split = max(flops / device.half, (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
     return min(whole, split) + START + LAUNCH
