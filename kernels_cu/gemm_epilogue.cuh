@@ -35,7 +35,8 @@ struct StageResult {
     }
 };
 
-// Copies a warp's chunk of one result from shared memory to memory by lines; its first element goes to (row, col).
+// Copies a warp's chunk of one result from shared memory to memory; its first element goes to (row, col). Lanes write
+// neighbouring packs, as wide as all rows are aligned: 16 bytes, a pair of 16-bit elements, or one element.
 template <int Chunk>
 struct CopyResult {
     char* staging;
@@ -43,27 +44,27 @@ struct CopyResult {
 
     template <int First, class T>
     __device__ __forceinline__ void operator()(At<First>, T* to, i64 stride) const {
-        constexpr int bytes = sizeof(T), pieces = Staging<Chunk, bytes>::pieces, elements = 16 / bytes;
+        constexpr int bytes = sizeof(T), elements = 16 / bytes, pair = bytes < 4 ? 4 / bytes : 1;
         const Staging<Chunk, bytes> from(staging, First);
-        const int lane = threadIdx.x % 32;
+        const i64 offsets = reinterpret_cast<i64>(to) | stride * bytes;
         to += row * stride + col;
-        if ((reinterpret_cast<i64>(to) | stride * bytes) % 16 == 0) {
-#pragma unroll
-            for (int i = 0; i < pieces / 2; ++i) {
-                const int down = (i * 32 + lane) / pieces, across = (i * 32 + lane) % pieces;
-                if (row + down < m && col + across * elements < n) {
-                    store_global<elements>(
-                        to + down * stride + across * elements,
-                        load_pack<elements>(reinterpret_cast<const T*>(from.piece(down, across))));
-                }
-            }
-        } else {  // element by element: those that lanes write together are neighbours
-#pragma unroll 4
-            for (int i = 0; i < Chunk / 2; ++i) {
-                const int down = (i * 32 + lane) / Chunk, across = (i * 32 + lane) % Chunk;
-                if (row + down < m && col + across < n) {
-                    to[down * stride + across] = *reinterpret_cast<const T*>(from.element(down, across));
-                }
+        if (offsets % 16 == 0) {
+            copy<elements, Chunk>(from, to, stride);
+        } else if (pair > 1 && offsets % 4 == 0) {
+            copy<pair, 4>(from, to, stride);
+        } else {
+            copy<1, 4>(from, to, stride);
+        }
+    }
+
+    template <int V, int Unroll, class T>
+    __device__ __forceinline__ void copy(const Staging<Chunk, sizeof(T)>& from, T* to, i64 stride) const {
+#pragma unroll(Unroll)
+        for (int i = 0; i < Chunk / V / 2; ++i) {
+            const int pack = i * 32 + threadIdx.x % 32, down = pack / (Chunk / V), across = pack % (Chunk / V) * V;
+            if (row + down < m && col + across < n) {
+                const T* const at = reinterpret_cast<const T*>(from.element(down, across));
+                store_global<V>(to + down * stride + across, load_pack<V>(at));
             }
         }
     }
