@@ -333,6 +333,19 @@ def test_arrays_that_begin_anywhere(engine: Engine, which: str, rng: np.random.G
     np.testing.assert_array_equal(engine.host(out).view(np.uint16), plain.view(np.uint16))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_that_begin_anywhere(engine: Engine, dtype: str, rng: np.random.Generator) -> None:
+    """Of results of 16 bits and of 32: each element has the same bits in rows of any length."""
+    x, w, *_ = operands(rng, (19, 72, 40), dtype)
+    fused = cf.fuse(lambda x, w: (cf.gelu(x @ w.T), (x @ w.T).astype("float32") * 3))
+    whole = [engine.host(y) for y in fused(*engine.arrays([x, w]))]
+    for n in range(64, 72):
+        given = engine.arrays([x, w[:n]])
+        assert all(step.epilogue is not None for step in fused.plan(*given).steps)
+        for found, wanted in zip(fused(*given), whole, strict=True):
+            np.testing.assert_array_equal(engine.host(found), wanted[:, :n])
+
+
 @pytest.mark.parametrize("shape", [(4, 6, 0), (0, 6, 8), (4, 0, 8)])
 def test_empty_products(engine: Engine, shape: tuple[int, int, int]) -> None:
     m, n, k = shape

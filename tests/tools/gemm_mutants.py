@@ -17,6 +17,7 @@ def fused(select: str) -> tuple[str, ...]:
 PAIRS = fused("more_tiles and two and 256by2")
 REDUCED = fused("test_tails and 37 and several")
 WRITTEN = fused("test_tails and 37 and two")
+LENGTHS, OUT = fused("rows_that_begin and bfloat16"), fused("arrays_that_begin and out")
 WIDE = fused("test_tails and 263 and several")
 ALTERNATING = fused("more_tiles and two and 128by2alternating")
 
@@ -101,8 +102,11 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     # Epilogues
     Mutant("a chunk of another one's sums", "kernels_cu/tensor_cores.cuh", "sums[Next * Held + i]", "sums[i]", WIDE),
     Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
-    Mutant("rows beyond the last", EPILOGUE, "if (row + down < m && left > 0)", "if (left > 0)", WRITTEN),
-    Mutant("16 bytes of what is not aligned", EPILOGUE, "if (aligned)", "if (true)", fused("anywhere and out")),
+    Mutant("rows beyond the last", EPILOGUE, "row + down < m && col + across < n", "col + across < n", WRITTEN),
+    Mutant("results beyond a row", EPILOGUE, "row + down < m && col + across < n", "row + down < m", LENGTHS),
+    Mutant("16 bytes of what is not aligned", EPILOGUE, "if (offsets % 16 == 0)", "if (offsets % 4 == 0)", LENGTHS),
+    Mutant("pairs of what is not aligned", EPILOGUE, "pair > 1 && offsets % 4 == 0", "pair > 1", LENGTHS),
+    Mutant("rows aligned, results not", EPILOGUE, "reinterpret_cast<i64>(to) | stride * bytes", "stride * bytes", OUT),
     Mutant(
         "totals of every tile in one place", EPILOGUE, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE
     ),

@@ -112,6 +112,15 @@ def test_a_16_bit_product_gains_beside_eager():
     assert of(*half).gains() and not of(*half, compiled=True).gains()
 
 
+def test_rows_of_odd_lengths_gain_beside_eager():
+    """cuBLAS is slow where rows of a 16-bit result do not begin at 16 bytes; Inductor pads them."""
+    for columns, gains in ((50257, True), (30522, True), (50304, False)):
+        found = of(chains.linear, "bfloat16", (2048, 768, columns), compiled=False)
+        assert found.gains() == gains, found
+    odd, even = (of(chains.linear, "bfloat16", (2048, 768, n), compiled=True) for n in (50257, 50264))
+    assert odd.pytorch.gpu < 1.01 * even.pytorch.gpu
+
+
 def test_less_memory_decides_between_about_equal_times():
     """The gradients of a vocabulary's logsumexp: four products and no logits, or three and logits of 2 GB."""
     vocabulary = (chains.head_logsumexp, "bfloat16", (8192, 4096, 128256), True)

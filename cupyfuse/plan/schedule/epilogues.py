@@ -25,7 +25,7 @@ from ...settings import Settings
 from ..rounding import bias_added, is_16_bit_product
 from .columns import take_columns_out
 from .memory import Layout, base_of
-from .rounded import STORED_ROUNDED, WORTH, bias_of, cut_behind, rounded_value
+from .rounded import STORED_ROUNDED, WORTH, can_add_bias, cut_behind, rounded_value
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import (
     LINE,
@@ -301,9 +301,7 @@ def _store_rounded(
         added = {product: product.dtype}
         gemm, rest = (with_bytes(s, {**storage, **added}) for s in (step, tail))
         found.append(_FusedProduct(step, replace(gemm, choice=f"{step.how}; {how}"), tail, rest, None, added))
-    kernels = [False] * own + [True] * (
-        value is not product and _can_add_bias(bias_of(value, product), product, layouts)
-    )
+    kernels = [False] * own + [True] * (value is not product and can_add_bias(value, product, layouts))
     if kernels:
         columns, alone, vectors = take_columns_out(tail, steps)
         added = {**vectors, value: value.dtype}
@@ -329,23 +327,10 @@ def _biased_by_library(
     (tail,) = readers
     value = bias_added(product, tail.nodes)
     alone = value is not None and tail.nodes == tail.outputs == (value,) and storage[value] == product.dtype
-    if value is None or not alone or not _can_add_bias(bias_of(value, product), product, layouts):
+    if value is None or not alone or not can_add_bias(value, product, layouts):
         return None
     gemm = _with_epilogue(step, tail, False, storage, f"{step.how}, its bias added")
     return _FusedProduct(step, replace(gemm, by_library=True), tail, None, None, {})
-
-
-def _can_add_bias(bias: Node, product: Node, layouts: dict[int, Layout]) -> bool:
-    """Whether the library can add a bias: an argument without gaps, of the product's dtype and width.
-
-    Results whose rows do not begin at multiples of 16 bytes take cuBLASLt one and a half times as long as our kernel.
-    """
-    if bias.op != "input" or bias.dtype != product.dtype or bias.shape[1] != product.shape[1]:
-        return False
-    if 0 in (*product.shape, product.inputs[0].shape[1]) or product.shape[1] % LINE:
-        return False
-    layout = layouts.get(bias.argument)
-    return layout is None or layout.contiguous
 
 
 def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:

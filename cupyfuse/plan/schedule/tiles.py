@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ... import dtypes
@@ -44,6 +45,11 @@ START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
 # cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
 _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
+# Of its speed, what cuBLAS reaches with 16-bit operands where all rows, of results too, begin at multiples of so many
+# elements: 362 us, 1 ms and 2.6 ms for 1024 x 4096 x 32000, 32002 and 32001 on an H200.
+_ALIGNED_SHARE = {8: 1.0, 4: 0.37, 2: 0.37, 1: 0.15}
+# Seconds that a tile of 256 columns takes our kernel longer where rows of its results begin at multiples of so many.
+_ALIGNED_FINISH = {8: 0.0, 4: 2.4e-6, 2: 2.4e-6, 1: 7.3e-6}
 _BIASED_HOST = 30e-6  # seconds that the host takes for a call of cuBLASLt: 11 us more than for one of our kernel
 # Seconds, measured on an H200, that the epilogue of a split product adds for each FLOP of an element and each column of
 # a tile: those of all tiles but the last of each multiprocessor run under the products of the next.
@@ -112,7 +118,9 @@ def finish_time(step: Step) -> float:
     flops = sum(map(_epilogue_flops, step.epilogue.nodes)) / size if step.by_tiles and step.epilogue else 0.0
     if step.product.op == "split_matmul":
         flops += _UNSCALING
-    return tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
+    finish = tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
+    results = sum(n.shape == step.product.shape for n in step.outputs)
+    return finish + results * _ALIGNED_FINISH[math.gcd(LINE, step.product.shape[1])]
 
 
 def _epilogue_flops(node: Node) -> float:
@@ -204,13 +212,20 @@ def own_time(step: Step, device: Device) -> float:
 
 
 def library_time(step: Step, device: Device) -> float:
-    """Estimate the seconds of a 16-bit product by cuBLAS; where it adds a bias, it splits no sums, and the host counts."""
-    whole = _LIBRARY_SHARE * _tiles_time(step, device)
+    """Estimate the seconds of a 16-bit product by cuBLAS; with a bias it splits no sums, and the host counts."""
+    operands = [strip_transposes(operand)[0] for operand in step.product.inputs]
+    share = library_share(*(n.shape[1] for n in (*operands, step.product) if n.shape[0] > 1))
+    whole = _LIBRARY_SHARE * _tiles_time(step, device) / share
     if step.epilogue is not None:
         return max(whole + START + LAUNCH, _BIASED_HOST)
     flops = 2 * step.product.size * depth_of(step.product)
-    split = max(flops / device.half, (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
+    split = max(flops / (share * device.half), (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
     return min(whole, split) + START + LAUNCH
+
+
+def library_share(*lengths: int) -> float:
+    """Return the share of its speed that cuBLAS reaches with 16-bit operands, from the lengths of rows."""
+    return _ALIGNED_SHARE[math.gcd(LINE, *lengths)]
 
 
 def _tiles_time(step: Step, device: Device) -> float:

@@ -10,6 +10,7 @@ from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.schedule.products import LEAST_DEPTH, ROUNDED, rounded_time, split_time
+from ...plan.schedule.tiles import library_share
 from . import rates
 
 
@@ -39,8 +40,8 @@ class Machine:
         """Return the seconds that moving bytes takes at a share of the bandwidth."""
         return nbytes / (share * self.device.bandwidth)
 
-    def product_time(self, m: int, k: int, n: int, dtype: str) -> float:
-        """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n).
+    def product_time(self, m: int, k: int, n: int, dtype: str, padded: bool = False) -> float:
+        """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n), with or without `padded` results.
 
         Each processor computes one tile of the result at a time, which makes waves of tiles. Where there are fewer
         tiles than processors, the sums over k are split among several.
@@ -58,6 +59,8 @@ class Machine:
         busy = min(1.0, m * n * split / (waves * d.processors * rows * cols))
         # A wave that is not full has smaller tiles to choose from: it wastes about half of what it seems to.
         flops = 2.0 * m * k * n / (rates.CUBLAS_SHARE[units] * peak * (1 + busy) / 2)
+        if units == "half" and not padded:
+            flops /= library_share(n)
         moved = self.memory_time(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
         return rates.LAUNCH + max(flops, moved) + (rates.SPLIT_K if split > 1 else 0.0)
 

@@ -137,7 +137,7 @@ def _inductor_step_time(step: Step, machine: Machine) -> Time:
     """Estimate a step as Inductor's kernels."""
     if step.kind == "Gemm":
         products = [n for n in step.nodes if g.is_product(n)]
-        gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype) for n in products)
+        gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype, padded=True) for n in products)
         return Time(gpu, rates.INDUCTOR_PRODUCT * len(products))
     reads, writes = _bytes(step.inputs), _bytes(step.outputs)
     share = rates.STREAM
