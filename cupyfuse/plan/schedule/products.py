@@ -155,7 +155,8 @@ def float32_time(node: Node, device: Device) -> float:
 
 def tf32_time(node: Node, device: Device) -> float:
     """Estimate the seconds of cuBLAS for a float32 product that may round operands to TF32."""
-    return _library_time(node, max(_TF32_SHARE * device.tf32, _FLOAT32_SHARE * device.simt), device)
+    share = _TF32_SHARE * library_share(4, node.inputs[0].shape[1], node.shape[1])
+    return _library_time(node, max(share * device.tf32, _FLOAT32_SHARE * device.simt), device)
 
 
 def _library_time(node: Node, rate: float, device: Device) -> float:
@@ -170,7 +171,7 @@ def rounded_time(
     The step that reads the product multiplies it by its factors; a result takes a pass for them.
     """
     passes = _rounding_bytes(node, left_prepacked, right_prepacked) + 8 * node.size * is_result
-    compute = 2 * node.size * node.inputs[0].shape[1] / (_HALF_SHARE * library_share(node.shape[1]) * device.half)
+    compute = 2 * node.size * node.inputs[0].shape[1] / (_HALF_SHARE * library_share(2, node.shape[1]) * device.half)
     moving = _float32_bytes(node) / 2 / device.bandwidth
     return max(compute, moving) + passes / (_PASS_SHARE * device.bandwidth) + _ROUNDED_OVERHEAD
 

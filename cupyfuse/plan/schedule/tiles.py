@@ -45,9 +45,10 @@ START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
 # cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
 _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
-# Of its speed, what cuBLAS reaches with 16-bit operands where all rows, of results too, begin at multiples of so many
-# elements: 362 us, 1 ms and 2.6 ms for 1024 x 4096 x 32000, 32002 and 32001 on an H200.
-_ALIGNED_SHARE = {8: 1.0, 4: 0.37, 2: 0.37, 1: 0.15}
+# Of its speed, what cuBLAS reaches with tensor cores where all rows, of results too, begin at multiples of so many
+# elements, by the bytes of an operand's: 362 us, 1 ms and 2.6 ms for 1024 x 4096 x 32000, 32002 and 32001 on an H200 in
+# bfloat16, in TF32 650 us and twice 2.1 ms.
+_ALIGNED_SHARE = {2: {8: 1.0, 4: 0.37, 2: 0.37, 1: 0.15}, 4: {4: 1.0, 2: 0.31, 1: 0.31}}
 # Seconds that a tile of 256 columns takes our kernel longer where rows of its results begin at multiples of so many.
 _ALIGNED_FINISH = {8: 0.0, 4: 2.4e-6, 2: 2.4e-6, 1: 7.3e-6}
 _BIASED_HOST = 30e-6  # seconds that the host takes for a call of cuBLASLt: 11 us more than for one of our kernel
@@ -214,7 +215,7 @@ def own_time(step: Step, device: Device) -> float:
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS; with a bias it splits no sums, and the host counts."""
     operands = [strip_transposes(operand)[0] for operand in step.product.inputs]
-    share = library_share(*(n.shape[1] for n in (*operands, step.product) if n.shape[0] > 1))
+    share = library_share(2, *(n.shape[1] for n in (*operands, step.product) if n.shape[0] > 1))
     whole = _LIBRARY_SHARE * _tiles_time(step, device) / share
     if step.epilogue is not None:
         return max(whole + START + LAUNCH, _BIASED_HOST)
@@ -223,9 +224,12 @@ def library_time(step: Step, device: Device) -> float:
     return min(whole, split) + START + LAUNCH
 
 
-def library_share(*lengths: int) -> float:
-    """Return the share of its speed that cuBLAS reaches with 16-bit operands, from the lengths of rows."""
-    return _ALIGNED_SHARE[math.gcd(LINE, *lengths)]
+def library_share(itemsize: int, *lengths: int) -> float:
+    """Return the share of its speed that cuBLAS reaches with tensor cores, from the lengths of rows.
+
+    Operands have elements of 2 bytes, or of 4, for TF32.
+    """
+    return _ALIGNED_SHARE[itemsize][math.gcd(16 // itemsize, *lengths)]
 
 
 def _tiles_time(step: Step, device: Device) -> float:

@@ -59,8 +59,8 @@ class Machine:
         busy = min(1.0, m * n * split / (waves * d.processors * rows * cols))
         # A wave that is not full has smaller tiles to choose from: it wastes about half of what it seems to.
         flops = 2.0 * m * k * n / (rates.CUBLAS_SHARE[units] * peak * (1 + busy) / 2)
-        if units == "half" and not padded:
-            flops /= library_share(n)
+        if units in ("half", "tf32") and not padded:
+            flops /= library_share(dtypes.ITEMSIZE[dtype], n)
         moved = self.memory_time(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
         return rates.LAUNCH + max(flops, moved) + (rates.SPLIT_K if split > 1 else 0.0)
 
