@@ -14,7 +14,7 @@
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
 //     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride, which is n
 // Reductions leave their totals in p.partial; merge_shares finishes the rows. Results are staged in shared memory, so that
-// warps write whole lines.
+// the lanes of a warp write neighbouring elements.
 //
 // A block computes tiles of 128 x Columns with two consumer warpgroups: 64 rows of a tile each, or, if Alternating, tiles in
 // turn, so that the tensor cores work for one while the other runs its epilogue. One thread of a third warpgroup copies the

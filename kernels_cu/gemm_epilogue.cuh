@@ -36,7 +36,8 @@ struct StageResult {
 };
 
 // Copies a warp's chunk of one result from shared memory to memory; its first element goes to (row, col). Lanes write
-// neighbouring packs, as wide as all rows are aligned: 16 bytes, a pair of 16-bit elements, or one element.
+// neighbouring packs, each as wide as the alignment of all rows allows: 16 bytes, a pair of 16-bit elements, or an element.
+// The stride is n, so that a row is whole packs.
 template <int Chunk>
 struct CopyResult {
     char* staging;
@@ -46,11 +47,11 @@ struct CopyResult {
     __device__ __forceinline__ void operator()(At<First>, T* to, i64 stride) const {
         constexpr int bytes = sizeof(T), elements = 16 / bytes, pair = bytes < 4 ? 4 / bytes : 1;
         const Staging<Chunk, bytes> from(staging, First);
-        const i64 offsets = reinterpret_cast<i64>(to) | stride * bytes;
+        const i64 bits = reinterpret_cast<i64>(to) | stride * bytes;
         to += row * stride + col;
-        if (offsets % 16 == 0) {
+        if (bits % 16 == 0) {
             copy<elements, Chunk>(from, to, stride);
-        } else if (pair > 1 && offsets % 4 == 0) {
+        } else if (pair > 1 && bits % 4 == 0) {
             copy<pair, 4>(from, to, stride);
         } else {
             copy<1, 4>(from, to, stride);
@@ -60,7 +61,7 @@ struct CopyResult {
     template <int V, int Unroll, class T>
     __device__ __forceinline__ void copy(const Staging<Chunk, sizeof(T)>& from, T* to, i64 stride) const {
 #pragma unroll(Unroll)
-        for (int i = 0; i < Chunk / V / 2; ++i) {
+        for (int i = 0; i < 16 * Chunk / V / 32; ++i) {
             const int pack = i * 32 + threadIdx.x % 32, down = pack / (Chunk / V), across = pack % (Chunk / V) * V;
             if (row + down < m && col + across < n) {
                 const T* const at = reinterpret_cast<const T*>(from.element(down, across));

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import EngineError
 from .gemm import COMPUTE_32F, NORMAL, TYPES, Operand, check
 
 _FLOAT32 = TYPES["float32"]  # of the factors, and so of the sum with the bias
@@ -20,12 +21,12 @@ _TRANSPOSE_FIRST, _TRANSPOSE_SECOND, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _WITH_BIAS = 4
 # cublasLtMatmulPreferenceAttributes_t, cublasLtReductionScheme_t
 _REDUCTIONS, _ALIGNMENTS = 3, (5, 6, 7, 8)
-# Of split sums: none. Some algorithms round them to the result's type before they add the bias (docs/gemm.md), even
-# where parts are added in float32.
-_NONE = 0
-_WIDEST = 256  # bytes of an alignment that make a difference
+# No sums are split: most algorithms that split them round each to the result's type before they add the bias, although
+# they add the parts in float32 (docs/gemm.md).
+_NO_SPLIT_SUMS = 0
+_MOST_ALIGNED = 256  # bytes of an alignment that make a difference
 
-_FACTOR, _NO_FACTOR, _NO_BYTES = (
+_ALPHA, _BETA, _NO_BYTES = (
     ctypes.byref(ctypes.c_float(1.0)),
     ctypes.byref(ctypes.c_float(0.0)),
     ctypes.c_size_t(0),
@@ -57,11 +58,6 @@ class BiasedProduct:
         cuBLASLt, or a library that depends on it.
     handle : callable
         Returns the handle of cuBLASLt, or of cuBLAS.
-
-    Raises
-    ------
-    EngineError
-        cuBLASLt refuses them.
     """
 
     def __init__(self, a: Operand, b: Operand, dtype: str, library: Any, handle: Callable[[], int]):
@@ -80,9 +76,15 @@ class BiasedProduct:
         self._bias: int | None = None  # the address in the description
 
     def __call__(self, a: int, b: int, bias: int, c: int, stream: Any) -> None:
-        """Launch the product of matrices at these addresses."""
-        addresses = a | b | bias | c
-        alignment = min(addresses & -addresses, _WIDEST)
+        """Launch the product of matrices at these addresses.
+
+        Raises
+        ------
+        EngineError
+            cuBLASLt refuses it, or has no algorithm for it.
+        """
+        addresses = a | b | bias | c  # whose lowest bit is the alignment that all of them have
+        alignment = min(addresses & -addresses, _MOST_ALIGNED)
         pointer, handle = ctypes.c_void_p, ctypes.c_void_p(self._handle())
         with self._lock:  # other threads give the same description other biases
             if bias != self._bias:
@@ -93,16 +95,16 @@ class BiasedProduct:
                 algorithm = self._algorithms[alignment] = self._choose(handle, alignment)
             result = pointer(c)
             status = self._library.cublasLtMatmul(
-                *(handle, self._description, _FACTOR, pointer(b), self._first, pointer(a), self._second, _NO_FACTOR),
+                *(handle, self._description, _ALPHA, pointer(b), self._first, pointer(a), self._second, _BETA),
                 *(result, self._result, result, self._result, ctypes.byref(algorithm)),
                 *(None, _NO_BYTES, pointer(stream)),
             )
         check("cublasLtMatmul", status)
 
     def _choose(self, handle: ctypes.c_void_p, alignment: int) -> _Algorithm:
-        """Ask for the algorithm that should be the fastest one for addresses of an alignment."""
+        """Ask for the algorithm that should be the fastest for an alignment; preferences begin without a workspace."""
         preference, algorithm, count = self._create("MatmulPreference"), _Algorithm(), ctypes.c_int()
-        for attribute, value in ((_REDUCTIONS, _NONE), *((attribute, alignment) for attribute in _ALIGNMENTS)):
+        for attribute, value in ((_REDUCTIONS, _NO_SPLIT_SUMS), *((attribute, alignment) for attribute in _ALIGNMENTS)):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(value))
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
             *(handle, self._description, self._first, self._second, self._result, self._result, preference),
@@ -110,6 +112,8 @@ class BiasedProduct:
         )
         check("cublasLtMatmulAlgoGetHeuristic", status)
         check("cublasLtMatmulAlgoGetHeuristic", algorithm.status)
+        if count.value != 1:
+            raise EngineError("cublasLtMatmulAlgoGetHeuristic found no algorithm for a product with a bias")
         return algorithm
 
     def _layout(self, kind: int, shape: tuple[int, int], leading: int) -> ctypes.c_void_p:
@@ -125,9 +129,11 @@ class BiasedProduct:
         return made
 
     def _describe(self, attribute: int, value: Any) -> None:
+        """Set an attribute of the product's description."""
         self._set("MatmulDesc", self._description, attribute, value)
 
     def _set(self, kind: str, target: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        """Set an attribute of an object of the library's."""
         name = f"cublasLt{kind}SetAttribute"
         size = ctypes.c_size_t(ctypes.sizeof(value))
         check(name, getattr(self._library, name)(target, ctypes.c_int(attribute), ctypes.byref(value), size))

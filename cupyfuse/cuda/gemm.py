@@ -73,7 +73,7 @@ def batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchStrides]:
     return operands[0], operands[1], BatchStrides(batches.count, *strides)
 
 
-# (a, b, c, stream): launches a row-major product of matrices at these addresses.
+# (a, b, c, stream), with a bias (a, b, bias, c, stream): launches a row-major product of matrices at these addresses.
 Multiply = Callable[..., None]
 
 
@@ -113,8 +113,8 @@ class Blas(Protocol):
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         """Set memory to zeros."""
 
-    def lt(self) -> tuple[Any, Callable[[], int]]:
-        """Return cuBLASLt, and the function that returns the handle, which is one of cuBLASLt too."""
+    def light_library(self) -> tuple[Any, Callable[[], int]]:
+        """Return cuBLASLt, and a function that returns a handle for it: cuBLAS's own."""
 
 
 def gemm(
@@ -225,8 +225,8 @@ class CupyBlas:
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, self._stream().ptr)
 
-    def lt(self) -> tuple[Any, Callable[[], int]]:
-        return _load_lt(_cupy_library_name()), self._handle
+    def light_library(self) -> tuple[Any, Callable[[], int]]:
+        return _load_light(_cupy_library_name()), self._handle
 
 
 class ForeignBlas:
@@ -268,8 +268,8 @@ class ForeignBlas:
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, stream)
 
-    def lt(self) -> tuple[Any, Callable[[], int]]:
-        return _load_lt(self._library), self._handle
+    def light_library(self) -> tuple[Any, Callable[[], int]]:
+        return _load_light(self._library), self._handle
 
 
 def check(function: str, status: int) -> None:
@@ -341,7 +341,7 @@ def _load_cublas(name: str) -> Any:
     return library
 
 
-def _load_lt(cublas: str) -> Any:
+def _load_light(cublas: str) -> Any:
     """Load cuBLASLt, on which cuBLAS depends, given the file of cuBLAS or of a library that depends on it."""
     name = cublas.replace("cublas64", "cublasLt64")  # Windows does not find functions of what a library depends on
     try:

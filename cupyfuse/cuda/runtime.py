@@ -190,7 +190,7 @@ class GpuRuntime(ABC):
         return gemm(left, right, dtype, out_dtype, precision, self.blas(), batch_strides, accumulate)
 
     def biased_product(self, left: Operand, right: Operand, dtype: str) -> Multiply:
-        return BiasedProduct(left, right, dtype, *self.blas().lt())
+        return BiasedProduct(left, right, dtype, *self.blas().light_library())
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         return tensor_map.encode(matrix, address)

@@ -30,6 +30,7 @@ class Lt:
 
     def __init__(self) -> None:
         self.objects: dict[int, dict[Any, Any]] = {}
+        self.found = 1  # algorithms
         self.asked: list[dict[Any, Any]] = []
         self.status = dict.fromkeys(("create", "choose", "algorithm", "run"), 0)
         self._callbacks: list[Any] = []
@@ -80,7 +81,7 @@ class Lt:
         words = (ctypes.c_uint64 * 8).from_address(result)
         words[7] = asked[5]  # stands for the algorithm
         _INT.from_address(result + 72).value = self.status["algorithm"]
-        _INT.from_address(count).value = 1
+        _INT.from_address(count).value = self.found
         return self.status["choose"]
 
     def _run(self, handle: int, description: int, *arguments: Any) -> int:
@@ -207,6 +208,14 @@ def test_what_it_refuses(where: str, function: str) -> None:
         product_of(lt, (False, False), "float16")(*(x.ctypes.data for x in arrays), STREAM)
 
 
+def test_a_query_that_finds_nothing_is_an_error() -> None:
+    lt = Lt()
+    lt.found = 0
+    arrays = [np.zeros(64, "float16") for _ in range(4)]
+    with pytest.raises(EngineError, match="found no algorithm"):
+        product_of(lt, (False, False), "float16")(*(x.ctypes.data for x in arrays), STREAM)
+
+
 # In plans -----------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +228,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
         monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
     monkeypatch.setattr(rounded, "_HELD", 0)
     monkeypatch.setattr(epilogues, "WORTH", 1e9)
-    monkeypatch.setattr(epilogues, "_GAIN", 1e9)
+    monkeypatch.setattr(epilogues, "GAIN", 1e9)
     monkeypatch.setattr(epilogues, "_reason_against_product", lambda *_: "the library's is asked for")
     with chosen.active():
         yield chosen
@@ -278,7 +287,7 @@ def test_a_bias_that_is_no_plain_argument_is_not_the_librarys(engine: Engine, rn
 def test_cublaslt_has_an_algorithm_without_a_workspace(rng: np.random.Generator) -> None:
     """Of any shape and alignment; the bias is added before rounding: it takes off what the product was rounded to."""
     CUDA.require()
-    xp, library, handle = CUDA.xp, *CupyBlas().lt()
+    xp, library, handle = CUDA.xp, *CupyBlas().light_library()
     for turn in range(120):
         dtype = ("float16", "bfloat16")[turn % 2]
         m, k, n = (int(2 ** rng.uniform(0, most)) for most in (9, 13, 12))

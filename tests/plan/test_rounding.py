@@ -14,11 +14,11 @@ from support import HOST, normal
 
 import cupyfuse as cf
 from benchmarks.chains import TAILS
-from cupyfuse import devices
+from cupyfuse import devices, settings
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.rounding import may_store_rounded
-from cupyfuse.plan.schedule import epilogues, rounded
+from cupyfuse.plan.schedule import epilogues, fused_product, rounded
 from cupyfuse.settings import Settings
 from cupyfuse.torch.chains.chain import Call, Chain
 from cupyfuse.torch.rules.symbols import Ref
@@ -128,6 +128,10 @@ def test_our_kernel_computes_rows_that_begin_anywhere(columns: int) -> None:
         plan = plan_of(tail, shape=(1024, 4096, columns))
         (product,) = (s for s in plan.steps if s.kind == "Gemm")
         assert product.by_tiles == bool(columns % 8), plan
+        with settings.epilogues("never"):
+            by_library = plan_of(tail, shape=(1024, 4096, columns))
+        assert not any(s.by_tiles for s in by_library.steps)
+        assert (by_library.estimated_time > 2 * plan.estimated_time) == bool(columns % 8)
 
 
 def test_what_others_read_is_kept_as_it_is() -> None:
@@ -241,8 +245,8 @@ def test_kernels_compute_as_numpy_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shape = (70, 64, 136)
-    monkeypatch.setattr(epilogues, "can_add_bias", lambda *_: by_library)
-    monkeypatch.setattr(epilogues, "library_time", lambda *_: 0.0 if by_library else 1.0)
+    monkeypatch.setattr(epilogues, "_library_adds_bias", lambda *_: by_library)
+    monkeypatch.setattr(fused_product, "library_time", lambda *_: 0.0 if by_library else 1.0)
     plan = plan_of(written(name), dtype, shape)
     assert "stored in" in str(plan) and any(step.by_library for step in plan.steps) == by_library
     arrays = list(operands(rng, dtype, shape))

@@ -104,8 +104,8 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
     Mutant("rows beyond the last", EPILOGUE, "row + down < m && col + across < n", "col + across < n", WRITTEN),
     Mutant("results beyond a row", EPILOGUE, "row + down < m && col + across < n", "row + down < m", LENGTHS),
-    Mutant("16 bytes of what is not aligned", EPILOGUE, "if (offsets % 16 == 0)", "if (offsets % 4 == 0)", LENGTHS),
-    Mutant("pairs of what is not aligned", EPILOGUE, "pair > 1 && offsets % 4 == 0", "pair > 1", LENGTHS),
+    Mutant("16 bytes of what is not aligned", EPILOGUE, "if (bits % 16 == 0)", "if (bits % 4 == 0)", LENGTHS),
+    Mutant("pairs of what is not aligned", EPILOGUE, "pair > 1 && bits % 4 == 0", "pair > 1", LENGTHS),
     Mutant("rows aligned, results not", EPILOGUE, "reinterpret_cast<i64>(to) | stride * bytes", "stride * bytes", OUT),
     Mutant(
         "totals of every tile in one place", EPILOGUE, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE

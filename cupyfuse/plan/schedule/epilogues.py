@@ -13,35 +13,22 @@ programs alone: an element that has to be repaired would be part of a reduction 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ... import dtypes
-from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import Settings
 from ..rounding import bias_added, is_16_bit_product
 from .columns import take_columns_out
+from .fused_product import GAIN, FusedProduct, between, is_needed_before, stream_seconds, with_epilogue
 from .memory import Layout, base_of
-from .rounded import STORED_ROUNDED, WORTH, can_add_bias, cut_behind, rounded_value
+from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
 from .steps import Step, stages_of, step_of, with_bytes
-from .tiles import (
-    LINE,
-    MOST_STAGED,
-    last_stage,
-    library_time,
-    own_time,
-    split_epilogue_time,
-    stream_time,
-    strip_transposes,
-    takes_epilogues,
-)
+from .tiles import LINE, MOST_STAGED, strip_transposes, takes_epilogues
 
-_GAIN = 0.985  # of the library's time, what our kernel may take at most
 _HOW = "own {} product with float32 sums"
-_MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain
 _MOST_MATRICES = 2  # besides the product, that the epilogue of a split product reads: their elements take registers
 
 
@@ -59,8 +46,9 @@ def fuse_epilogues(
 ) -> list[Step]:
     """Give 16-bit products to our kernel, and row programs to our kernels as epilogues, where that is faster.
 
-    A large 16-bit product may be stored rounded instead, by our kernel or by the library. Products from splits in one
-    part are our kernel's already, unless they are `unscaled`: only their epilogue is to be decided.
+    A large 16-bit product may be stored rounded instead, by our kernel or by the library; a bias that is all that
+    follows may be the library's to add. Products from splits in one part are our kernel's already, unless they are
+    `unscaled`: only their epilogue is to be decided.
 
     Parameters
     ----------
@@ -85,35 +73,51 @@ def fuse_epilogues(
             if fused is not None and settings.epilogues == "measured" and not fused.is_worth_splitting(device):
                 fused = None
         elif is_16_bit_product(product) and takes_epilogues(settings):
-            reason = _reason_against_product(product, layouts)
-            measured = settings.epilogues == "measured"
-            forms = _store_rounded(step, found, storage, results, layouts, own=not reason) if measured else []
-            if not reason:
-                fused = _fuse_first_reader(step, found, storage, product in results)
-                reason = fused.reason_for_library(device) if measured else ""
-            if measured:
-                other = _biased_by_library(step, found, storage, results, layouts)
-                best = math.inf if fused is None or reason else fused.seconds(device)
-                if other is not None and other.seconds(device) < _GAIN * min(best, other.library_seconds(device)):
-                    fused, reason = other, ""
-            if forms:
-                rounded = min(forms, key=lambda form: form.seconds(device))
-                unrounded = rounded.library_seconds(device) if fused is None or reason else fused.seconds(device)
-                if rounded.seconds(device) < WORTH * unrounded:
-                    fused, reason = rounded, ""
-            if reason:
+            fused, reason = _choose(step, found, storage, results, layouts, settings)
+            if fused is None:
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
-                continue
         elif product.op == "split_matmul" and not product.unscaled:
             fused = _fuse_first_reader(step, found, storage, product in results)
             if settings.epilogues == "measured" and fused.tail is not None:
                 stored = _stored(step, storage, "the row program is faster alone")
-                if stored.seconds(device) + _stream_seconds([fused.tail], device) < fused.seconds(device):
+                if stored.seconds(device) + stream_seconds([fused.tail], device) < fused.seconds(device):
                     fused = stored
         if fused is not None:
             storage.update(fused.storage)
             found = fused.replace_in(found)
     return found
+
+
+def _choose(
+    step: Step,
+    steps: list[Step],
+    storage: dict[Node, str],
+    results: Collection[Node],
+    layouts: dict[int, Layout],
+    settings: Settings,
+) -> tuple[FusedProduct | None, str]:
+    """Choose how a 16-bit product and what reads it are computed: by our kernel if that may be, or the fastest way.
+
+    None leaves both as they are, and the second result says why.
+    """
+    device, best = settings.device, None
+    assert device is not None
+    reason = _reason_against_product(step.product, layouts)
+    own = None if reason else _fuse_first_reader(step, steps, storage, step.product in results)
+    if settings.epilogues != "measured":
+        return own, reason
+    if own is not None:
+        reason = own.reason_for_library(device)
+        best = None if reason else own
+    # A product with nothing but a bias behind it is not stored for another step: at most one of the two is there.
+    rounded = _store_rounded(step, steps, storage, results, layouts, own=own is not None)
+    biased = _bias_by_library(step, steps, storage, results, layouts)
+    for others, gain in ((rounded, WORTH), (biased, GAIN)):
+        for other in sorted(others, key=lambda form: form.seconds(device))[:1]:
+            usual = other.library_seconds(device) if best is None else best.seconds(device)
+            if other.seconds(device) < gain * min(usual, other.library_seconds(device)):
+                best, reason = other, ""
+    return best, reason
 
 
 def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
@@ -133,107 +137,28 @@ def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _FusedProduct:
-    """A product with its epilogue.
-
-    Attributes
-    ----------
-    plain : the step of the product alone
-    gemm : the step of the product with its epilogue
-    tail : the row program that became the epilogue, whole or in part; None if the epilogue only stores the product
-    rest : the later stages of the tail; None if it was not cut in two
-    columns : the step of the tail's values of columns; None if it computes none
-    storage : dtypes of the values that the cuts store
-    """
-
-    plain: Step
-    gemm: Step
-    tail: Step | None
-    rest: Step | None
-    columns: Step | None
-    storage: dict[Node, str]
-
-    def replace_in(self, steps: list[Step]) -> list[Step]:
-        """Replace the plain product and the tail by the fused steps, in the place of the later one.
-
-        Where steps in between read what the product's step writes beside the product, such as the split of an operand
-        that several products share, that is the place of the product (`_is_needed_before`).
-        """
-        last = self.plain if self.tail is None or _is_needed_before(self.tail, self.plain, steps) else self.tail
-        result = []
-        for step in steps:
-            if step is last:
-                result += [s for s in (self.columns, self.gemm, self.rest) if s is not None]
-            elif step not in (self.plain, self.tail):
-                result.append(step)
-        return result
-
-    def library_seconds(self, device: Device) -> float:
-        """Estimate the time of the plain product by the library, and of the tail."""
-        return library_time(self.plain, device) + _stream_seconds([self.tail], device)
-
-    def seconds(self, device: Device) -> float:
-        """Estimate the time of the product, by the library if it has no epilogue, and of what is left of the tail."""
-        product = own_time if self.gemm.by_tiles else library_time
-        return product(self.gemm, device) + _stream_seconds([self.columns, self.rest], device)
-
-    def reason_for_library(self, device: Device) -> str:
-        """Explain that the library is no slower, by both estimates; empty if it is slower."""
-        plain, own = self.library_seconds(device), self.seconds(device)
-        if own < _GAIN * plain:
-            return ""
-        return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
-
-    def is_worth_splitting(self, device: Device) -> bool:
-        """Whether the epilogue of a split product takes less than its row program would, which reads the product.
-
-        Guards, and more vectors of columns, take so many registers that some are spilled: BatchNorm behind
-        4096 x 4096 x 4096 took 143 us on an H100, and its row program 52.
-        """
-        assert self.tail is not None and self.gemm.epilogue is not None
-        epilogue = self.gemm.epilogue
-        columns = sum(1 == n.shape[0] < n.shape[1] for n in epilogue.inputs)
-        if columns > _MOST_COLUMNS or any(n.op == "guard" for n in epilogue.nodes):
-            return False
-        own = split_epilogue_time(self.gemm, device)
-        if self.columns is not None:
-            own += stream_time(self.columns, device, 1)
-        return own < stream_time(self.tail, device, 1)
-
-
-def _stream_seconds(steps: Iterable[Step | None], device: Device) -> float:
-    """Estimate the time of row programs."""
-    return sum(stream_time(s, device, last_stage(s) + 1) for s in steps if s is not None)
-
-
 def _fuse_pointwise_reader(
     step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool
-) -> _FusedProduct | None:
+) -> FusedProduct | None:
     """Make the first step that reads a split product its epilogue; None if it cannot be."""
     product = step.product
-    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
+    readers = _readers_of(product, steps)
     if not readers or _reason_against_tail(readers[0], product) or not _is_pointwise(readers[0]):
         return None
-    if _is_needed_before(readers[0], step, steps):
-        written = {n for s in _between(readers[0], step, steps) for n in s.outputs}
+    if is_needed_before(readers[0], step, steps):
+        written = {n for s in between(readers[0], step, steps) for n in s.outputs}
         if any(base_of(i) in written for i in readers[0].inputs):
             return None  # the tail must follow steps that the product must precede
     columns, tail, vectors = take_columns_out(readers[0], steps)
     how = f"{step.how}; the row program its epilogue"
-    gemm = _with_epilogue(step, tail, is_result or len(readers) > 1, {**storage, **vectors}, how)
+    gemm = with_epilogue(step, tail, is_result or len(readers) > 1, {**storage, **vectors}, how)
     columns = None if columns is None else with_bytes(columns, {**storage, **vectors})
-    return _FusedProduct(step, gemm, readers[0], None, columns, vectors)
+    return FusedProduct(step, gemm, readers[0], None, columns, vectors)
 
 
-def _between(tail: Step, step: Step, steps: list[Step]) -> list[Step]:
-    """Return the steps between that of a product and its tail."""
-    return steps[steps.index(step) + 1 : steps.index(tail)]
-
-
-def _is_needed_before(tail: Step, step: Step, steps: list[Step]) -> bool:
-    """Whether a step before the tail of a product reads something that the product's step writes."""
-    return any(base_of(i) in step.outputs for s in _between(tail, step, steps) for i in (*s.inputs, *s.repair_inputs))
+def _readers_of(product: Node, steps: Iterable[Step]) -> list[Step]:
+    """Return the steps that read a product, or a view of it."""
+    return [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
 
 
 def _is_pointwise(tail: Step) -> bool:
@@ -242,10 +167,10 @@ def _is_pointwise(tail: Step) -> bool:
     return plain and sum(n.shape == tail.domain for n in tail.inputs) <= 1 + _MOST_MATRICES
 
 
-def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool) -> _FusedProduct:
+def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool) -> FusedProduct:
     """Make the first step that reads a product its epilogue; if it cannot be, the epilogue stores the product."""
     product, how = step.product, _how(step)
-    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
+    readers = _readers_of(product, steps)
     if readers:
         tail = readers[0]
         reason = _reason_against_tail(tail, product)
@@ -257,18 +182,18 @@ def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], 
             if not reason:
                 stored = is_result or len(readers) > 1 or (rest is not None and product in rest.inputs)
                 how += ", the row program its epilogue"
-                gemm = _with_epilogue(step, first, stored, {**storage, **added}, how)
+                gemm = with_epilogue(step, first, stored, {**storage, **added}, how)
                 columns, rest = (None if s is None else with_bytes(s, {**storage, **added}) for s in (columns, rest))
-                return _FusedProduct(step, gemm, tail, rest, columns, added)
+                return FusedProduct(step, gemm, tail, rest, columns, added)
         return _stored(step, storage, reason)
     return _stored(step, storage)
 
 
-def _stored(step: Step, storage: dict[Node, str], reason: str = "") -> _FusedProduct:
+def _stored(step: Step, storage: dict[Node, str], reason: str = "") -> FusedProduct:
     """Let the epilogue of a product store it, for a reason."""
     how = _how(step) + (f"; stored, as {reason}" if reason else "")
     store = replace(store_step(step.product), outputs=())
-    return _FusedProduct(step, _with_epilogue(step, store, True, storage, how), None, None, None, {})
+    return FusedProduct(step, with_epilogue(step, store, True, storage, how), None, None, None, {})
 
 
 def _how(step: Step) -> str:
@@ -283,13 +208,10 @@ def _store_rounded(
     results: Collection[Node],
     layouts: dict[int, Layout],
     own: bool,
-) -> list[_FusedProduct]:
-    """List the ways to store a product rounded for the one step that reads it: by the library, and with `own` by ours.
-
-    The library adds a bias that is an argument without gaps, of the product's dtype.
-    """
+) -> list[FusedProduct]:
+    """List the ways to store a product rounded for the one step that reads it, with `own` by our kernel too."""
     product = step.product
-    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
+    readers = _readers_of(product, steps)
     if len(readers) != 1 or _reason_against_tail(readers[0], product):
         return []
     tail = readers[0]
@@ -300,50 +222,55 @@ def _store_rounded(
     if value is product:
         added = {product: product.dtype}
         gemm, rest = (with_bytes(s, {**storage, **added}) for s in (step, tail))
-        found.append(_FusedProduct(step, replace(gemm, choice=f"{step.how}; {how}"), tail, rest, None, added))
-    kernels = [False] * own + [True] * (value is not product and can_add_bias(value, product, layouts))
-    if kernels:
+        found.append(FusedProduct(step, replace(gemm, choice=f"{step.how}; {how}"), tail, rest, None, added))
+    by_library = value is not product and _library_adds_bias(value, product, layouts)
+    if own or by_library:
         columns, alone, vectors = take_columns_out(tail, steps)
         added = {**vectors, value: value.dtype}
         first, rest = cut_behind(value, alone, product)
         columns = None if columns is None else with_bytes(columns, {**storage, **added})
         rest = with_bytes(rest, {**storage, **added})
         end = f"{'' if value is product else ', its bias added'}; {how}"
-        for by_library in kernels:
-            kernel = step.how if by_library else _HOW.format(product.dtype)
-            gemm = _with_epilogue(step, first, value is product, {**storage, **added}, kernel + end)
-            found.append(_FusedProduct(step, replace(gemm, by_library=by_library), tail, rest, columns, added))
+        for kernel, possible in ((_HOW.format(product.dtype), own), (step.how, by_library)):
+            if possible:
+                gemm = with_epilogue(step, first, value is product, {**storage, **added}, kernel + end)
+                gemm = replace(gemm, by_library=kernel == step.how)
+                found.append(FusedProduct(step, gemm, tail, rest, columns, added))
     return found
 
 
-def _biased_by_library(
+def _bias_by_library(
     step: Step, steps: list[Step], storage: dict[Node, str], results: Collection[Node], layouts: dict[int, Layout]
-) -> _FusedProduct | None:
-    """Let the library add the bias that is all that a product is read for; None where it is read for more."""
+) -> list[FusedProduct]:
+    """Let the library add a bias, if that is all that a product is read for."""
     product = step.product
-    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
+    readers = _readers_of(product, steps)
     if len(readers) != 1 or product in results or _reason_against_tail(readers[0], product):
-        return None
+        return []
     (tail,) = readers
     value = bias_added(product, tail.nodes)
-    alone = value is not None and tail.nodes == tail.outputs == (value,) and storage[value] == product.dtype
-    if value is None or not alone or not can_add_bias(value, product, layouts):
-        return None
-    gemm = _with_epilogue(step, tail, False, storage, f"{step.how}, its bias added")
-    return _FusedProduct(step, replace(gemm, by_library=True), tail, None, None, {})
+    if value is None or not tail.nodes == tail.outputs == (value,) or storage[value] != product.dtype:
+        return []
+    if not _library_adds_bias(value, product, layouts):
+        return []
+    gemm = with_epilogue(step, tail, False, storage, f"{step.how}, its bias added")
+    return [FusedProduct(step, replace(gemm, by_library=True), tail, None, None, {})]
 
 
-def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:
-    """Return the step of a product with an epilogue, which also writes the product itself if that is `stored`."""
-    product = step.product
-    epilogue = replace(epilogue, outputs=(*epilogue.outputs, *([product] if stored else ())))
-    others = [i for i in epilogue.inputs if i is not product and i not in step.inputs]
-    nodes, inputs = [*step.nodes, *epilogue.nodes], [*step.inputs, *others]
-    outputs = [*(n for n in step.outputs if n is not product), *epilogue.outputs]
-    repairs = [i for i in dict.fromkeys((*step.repair_inputs, *epilogue.repair_inputs)) if i not in inputs]
-    gemm = step_of("Gemm", product.shape, nodes, inputs, outputs, repairs)
-    launches = step.launches + any(n.reduction for n in epilogue.nodes)
-    return with_bytes(replace(gemm, launches=launches, epilogue=epilogue, choice=how), storage)
+def _library_adds_bias(value: Node, product: Node, layouts: dict[int, Layout]) -> bool:
+    """Whether cuBLASLt may add the bias in the sum of a product and a bias.
+
+    The bias has to be an argument without gaps, of the product's dtype and width: no step need be before this one. Rows
+    of the result have to begin at multiples of 16 bytes: 4097 x 1000 x 1001 in bfloat16 takes our kernel 63 us on an
+    H200, and cuBLASLt 91.
+    """
+    (bias,) = (i for i in value.inputs if i is not product)
+    if bias.op != "input" or bias.dtype != product.dtype or bias.shape[1] != product.shape[1]:
+        return False
+    if 0 in (*product.shape, product.inputs[0].shape[1]) or product.shape[1] % LINE:
+        return False
+    layout = layouts.get(bias.argument)
+    return layout is None or layout.contiguous
 
 
 def _reason_against_tail(tail: Step, product: Node) -> str:

@@ -22,7 +22,7 @@ from ...ir.library import of_linear_algebra
 from ...ir.products import split_matmul, with_factors
 from ...settings import Settings
 from .split_tiles import TILE_ROWS, tile_columns, tile_width
-from .tiles import LAUNCH, START, library_share, product_time, takes_epilogues, tile_finish
+from .tiles import LAUNCH, START, library_share, product_time, takes_epilogues, tile_finish, unaligned_finish
 
 # Shorter sums are so accurate in float32 that 22 bits of the operands would show.
 LEAST_DEPTH = 512
@@ -186,7 +186,8 @@ def own_rounded_time(
     """
     depth = node.inputs[0].shape[1]
     written = 4.0 if is_result else 0.0
-    multiply = product_time(node.shape, depth, tile_finish(_EPILOGUE_FLOPS, written), device)
+    finish = tile_finish(_EPILOGUE_FLOPS, written) + is_result * unaligned_finish(node.shape, 4)
+    multiply = product_time(node.shape, depth, finish, device)
     moving = (2 * depth * (node.shape[0] + node.shape[1]) + written * node.size) / (_PASS_SHARE * device.bandwidth)
     split = _rounding_bytes(node, left_prepacked, right_prepacked) / (_PASS_SHARE * device.bandwidth)
     launches = 1 + (not left_prepacked) + (not right_prepacked)

@@ -12,9 +12,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ..rounding import bias_added
-from .memory import Layout
 from .steps import Step, step_of
-from .tiles import LINE
 
 # Bytes of a float32 product that stay in the L2 cache until they are read: fewer bytes would not save time there.
 _HELD = 32 << 20
@@ -34,21 +32,6 @@ def rounded_value(product: Node, tail: Step, results: Collection[Node]) -> Node 
     value = bias_added(product, [n for n in tail.nodes if product in n.inputs]) or product
     kept = {*results, *tail.outputs}  # for others, who may need it as it is
     return None if product in kept or value in kept else value
-
-
-def can_add_bias(value: Node, product: Node, layouts: dict[int, Layout]) -> bool:
-    """Whether the library can add the bias in the sum of a product and a bias.
-
-    It takes an argument without gaps, of the product's dtype and width. Results whose rows do not begin at multiples of
-    16 bytes take cuBLASLt one and a half times as long as our kernel.
-    """
-    (bias,) = (i for i in value.inputs if i is not product)
-    if bias.op != "input" or bias.dtype != product.dtype or bias.shape[1] != product.shape[1]:
-        return False
-    if 0 in (*product.shape, product.inputs[0].shape[1]) or product.shape[1] % LINE:
-        return False
-    layout = layouts.get(bias.argument)
-    return layout is None or layout.contiguous
 
 
 def cut_behind(value: Node, tail: Step, product: Node) -> tuple[Step, Step]:

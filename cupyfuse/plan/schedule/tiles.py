@@ -46,12 +46,13 @@ _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS t
 # cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
 _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
 # Of its speed, what cuBLAS reaches with tensor cores where all rows, of results too, begin at multiples of so many
-# elements, by the bytes of an operand's: 362 us, 1 ms and 2.6 ms for 1024 x 4096 x 32000, 32002 and 32001 on an H200 in
-# bfloat16, in TF32 650 us and twice 2.1 ms.
+# elements, by the bytes of an operand's. On an H200 1024 x 4096 x N takes in bfloat16, with results in float32 or not,
+# 362 us for N = 32000, 1 ms for 32002 and 32004, 2.6 ms for 32001; in TF32 650 us, and 2.1 ms for 32001 and 32002.
 _ALIGNED_SHARE = {2: {8: 1.0, 4: 0.37, 2: 0.37, 1: 0.15}, 4: {4: 1.0, 2: 0.31, 1: 0.31}}
-# Seconds that a tile of 256 columns takes our kernel longer where rows of its results begin at multiples of so many.
-_ALIGNED_FINISH = {8: 0.0, 4: 2.4e-6, 2: 2.4e-6, 1: 7.3e-6}
-_BIASED_HOST = 30e-6  # seconds that the host takes for a call of cuBLASLt: 11 us more than for one of our kernel
+# Seconds that a tile of 256 columns takes our kernel longer where rows of a result begin at multiples of so many bytes.
+# On an H200 4096 x 1024 x N with a GELU takes 435 us in bfloat16 for N = 30528, 505 for 30522, by elements 614.
+_ALIGNED_FINISH = {16: 0.0, 8: 2.4e-6, 4: 2.4e-6, 2: 7.3e-6}
+BIASED_HOST = 30e-6  # seconds that the host of an H200 takes for a call of cuBLASLt: 11 us more than for our kernel
 # Seconds, measured on an H200, that the epilogue of a split product adds for each FLOP of an element and each column of
 # a tile: those of all tiles but the last of each multiprocessor run under the products of the next.
 _SPLIT_FLOP = 6e-9
@@ -120,8 +121,15 @@ def finish_time(step: Step) -> float:
     if step.product.op == "split_matmul":
         flops += _UNSCALING
     finish = tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
-    results = sum(n.shape == step.product.shape for n in step.outputs)
-    return finish + results * _ALIGNED_FINISH[math.gcd(LINE, step.product.shape[1])]
+    if step.by_tiles:
+        results = (n for n in step.outputs if n.shape == step.product.shape)
+        finish += sum(unaligned_finish(n.shape, max(2, n.nbytes // n.size)) for n in results)
+    return finish
+
+
+def unaligned_finish(shape: Shape, itemsize: int) -> float:
+    """Estimate the seconds that a tile of 256 columns takes our kernel longer if rows of a result begin anywhere."""
+    return _ALIGNED_FINISH[math.gcd(16, shape[1] * itemsize)] if shape[0] > 1 else 0.0
 
 
 def _epilogue_flops(node: Node) -> float:
@@ -217,8 +225,8 @@ def library_time(step: Step, device: Device) -> float:
     operands = [strip_transposes(operand)[0] for operand in step.product.inputs]
     share = library_share(2, *(n.shape[1] for n in (*operands, step.product) if n.shape[0] > 1))
     whole = _LIBRARY_SHARE * _tiles_time(step, device) / share
-    if step.epilogue is not None:
-        return max(whole + START + LAUNCH, _BIASED_HOST)
+    if step.by_library:
+        return max(whole + START + LAUNCH, BIASED_HOST)
     flops = 2 * step.product.size * depth_of(step.product)
     split = max(flops / (share * device.half), (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
     return min(whole, split) + START + LAUNCH

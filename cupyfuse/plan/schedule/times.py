@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...devices import Device
+from ..rounding import is_16_bit_product
 from .steps import Step
-from .tiles import LAUNCH, last_stage, own_time, stream_time
+from .tiles import LAUNCH, last_stage, library_time, own_time, stream_time
 
 # A product that is added to a matrix waits for that matrix, and reads and writes it at this share of the bandwidth:
 # 512 rows added to a float32 matrix of 128256 x 4096 take 3.2 ms on an H200, of which the arithmetic is 0.7.
@@ -25,6 +26,8 @@ def step_time(step: Step, device: Device, moving: float, computing: float) -> fl
     """
     if step.by_tiles and device.own_half:
         return own_time(step, device)
+    if step.kind == "Gemm" and device.own_half and is_16_bit_product(step.product) and step.product.batches is None:
+        return library_time(step, device)
     computing /= _PRODUCT_SHARE
     launches = LAUNCH * step.launches
     if step.kind == "Gemm":

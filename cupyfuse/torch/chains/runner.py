@@ -163,7 +163,7 @@ class Runner:
                     executor = f"{type(error).__name__}: {first_line(error)}"
                     message = f"cupyfuse left {self.chain.name} to PyTorch: {executor}"
                     warnings.warn(message, RuntimeWarning, stacklevel=2)
-                    # Kernels cannot be loaded while a CUDA graph is captured: calls outside of one are tried.
+                    # Kernels cannot be loaded while a CUDA graph is captured: such a failure does not count.
                     self._failures[full_key] += not torch.cuda.is_current_stream_capturing()
                     if self._failures[full_key] < _ATTEMPTS:
                         return executor

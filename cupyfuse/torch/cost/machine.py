@@ -41,7 +41,10 @@ class Machine:
         return nbytes / (share * self.device.bandwidth)
 
     def product_time(self, m: int, k: int, n: int, dtype: str, padded: bool = False) -> float:
-        """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n), with or without `padded` results.
+        """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n).
+
+        It is slow with tensor cores where rows of the result do not begin at multiples of 16 bytes, unless they are
+        `padded`. Operands, whose rows may be of other lengths, are taken to be aligned.
 
         Each processor computes one tile of the result at a time, which makes waves of tiles. Where there are fewer
         tiles than processors, the sums over k are split among several.

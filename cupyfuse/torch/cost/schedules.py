@@ -31,10 +31,12 @@ class _Costs:
     backward_rows: float = 1.0
     backward_product: float = 1.0
     splits: bool = False  # whether float32 products run from hi/lo splits
+    pads: bool = False  # whether rows of products are padded to multiples of 16 bytes
 
 
 _FUSED = _Costs(rates.OUR_LAUNCH, rates.OUR_PRODUCT, rates.BACKWARD_ROWS, rates.BACKWARD_PRODUCT, splits=True)
-_INDUCTOR = _Costs(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT)
+# Inductor pads where it finds that faster, mostly in large products.
+_INDUCTOR = _Costs(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT, pads=True)
 
 
 # Fused --------------------------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ def _inductor_step_time(step: Step, machine: Machine) -> Time:
     """Estimate a step as Inductor's kernels."""
     if step.kind == "Gemm":
         products = [n for n in step.nodes if g.is_product(n)]
-        gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype, padded=True) for n in products)
+        gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype, padded=_INDUCTOR.pads) for n in products)
         return Time(gpu, rates.INDUCTOR_PRODUCT * len(products))
     reads, writes = _bytes(step.inputs), _bytes(step.outputs)
     share = rates.STREAM
@@ -209,7 +211,7 @@ def _backward_product_time(sizes: tuple[int, int, int], dtype: str, machine: Mac
     split = machine.best_split_product_time(*sizes, dtype) if costs.splits else None
     if split is not None:
         return Time(split * rates.BACKWARD_SPLIT, 4 * costs.launch)
-    return Time(machine.product_time(*sizes, dtype) * costs.backward_product, costs.product)
+    return Time(machine.product_time(*sizes, dtype, costs.pads) * costs.backward_product, costs.product)
 
 
 def _dependent_nodes(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags) -> set[Node]:
