@@ -7,7 +7,6 @@ handles. Types and functions are those of NVIDIA's header cublasLt.h.
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,8 @@ _REDUCTIONS, _ALIGNMENTS = 3, (5, 6, 7, 8)
 # No sums are split: most algorithms that split them round each to the result's type before they add the bias, although
 # they add the parts in float32 (docs/gemm.md).
 _NO_SPLIT_SUMS = 0
+_ITEMSIZE = 2  # bytes of an element of any operand
+_MOST_DESCRIPTORS = 16  # that are kept
 _MOST_ALIGNED = 256  # bytes of an alignment that make a difference
 
 _ALPHA, _BETA, _NO_BYTES = (
@@ -45,8 +46,27 @@ class _Algorithm(ctypes.Structure):
     )
 
 
+class _Object:
+    """A descriptor, a layout or a preference of cuBLASLt: destroyed with this object."""
+
+    def __init__(self, library: Any, kind: str, *arguments: Any):
+        self._library, self._kind, self.pointer = library, kind, ctypes.c_void_p()
+        name = f"cublasLt{kind}Create"
+        check(name, getattr(library, name)(ctypes.byref(self.pointer), *arguments))
+        weakref.finalize(self, getattr(library, f"cublasLt{kind}Destroy"), self.pointer)
+
+    def set(self, attribute: int, value: Any) -> None:
+        """Set an attribute."""
+        name = f"cublasLt{self._kind}SetAttribute"
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        function = getattr(self._library, name)
+        check(name, function(self.pointer, ctypes.c_int(attribute), ctypes.byref(value), size))
+
+
 class BiasedProduct:
     """A row-major product C = A B + bias, for operands of fixed shapes, strides and dtype.
+
+    Calls may come from several threads, and from a finalizer within a call.
 
     Parameters
     ----------
@@ -58,22 +78,24 @@ class BiasedProduct:
         cuBLASLt, or a library that depends on it.
     handle : callable
         Returns the handle of cuBLASLt, or of cuBLAS.
+
+    Raises
+    ------
+    EngineError
+        cuBLASLt has no algorithm for them.
     """
 
     def __init__(self, a: Operand, b: Operand, dtype: str, library: Any, handle: Callable[[], int]):
-        self._library, self._handle, self._lock = library, handle, threading.Lock()
-        (op_a, ld_a), (op_b, ld_b) = a.blas_layout(), b.blas_layout()
-        m, k, n = a.rows, a.cols, b.cols
-        kind = TYPES[dtype]
+        self._library, self._handle, kind = library, handle, TYPES[dtype]
         # cuBLAS is column-major: it computes C' = B' A', and takes B first.
-        self._description = self._create("MatmulDesc", ctypes.c_int(COMPUTE_32F), ctypes.c_int(_FLOAT32))
-        for attribute, value in ((_TRANSPOSE_FIRST, op_b), (_TRANSPOSE_SECOND, op_a), (_EPILOGUE, _WITH_BIAS)):
-            self._describe(attribute, ctypes.c_int(value))
-        self._first = self._layout(kind, (n, k) if op_b == NORMAL else (k, n), ld_b)
-        self._second = self._layout(kind, (k, m) if op_a == NORMAL else (m, k), ld_a)
-        self._result = self._layout(kind, (n, m), n)
-        self._algorithms: dict[int, _Algorithm] = {}  # by the alignment of all addresses, in bytes
-        self._bias: int | None = None  # the address in the description
+        (self._op_a, ld_a), (self._op_b, ld_b) = a.blas_layout(), b.blas_layout()
+        m, k, n = a.rows, a.cols, b.cols
+        self._b = self._layout(kind, (n, k) if self._op_b == NORMAL else (k, n), ld_b)
+        self._a = self._layout(kind, (k, m) if self._op_a == NORMAL else (m, k), ld_a)
+        self._c = self._layout(kind, (n, m), n)
+        self._descriptors: dict[int, _Object] = {}  # by the address of the bias; never changed once they are here
+        # By the alignment of all addresses, in bytes. Addresses that are hardly aligned tell whether there is any.
+        self._algorithms = {_ITEMSIZE: self._choose(ctypes.c_void_p(handle()), self._describe(_ITEMSIZE), _ITEMSIZE)}
 
     def __call__(self, a: int, b: int, bias: int, c: int, stream: Any) -> None:
         """Launch the product of matrices at these addresses.
@@ -81,33 +103,35 @@ class BiasedProduct:
         Raises
         ------
         EngineError
-            cuBLASLt refuses it, or has no algorithm for it.
+            cuBLASLt refuses it.
         """
         addresses = a | b | bias | c  # whose lowest bit is the alignment that all of them have
         alignment = min(addresses & -addresses, _MOST_ALIGNED)
         pointer, handle = ctypes.c_void_p, ctypes.c_void_p(self._handle())
-        with self._lock:  # other threads give the same description other biases
-            if bias != self._bias:
-                self._describe(_BIAS_POINTER, pointer(bias))
-                self._bias = bias
-            algorithm = self._algorithms.get(alignment)
-            if algorithm is None:
-                algorithm = self._algorithms[alignment] = self._choose(handle, alignment)
-            result = pointer(c)
-            status = self._library.cublasLtMatmul(
-                *(handle, self._description, _ALPHA, pointer(b), self._first, pointer(a), self._second, _BETA),
-                *(result, self._result, result, self._result, ctypes.byref(algorithm)),
-                *(None, _NO_BYTES, pointer(stream)),
-            )
+        descriptor = self._descriptors.get(bias)
+        if descriptor is None:
+            descriptor = self._describe(bias)
+            if len(self._descriptors) >= _MOST_DESCRIPTORS:
+                self._descriptors = {}
+            self._descriptors[bias] = descriptor
+        algorithm = self._algorithms.get(alignment)
+        if algorithm is None:
+            algorithm = self._algorithms[alignment] = self._choose(handle, descriptor, alignment)
+        first, second, result = self._b.pointer, self._a.pointer, self._c.pointer
+        status = self._library.cublasLtMatmul(
+            *(handle, descriptor.pointer, _ALPHA, pointer(b), first, pointer(a), second, _BETA),
+            *(pointer(c), result, pointer(c), result, ctypes.byref(algorithm), None, _NO_BYTES, pointer(stream)),
+        )
         check("cublasLtMatmul", status)
 
-    def _choose(self, handle: ctypes.c_void_p, alignment: int) -> _Algorithm:
+    def _choose(self, handle: ctypes.c_void_p, descriptor: _Object, alignment: int) -> _Algorithm:
         """Ask for the algorithm that should be the fastest for an alignment; preferences begin without a workspace."""
-        preference, algorithm, count = self._create("MatmulPreference"), _Algorithm(), ctypes.c_int()
+        preference, algorithm, count = _Object(self._library, "MatmulPreference"), _Algorithm(), ctypes.c_int()
         for attribute, value in ((_REDUCTIONS, _NO_SPLIT_SUMS), *((attribute, alignment) for attribute in _ALIGNMENTS)):
-            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(value))
+            preference.set(attribute, ctypes.c_uint32(value))
+        first, second, result = self._b.pointer, self._a.pointer, self._c.pointer
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
-            *(handle, self._description, self._first, self._second, self._result, self._result, preference),
+            *(handle, descriptor.pointer, first, second, result, result, preference.pointer),
             *(ctypes.c_int(1), ctypes.byref(algorithm), ctypes.byref(count)),
         )
         check("cublasLtMatmulAlgoGetHeuristic", status)
@@ -116,24 +140,16 @@ class BiasedProduct:
             raise EngineError("cublasLtMatmulAlgoGetHeuristic found no algorithm for a product with a bias")
         return algorithm
 
-    def _layout(self, kind: int, shape: tuple[int, int], leading: int) -> ctypes.c_void_p:
+    def _describe(self, bias: int) -> _Object:
+        """Create the descriptor of the product with the bias at an address."""
+        descriptor = _Object(self._library, "MatmulDesc", ctypes.c_int(COMPUTE_32F), ctypes.c_int(_FLOAT32))
+        values = ((_TRANSPOSE_FIRST, self._op_b), (_TRANSPOSE_SECOND, self._op_a), (_EPILOGUE, _WITH_BIAS))
+        for attribute, value in values:
+            descriptor.set(attribute, ctypes.c_int(value))
+        descriptor.set(_BIAS_POINTER, ctypes.c_void_p(bias))
+        return descriptor
+
+    def _layout(self, kind: int, shape: tuple[int, int], leading: int) -> _Object:
         """Create the layout of a column-major matrix."""
         sizes = (*map(ctypes.c_uint64, shape), ctypes.c_int64(leading))
-        return self._create("MatrixLayout", ctypes.c_int(kind), *sizes)
-
-    def _create(self, kind: str, *arguments: Any) -> ctypes.c_void_p:
-        """Create an object of the library's, which is destroyed with this one."""
-        made = ctypes.c_void_p()
-        check(f"cublasLt{kind}Create", getattr(self._library, f"cublasLt{kind}Create")(ctypes.byref(made), *arguments))
-        weakref.finalize(self, getattr(self._library, f"cublasLt{kind}Destroy"), made)
-        return made
-
-    def _describe(self, attribute: int, value: Any) -> None:
-        """Set an attribute of the product's description."""
-        self._set("MatmulDesc", self._description, attribute, value)
-
-    def _set(self, kind: str, target: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        """Set an attribute of an object of the library's."""
-        name = f"cublasLt{kind}SetAttribute"
-        size = ctypes.c_size_t(ctypes.sizeof(value))
-        check(name, getattr(self._library, name)(target, ctypes.c_int(attribute), ctypes.byref(value), size))
+        return _Object(self._library, "MatrixLayout", ctypes.c_int(kind), *sizes)

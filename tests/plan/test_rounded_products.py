@@ -200,3 +200,16 @@ def test_blocks_of_rows(engine: Engine, rng: np.random.Generator) -> None:
     finite = np.isfinite(expected)
     close(result[finite], expected[finite], 70)
     np.testing.assert_array_equal(result[~finite], expected[~finite])
+
+
+def test_the_rows_that_cublas_is_slow_with_are_those_in_memory() -> None:
+    """TF32 where those begin at multiples of 16 bytes, however long sums are; else one part, where that is faster."""
+
+    def count_plain(function: Any, *shapes: tuple[int, int]) -> int:
+        plan = cf.fuse(function, precision="high").plan(*(cf.spec(s, "float32") for s in shapes))
+        return sum(step.product.op == "matmul" for step in plan.steps if step.kind == "Gemm")
+
+    assert count_plain(lambda x, y: x.T @ y, (8191, 1024), (8191, 1024)) == 1
+    assert count_plain(lambda x, y: x @ y.T, (2048, 8192), (2048, 8192)) == 0
+    for inner, plain in ((1024, 1), (1023, 0)):
+        assert count_plain(lambda x, y: x @ y.T, (4096, inner), (1024, inner)) == plain

@@ -22,7 +22,16 @@ from ...ir.library import of_linear_algebra
 from ...ir.products import split_matmul, with_factors
 from ...settings import Settings
 from .split_tiles import TILE_ROWS, tile_columns, tile_width
-from .tiles import LAUNCH, START, library_share, product_time, takes_epilogues, tile_finish, unaligned_finish
+from .tiles import (
+    LAUNCH,
+    START,
+    library_share,
+    product_time,
+    share_of_rows,
+    takes_epilogues,
+    tile_finish,
+    unaligned_finish,
+)
 
 # Shorter sums are so accurate in float32 that 22 bits of the operands would show.
 LEAST_DEPTH = 512
@@ -155,7 +164,7 @@ def float32_time(node: Node, device: Device) -> float:
 
 def tf32_time(node: Node, device: Device) -> float:
     """Estimate the seconds of cuBLAS for a float32 product that may round operands to TF32."""
-    share = _TF32_SHARE * library_share(4, node.inputs[0].shape[1], node.shape[1])
+    share = _TF32_SHARE * library_share(node, 4)
     return _library_time(node, max(share * device.tf32, _FLOAT32_SHARE * device.simt), device)
 
 
@@ -171,7 +180,7 @@ def rounded_time(
     The step that reads the product multiplies it by its factors; a result takes a pass for them.
     """
     passes = _rounding_bytes(node, left_prepacked, right_prepacked) + 8 * node.size * is_result
-    compute = 2 * node.size * node.inputs[0].shape[1] / (_HALF_SHARE * library_share(2, node.shape[1]) * device.half)
+    compute = 2 * node.size * node.inputs[0].shape[1] / (_HALF_SHARE * share_of_rows(2, node.shape[1]) * device.half)
     moving = _float32_bytes(node) / 2 / device.bandwidth
     return max(compute, moving) + passes / (_PASS_SHARE * device.bandwidth) + _ROUNDED_OVERHEAD
 

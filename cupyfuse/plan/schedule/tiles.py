@@ -129,7 +129,7 @@ def finish_time(step: Step) -> float:
 
 def unaligned_finish(shape: Shape, itemsize: int) -> float:
     """Estimate the seconds that a tile of 256 columns takes our kernel longer if rows of a result begin anywhere."""
-    return _ALIGNED_FINISH[math.gcd(16, shape[1] * itemsize)] if shape[0] > 1 else 0.0
+    return _ALIGNED_FINISH[math.gcd(16, shape[1] * itemsize)] * min(1.0, shape[0] / TILE_ROWS)
 
 
 def _epilogue_flops(node: Node) -> float:
@@ -222,21 +222,26 @@ def own_time(step: Step, device: Device) -> float:
 
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS; with a bias it splits no sums, and the host counts."""
-    operands = [strip_transposes(operand)[0] for operand in step.product.inputs]
-    share = library_share(2, *(n.shape[1] for n in (*operands, step.product) if n.shape[0] > 1))
+    share = library_share(step.product, 2)
     whole = _LIBRARY_SHARE * _tiles_time(step, device) / share
     if step.by_library:
         return max(whole + START + LAUNCH, BIASED_HOST)
     flops = 2 * step.product.size * depth_of(step.product)
-    split = max(flops / (share * device.half), (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
+    split = max(flops / device.half, (step.reads + step.writes) / device.bandwidth) / (share * _SPLIT_SHARE) + _SPLIT
     return min(whole, split) + START + LAUNCH
 
 
-def library_share(itemsize: int, *lengths: int) -> float:
-    """Return the share of its speed that cuBLAS reaches with tensor cores, from the lengths of rows.
+def library_share(product: Node, itemsize: int) -> float:
+    """Return the share of its speed that cuBLAS reaches with tensor cores, from the lengths of rows in memory.
 
     Operands have elements of 2 bytes, or of 4, for TF32.
     """
+    matrices = (*(strip_transposes(operand)[0] for operand in product.inputs), product)
+    return share_of_rows(itemsize, *(n.shape[1] for n in matrices if n.shape[0] > 1))
+
+
+def share_of_rows(itemsize: int, *lengths: int) -> float:
+    """Return the share of its speed that cuBLAS reaches with rows of these lengths."""
     return _ALIGNED_SHARE[itemsize][math.gcd(16 // itemsize, *lengths)]
 
 

@@ -164,7 +164,8 @@ class Runner:
                     message = f"cupyfuse left {self.chain.name} to PyTorch: {executor}"
                     warnings.warn(message, RuntimeWarning, stacklevel=2)
                     # Kernels cannot be loaded while a CUDA graph is captured: such a failure does not count.
-                    self._failures[full_key] += not torch.cuda.is_current_stream_capturing()
+                    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+                    self._failures[full_key] += not capturing
                     if self._failures[full_key] < _ATTEMPTS:
                         return executor
                 if len(self._executors) >= _MAX_EXECUTORS:

@@ -10,7 +10,7 @@ from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.schedule.products import LEAST_DEPTH, ROUNDED, rounded_time, split_time
-from ...plan.schedule.tiles import library_share
+from ...plan.schedule.tiles import share_of_rows
 from . import rates
 
 
@@ -63,7 +63,7 @@ class Machine:
         # A wave that is not full has smaller tiles to choose from: it wastes about half of what it seems to.
         flops = 2.0 * m * k * n / (rates.CUBLAS_SHARE[units] * peak * (1 + busy) / 2)
         if units in ("half", "tf32") and not padded:
-            flops /= library_share(dtypes.ITEMSIZE[dtype], n)
+            flops /= share_of_rows(dtypes.ITEMSIZE[dtype], n)
         moved = self.memory_time(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
         return rates.LAUNCH + max(flops, moved) + (rates.SPLIT_K if split > 1 else 0.0)
 
