@@ -27,11 +27,8 @@ _ITEMSIZE = 2  # bytes of an element of any operand
 _MOST_DESCRIPTORS = 16  # that are kept
 _MOST_ALIGNED = 256  # bytes of an alignment that make a difference
 
-_ALPHA, _BETA, _NO_BYTES = (
-    ctypes.byref(ctypes.c_float(1.0)),
-    ctypes.byref(ctypes.c_float(0.0)),
-    ctypes.c_size_t(0),
-)
+_ALPHA, _BETA = ctypes.byref(ctypes.c_float(1.0)), ctypes.byref(ctypes.c_float(0.0))
+_NO_BYTES = ctypes.c_size_t(0)
 
 
 class _Algorithm(ctypes.Structure):
@@ -94,7 +91,8 @@ class BiasedProduct:
         self._a = self._layout(kind, (k, m) if self._op_a == NORMAL else (m, k), ld_a)
         self._c = self._layout(kind, (n, m), n)
         self._descriptors: dict[int, _Object] = {}  # by the address of the bias; never changed once they are here
-        # By the alignment of all addresses, in bytes. Addresses that are hardly aligned tell whether there is any.
+        # By the alignment of all addresses, in bytes. That for any addresses is asked for here, where PyTorch can still
+        # compute in our place if there is none; nothing is read at the address of a bias.
         self._algorithms = {_ITEMSIZE: self._choose(ctypes.c_void_p(handle()), self._describe(_ITEMSIZE), _ITEMSIZE)}
 
     def __call__(self, a: int, b: int, bias: int, c: int, stream: Any) -> None:

@@ -63,15 +63,15 @@ def _step_sources(step: Step, storage: dict[Node, str], finish: Callable[[str], 
         yield f"// Library: {step.fused[0]}"
     elif step.kind == "Scan":
         yield from (finish(scan.kernel_of(node).source) for node in step.nodes)
+    elif step.by_library:
+        yield f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: cuBLASLt matmul, its epilogue a bias"
     elif step.by_tiles:
         splits = [n for n in step.nodes if n.op == "split"]
         kernels = [*(k for n in splits for k in split.kernels_of(n)), *fused_gemm.kernels_of(step, storage)]
         yield from (finish(k.source) for k in kernels)
     elif step.kind in ("Gemm", "Split", "Copy"):
         for node in (n for n in step.nodes if step.epilogue is None or n not in step.epilogue.nodes):
-            if step.by_library:
-                yield f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: cuBLASLt matmul, its epilogue a bias"
-            elif node.op in _LIBRARY_LAUNCHES:
+            if node.op in _LIBRARY_LAUNCHES:
                 yield f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {_LIBRARY_LAUNCHES[node.op]}"
             elif node.op == "split_matmul" and node.parts == 2:
                 yield from (finish(k.source) for k in split.product_kernels_of(step, storage))

@@ -161,6 +161,12 @@ def _readers_of(product: Node, steps: Iterable[Step]) -> list[Step]:
     return [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
 
 
+def _only_tail(product: Node, steps: Iterable[Step]) -> Step | None:
+    """Return the one step that reads a product, if that may be its epilogue, whole or in part."""
+    readers = _readers_of(product, steps)
+    return readers[0] if len(readers) == 1 and not _reason_against_tail(readers[0], product) else None
+
+
 def _is_pointwise(tail: Step) -> bool:
     """Whether a row program computes each element of its results from the same element of few matrices."""
     plain = not any(n.reduction for n in tail.nodes) and all(n.shape == tail.domain for n in tail.outputs)
@@ -210,13 +216,9 @@ def _store_rounded(
     own: bool,
 ) -> list[FusedProduct]:
     """List the ways to store a product rounded for the one step that reads it, with `own` by our kernel too."""
-    product = step.product
-    readers = _readers_of(product, steps)
-    if len(readers) != 1 or _reason_against_tail(readers[0], product):
-        return []
-    tail = readers[0]
-    value = rounded_value(product, tail, results)
-    if value is None:
+    product, tail = step.product, _only_tail(step.product, steps)
+    value = None if tail is None else rounded_value(product, tail, results)
+    if tail is None or value is None:
         return []
     how, found = STORED_ROUNDED.format(product.dtype), []
     if value is product:
@@ -231,11 +233,12 @@ def _store_rounded(
         columns = None if columns is None else with_bytes(columns, {**storage, **added})
         rest = with_bytes(rest, {**storage, **added})
         end = f"{'' if value is product else ', its bias added'}; {how}"
-        for kernel, possible in ((_HOW.format(product.dtype), own), (step.how, by_library)):
-            if possible:
-                gemm = with_epilogue(step, first, value is product, {**storage, **added}, kernel + end)
-                gemm = replace(gemm, by_library=kernel == step.how)
-                found.append(FusedProduct(step, gemm, tail, rest, columns, added))
+        gemm = with_epilogue(step, first, value is product, {**storage, **added}, _HOW.format(product.dtype) + end)
+        if own:
+            found.append(FusedProduct(step, gemm, tail, rest, columns, added))
+        if by_library:
+            gemm = replace(gemm, by_library=True, choice=step.how + end)
+            found.append(FusedProduct(step, gemm, tail, rest, columns, added))
     return found
 
 
@@ -243,15 +246,11 @@ def _bias_by_library(
     step: Step, steps: list[Step], storage: dict[Node, str], results: Collection[Node], layouts: dict[int, Layout]
 ) -> list[FusedProduct]:
     """Let the library add a bias, if that is all that a product is read for."""
-    product = step.product
-    readers = _readers_of(product, steps)
-    if len(readers) != 1 or product in results or _reason_against_tail(readers[0], product):
+    product, tail = step.product, _only_tail(step.product, steps)
+    value = None if tail is None or product in results else bias_added(product, tail.nodes)
+    if tail is None or value is None or not _library_adds_bias(value, product, layouts):
         return []
-    (tail,) = readers
-    value = bias_added(product, tail.nodes)
-    if value is None or not tail.nodes == tail.outputs == (value,) or storage[value] != product.dtype:
-        return []
-    if not _library_adds_bias(value, product, layouts):
+    if not tail.nodes == tail.outputs == (value,) or storage[value] != product.dtype:
         return []
     gemm = with_epilogue(step, tail, False, storage, f"{step.how}, its bias added")
     return [FusedProduct(step, replace(gemm, by_library=True), tail, None, None, {})]

@@ -177,7 +177,8 @@ def rounded_time(
 ) -> float:
     """Estimate the seconds of cuBLAS for float16 operands with scales, with the splits of those not prepacked.
 
-    The step that reads the product multiplies it by its factors; a result takes a pass for them.
+    The step that reads the product multiplies it by its factors; a result takes a pass for them. Rows of splits are
+    aligned, those of the product need not be.
     """
     passes = _rounding_bytes(node, left_prepacked, right_prepacked) + 8 * node.size * is_result
     compute = 2 * node.size * node.inputs[0].shape[1] / (_HALF_SHARE * share_of_rows(2, node.shape[1]) * device.half)

@@ -123,7 +123,7 @@ def finish_time(step: Step) -> float:
     finish = tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
     if step.by_tiles:
         results = (n for n in step.outputs if n.shape == step.product.shape)
-        finish += sum(unaligned_finish(n.shape, max(2, n.nbytes // n.size)) for n in results)
+        finish += sum(unaligned_finish(n.shape, dtypes.ITEMSIZE[n.dtype]) for n in results)
     return finish
 
 
