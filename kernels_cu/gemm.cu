@@ -22,8 +22,8 @@
 // below each other: each copies its part of B to all of them.
 // Tensor cores sum over all of k, as cuBLAS does. An element has the same bits whatever m and n are.
 // Launch: 384 threads, any number of clusters of Cluster blocks, Gemm<...>::shared bytes. Columns is a multiple of
-//   64 Cluster, up to 256 or, if Alternating, 128, for which `multiply_add` is emitted. V is 2 where pointers, row strides and
-//   columns of what P loads are multiples of 2 elements, else 1.
+//   64 Cluster, up to 256 or, if Alternating, 128, for which `multiply_add` is emitted. V is 2 where pointers and row
+//   strides of what P loads are multiples of 2 elements, else 1.
 #pragma once
 
 #include "clusters.cuh"
@@ -35,7 +35,7 @@
 // The sizes of a product's tiles and of its shared memory, and the descriptors of its operands there.
 template <
     class T, int Columns, int Stages, int Cluster, int Alternating, int TurnedA, int TurnedB, int Chunk, int Staged,
-    int Unroll, int Scaled>
+    int Unroll, int Shifted, int Odd, int Scaled>
 struct Gemm {
     typedef T Element;
     static constexpr bool alternating = Alternating;
@@ -48,7 +48,9 @@ struct Gemm {
     static constexpr int consumer_warps = consumers / 32 / parts * Cluster;
     static constexpr int chunk = Chunk;                                  // columns of a tile that the epilogue has at once
     static constexpr int unroll = Unroll;                                // chunks with code of their own
-    static constexpr int staged = 16 * Chunk * Staged;                   // bytes of a warp's chunk of results
+    static constexpr bool shifted = Shifted;                             // rows of results may begin at any element
+    static constexpr bool odd = Odd;                                     // so are columns: the last one is not read in a pack
+    static constexpr int staged = 16 * (Chunk + 8 * Shifted) * Staged;   // bytes of a warp's chunk of results: see Staging
     typedef WarpScales<parts, Columns> Scales;
     static constexpr int warp_bytes = staged + (Scaled ? Scales::bytes : 0);  // results, and the scales of columns behind them
     static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * warp_bytes;

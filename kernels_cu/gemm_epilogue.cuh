@@ -6,67 +6,129 @@
 #include "stages.cuh"
 #include "tensor_cores.cuh"
 
-// A warp's chunk of one result in shared memory: 16 rows of Chunk elements of `Bytes` bytes, from byte 16 Chunk `first` on.
-// Its 16-byte pieces are swizzled, so that accesses along rows and along columns have no bank conflicts.
-template <int Chunk, int Bytes>
+// A warp's chunk of one result in shared memory: 16 rows of Chunk elements, whose 16-byte pieces are swizzled. If Shifted, they
+// are not, and there are 8 more elements: a row begins as many late as in memory it does behind a multiple of 8, so that a
+// pack here is one there, and its end is kept for the next chunk. `first` is the result's first byte among those of an
+// element. Accesses along rows and along columns have no bank conflicts.
+template <int Chunk, class T, bool Shifted>
 struct Staging {
-    static constexpr int pieces = Chunk * Bytes / 16;
+    static constexpr int bytes = sizeof(T), pieces = Chunk * bytes / 16, line = Chunk + (Shifted ? 8 : 0);
     char* at;
 
-    __device__ __forceinline__ Staging(char* staging, int first) : at(staging + first * 16 * Chunk) {}
-    __device__ __forceinline__ char* piece(int row, int p) const {
-        return at + (row * pieces + (p ^ (row * (Bytes / 2) & (pieces - 1)))) * 16;
-    }
-    __device__ __forceinline__ char* element(int row, int col) const {
-        return piece(row, col * Bytes / 16) + col * Bytes % 16;
+    __device__ __forceinline__ Staging(char* staging, int first) : at(staging + 16 * line * first) {}
+    __device__ __forceinline__ T* element(int row, int col) const {
+        const int piece = col * bytes / 16, place = Shifted ? piece : piece ^ (row * (bytes / 2) & (pieces - 1));
+        return reinterpret_cast<T*>(at + row * line * bytes + place * 16 + col * bytes % 16);
     }
 };
 
-// Stages V elements of a result, from (row, col) of a warp's chunk on, for CopyResult.
-template <int Chunk>
+// Where rows of a result begin in memory. The stride is n. Unless Shifted, it is a multiple of 16 bytes.
+template <class T, bool Shifted>
+struct Shifts {
+    u32 first, stride;
+    bool aligned;  // all rows begin at multiples of 16 bytes
+
+    __device__ __forceinline__ Shifts(const T* to, i64 rows_stride)
+        : first(static_cast<u32>(reinterpret_cast<u64>(to) / sizeof(T))), stride(static_cast<u32>(rows_stride)),
+          aligned((reinterpret_cast<u64>(to) | (Shifted ? static_cast<u64>(rows_stride) * sizeof(T) : 0)) % 16 == 0) {}
+    // Elements by which the columns of a tile begin behind a multiple of 8 in a row; 0 if all are aligned.
+    __device__ __forceinline__ int of_row(i64 row) const {
+        return !Shifted || aligned ? 0 : static_cast<int>((first + static_cast<u32>(row) * stride) % 8);
+    }
+};
+
+// Stages V elements of a result, from (row, col) of a warp's chunk on, for CopyResult. That row is `of_matrix` in the matrix.
+template <int Chunk, bool Shifted>
 struct StageResult {
     char* staging;
+    i64 of_matrix;
     int row, col;
 
     template <int First, class T, int V>
-    __device__ __forceinline__ void operator()(At<First>, const Pack<T, V>& pack) const {
-        const Staging<Chunk, sizeof(T)> to(staging, First);
-        store_pack<V>(reinterpret_cast<T*>(to.element(row, col)), pack);
+    __device__ __forceinline__ void operator()(At<First>, const Pack<T, V>& pack, const T* to, i64 stride) const {
+        const int shift = Shifts<T, Shifted>(to, stride).of_row(of_matrix);
+        T* const at = Staging<Chunk, T, Shifted>(staging, First).element(row, col + shift);
+        if (shift % V == 0) {
+            store_pack<V>(at, pack);
+        } else {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                at[v] = pack.v[v];
+            }
+        }
     }
 };
 
 // Copies a warp's chunk of one result from shared memory to memory; its first element goes to (row, col). Lanes write
-// neighbouring packs, each as wide as the alignment of all rows allows: 16 bytes, a pair of 16-bit elements, or an element.
-// The stride is n, so that a row is whole packs.
-template <int Chunk>
+// neighbouring packs of 16 bytes. If Shifted, packs at the ends of a tile's rows may be stored by elements, and those cut by
+// the end of a chunk are left to the next: `is_first` and `is_last` tell where a tile begins and ends. Otherwise all are
+// stored by elements if the result does not begin at a multiple of 16 bytes.
+template <int Chunk, bool Shifted>
 struct CopyResult {
     char* staging;
     i64 row, col, m, n;
+    bool is_first, is_last;
 
     template <int First, class T>
     __device__ __forceinline__ void operator()(At<First>, T* to, i64 stride) const {
-        constexpr int bytes = sizeof(T), elements = 16 / bytes, pair = bytes < 4 ? 4 / bytes : 1;
-        const Staging<Chunk, bytes> from(staging, First);
-        const i64 bits = reinterpret_cast<i64>(to) | stride * bytes;
+        constexpr int V = 16 / sizeof(T);
+        const Staging<Chunk, T, Shifted> from(staging, First);
+        const Shifts<T, Shifted> shifts(to, stride);
+        const int rows = static_cast<int>(m - row < 16 ? m - row : 16), cols = static_cast<int>(n - col < Chunk ? n - col : Chunk);
         to += row * stride + col;
-        if (bits % 16 == 0) {
-            copy<elements, Chunk>(from, to, stride);
-        } else if (pair > 1 && bits % 4 == 0) {
-            copy<pair, 4>(from, to, stride);
+        if (Shifted || shifts.aligned) {
+            copy<V, Chunk>(from, shifts, to, stride, rows, cols);
         } else {
-            copy<1, 4>(from, to, stride);
+            copy<1, 4>(from, shifts, to, stride, rows, cols);
+        }
+        if (Shifted && !shifts.aligned) {
+            if (is_first || is_last) {
+                copy_ends<V>(from, shifts, to, stride, rows, cols);
+            }
+            if (!is_last) {
+                keep_ends<V>(from);
+            }
         }
     }
 
     template <int V, int Unroll, class T>
-    __device__ __forceinline__ void copy(const Staging<Chunk, sizeof(T)>& from, T* to, i64 stride) const {
+    __device__ __forceinline__ void copy(
+        const Staging<Chunk, T, Shifted>& from, const Shifts<T, Shifted>& shifts, T* to, i64 stride, int rows, int cols) const {
 #pragma unroll(Unroll)
-        for (int i = 0; i < 16 * Chunk / V / 32; ++i) {
-            const int pack = i * 32 + threadIdx.x % 32, down = pack / (Chunk / V), across = pack % (Chunk / V) * V;
-            if (row + down < m && col + across < n) {
-                const T* const at = reinterpret_cast<const T*>(from.element(down, across));
-                store_global<V>(to + down * stride + across, load_pack<V>(at));
+        for (int i = 0; i < (16 * Chunk / V + 31) / 32; ++i) {
+            const int pack = i * 32 + threadIdx.x % 32, down = pack / (Chunk / V), staged = pack % (Chunk / V) * V;
+            const int across = staged - shifts.of_row(row + down);
+            if (down < rows && across + V <= cols && (!Shifted || across >= 0 || !is_first)) {
+                store_global<V>(to + down * stride + across, load_pack<V>(from.element(down, staged)));
             }
+        }
+    }
+
+    // The elements of a tile's rows that are before its first whole pack, or behind its last one.
+    template <int V, class T>
+    __device__ __forceinline__ void copy_ends(
+        const Staging<Chunk, T, Shifted>& from, const Shifts<T, Shifted>& shifts, T* to, i64 stride, int rows, int cols) const {
+#pragma unroll 1
+        for (int lane = threadIdx.x % 32; lane < 16 * 8; lane += 32) {
+            const int down = lane / 8, shift = shifts.of_row(row + down);
+            const int before = is_first ? (V - shift % V) % V : -shift;  // the column of the first whole pack
+            const int whole = (cols + shift) / V * V, from_end = (whole < Chunk ? whole : Chunk) - shift + lane % 8;
+            if (is_first && down < rows && lane % 8 < before && lane % 8 < cols) {
+                to[down * stride + lane % 8] = *from.element(down, lane % 8 + shift);
+            }
+            if (is_last && down < rows && from_end >= before && from_end < cols) {
+                to[down * stride + from_end] = *from.element(down, from_end + shift);
+            }
+        }
+    }
+
+    // Move what is behind the chunk's columns to its begin.
+    template <int V, class T>
+    __device__ __forceinline__ void keep_ends(const Staging<Chunk, T, Shifted>& from) const {
+        const int lane = threadIdx.x % 32, down = lane / (8 / V), at = lane % (8 / V) * V;
+        __syncwarp(0xffffffffu);
+        if (down < 16) {
+            store_pack<V>(from.element(down, at), load_pack<V>(from.element(down, Chunk + at)));
         }
     }
 };
@@ -78,7 +140,7 @@ __device__ __forceinline__ void set_narrowed(T& to, float sum) {
 }
 
 // Compute V elements at (row, col), and stage their results at (down, across) of the warp's chunk.
-template <class P, int Chunk, int V, class Tile>
+template <class P, int Chunk, int V, bool Shifted, class Tile>
 __device__ __forceinline__ void compute_staged(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, char* staging,
     int down, int across) {
@@ -87,12 +149,12 @@ __device__ __forceinline__ void compute_staged(
     for (int v = 0; v < V; ++v) {
         e[v] = found.e[v];
     }
-    p.results(At<0>(), found.out, StageResult<Chunk>{staging, down, across});
+    p.results(At<0>(), found.out, StageResult<Chunk, Shifted>{staging, row, down, across});
 }
 
 // Run the epilogue on a chunk of the two rows that a thread has: pairs of columns, eight apart, from the column `first` on.
 // The matrix has `left` columns from there, and those rows that are `inside`; if the chunk is Whole, it has all.
-template <int Chunk, int V, bool Whole, class P, class Totals>
+template <int Chunk, int V, bool Shifted, bool Whole, class P, class Totals>
 __device__ __forceinline__ void finish_chunk(
     const P& p, const float (&part)[Chunk / 2], char* staging, const i64 (&rows)[2], const bool (&inside)[2],
     i64 first, int left, const typename P::Row (&r)[2], Totals (&totals)[2]) {
@@ -126,7 +188,7 @@ __device__ __forceinline__ void finish_chunk(
                 for (int v = 0; v < V; ++v) {
                     set_narrowed(tiles[h][i].product.v[v], part[i / 2 * 4 + h * 2 + i % 2 + v]);
                 }
-                compute_staged<P, Chunk, V>(
+                compute_staged<P, Chunk, V, Shifted>(
                     p, tiles[h][i], rows[h], first + offset(i), r[h], &e[h][i], staging, lane / 4 + 8 * h,
                     lane % 4 * 2 + offset(i));
             }
@@ -163,7 +225,7 @@ __device__ __forceinline__ void finish_rows(
     const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col,
     const typename Shape::Scales& scales, int part_number) {
     constexpr bool careful = P::scaled && !Plain;
-    constexpr int chunk = careful ? 16 : Shape::chunk;  // fewer columns leave registers for what care takes
+    constexpr int chunk = careful && Shape::chunk > 16 ? 16 : Shape::chunk;  // fewer leave registers for what care takes
     const int lane = threadIdx.x % 32;
     const i64 m = p.rows, n = p.cols;
     if (first_row >= m) {
@@ -197,14 +259,15 @@ __device__ __forceinline__ void finish_rows(
             undo_scales<chunk, careful>(p, of_rows, of_columns, first_row, chunk_col, part);
         }
         if (Plain || (first_row + 16 <= m && chunk_col + chunk <= n)) {
-            finish_chunk<chunk, V, true>(p, part, staging, rows, inside, first, chunk, r, totals);
+            finish_chunk<chunk, V, Shape::shifted, true>(p, part, staging, rows, inside, first, chunk, r, totals);
         } else {
             const int left = static_cast<int>(n - chunk_col < chunk ? n - chunk_col : chunk) - lane % 4 * 2;
-            finish_chunk<chunk, V, false>(p, part, staging, rows, inside, first, left, r, totals);
+            finish_chunk<chunk, Shape::odd ? 1 : V, Shape::shifted, false>(p, part, staging, rows, inside, first, left, r, totals);
         }
         if constexpr (P::staged > 0) {
             __syncwarp(0xffffffffu);
-            p.targets(At<0>(), CopyResult<chunk>{staging, first_row, chunk_col, m, n});
+            const bool is_last = (c + 1) * chunk == Shape::columns || chunk_col + chunk >= n;
+            p.targets(At<0>(), CopyResult<chunk, Shape::shifted>{staging, first_row, chunk_col, m, n, c == 0, is_last});
             __syncwarp(0xffffffffu);
         }
     }

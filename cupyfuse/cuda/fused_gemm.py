@@ -13,7 +13,7 @@ from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.schedule import Step, Tiles, state_size, strip_transposes, tiles_of
 from ..plan.schedule.tiles import TILE_ROWS
-from .config import Config
+from .config import Config, fitting_vec
 from .emit import Writer
 from .kernel import Kernel, translation_unit
 from .program import FULL, Parameter, Program, stored_type
@@ -50,6 +50,10 @@ class GemmShape:
         Elements per access of the epilogue's loads, 1 or 2.
     unrolled : bool
         Whether each chunk of a tile has code of its own, instead of a loop that copies each to the same registers.
+    shifted : bool
+        Whether rows of results may begin at any element, rather than at multiples of 16 bytes behind the first.
+    odd : bool
+        Whether the number of columns is odd.
     scaled : bool
         Whether the operands are parts of float32 ones, with scales.
     """
@@ -61,6 +65,8 @@ class GemmShape:
     chunk: int
     vec: int
     unrolled: bool
+    shifted: bool
+    odd: bool
     scaled: bool = False
 
     @property
@@ -85,7 +91,7 @@ class GemmShape:
         tiles = f"{self.tiles.columns}, {self.stages}, {self.tiles.cluster}, {int(self.tiles.alternating)}"
         transposed = ", ".join(str(int(t)) for t in self.transposed)
         unroll = self.tiles.columns // self.chunk if self.unrolled else 1
-        last = f"{self.chunk}, {self.staged}, {unroll}, {int(self.scaled)}"
+        last = f"{self.chunk}, {self.staged}, {unroll}, {int(self.shifted)}, {int(self.odd)}, {int(self.scaled)}"
         return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {last}>"
 
     @property
@@ -93,7 +99,7 @@ class GemmShape:
         return (TILE_ROWS + self.tiles.columns) * 2 * BOX
 
     def _shared_bytes(self, stages: int) -> int:
-        warp = 16 * self.chunk * self.staged + (4 * self.tiles.columns if self.scaled else 0)
+        warp = 16 * (self.chunk + 8 * self.shifted) * self.staged + (4 * self.tiles.columns if self.scaled else 0)
         return 1023 + stages * (self._stage_bytes + 16) + _CONSUMER_WARPS * warp
 
 
@@ -103,25 +109,34 @@ def program_of(step: Step, storage: dict[Node, str]) -> Program:
     return Program(step.epilogue, storage, step.product)
 
 
+def widest_access(program: Program, row_stride_bits: int | None = None) -> int:
+    """Return how many elements an epilogue may read at once; the parameters are those of `fitting_vec`.
+
+    Of vectors of columns the last element is read alone.
+    """
+    return min(2, fitting_vec(program, row_stride_bits)) if program.full_inputs else 2
+
+
 def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmShape:
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
     scaled = step.product.op == "split_matmul"
     transposed = (False, False)  # splits are row-major
     if not scaled:
         transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
-    staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
+    results = [dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL]
+    staged, shifted = sum(results), any(step.domain[1] * size % 16 for size in results)
     assert step.epilogue is not None
-    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
+    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some. Shifted results are larger.
     if staged > 4 or program.reads_columns > 2 or vec == 1 or state_size(step.epilogue) > _WIDE_STATE:
         chunk = 16
     else:
-        chunk = 32 if program.reads_columns or program.full_inputs or scaled else 64
+        chunk = 32 if program.reads_columns or program.full_inputs or scaled or (shifted and staged > 2) else 64
     tiles = tiles_of(step, processors)
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
     flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
     unrolled = flops <= _MOST_UNROLLED * step.product.size and not guarded
     dtype = "float16" if scaled else step.product.dtype
-    return GemmShape(dtype, tiles, transposed, staged, chunk, vec, unrolled, scaled)
+    return GemmShape(dtype, tiles, transposed, staged, chunk, vec, unrolled, shifted, step.domain[1] % 2 == 1, scaled)
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
@@ -153,7 +168,7 @@ def kernels_of(step: Step, storage: dict[Node, str]) -> tuple[Kernel, ...]:
     """Emit the kernels of a product's step for the default GPU, reading pairs of elements where columns allow it."""
     program = program_of(step, storage)
     processors = devices.find(devices.DEFAULT).processors
-    return emit_gemm(program, shape_of(step, program, processors, vec=2 if step.domain[1] % 2 == 0 else 1))
+    return emit_gemm(program, shape_of(step, program, processors, widest_access(program)))
 
 
 class _EpilogueWriter(Writer):
@@ -171,7 +186,9 @@ class _EpilogueWriter(Writer):
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit functions that visit the results and their targets, each with its first byte in `staged`, as lines."""
         firsts = [sum(dtypes.ITEMSIZE[p.dtype] for p in writes[:k]) for k in range(len(writes))]
-        results = " ".join(f"visit(At<{f}>(), out.{p.name});" for f, p in zip(firsts, writes, strict=True))
+        results = " ".join(
+            f"visit(At<{f}>(), out.{p.name}, {p.name}, {p.name}_rows);" for f, p in zip(firsts, writes, strict=True)
+        )
         targets = " ".join(f"visit(At<{f}>(), {p.name}, {p.name}_rows);" for f, p in zip(firsts, writes, strict=True))
         at = f"At<{stage}>"
         return [

@@ -82,6 +82,8 @@ class KernelArguments:
         Returns the `Place` of a value.
     numbers : int
         Slot of the float arguments; -1 if there are none.
+    stores_vectors : bool
+        Whether results are stored in vectors; those of products go through shared memory, to any address.
 
     Attributes
     ----------
@@ -94,8 +96,8 @@ class KernelArguments:
         Of the arrays that have an element for each of the program's, if it has several rows.
     """
 
-    def __init__(self, program: Program, place: Callable[[Node], Place], numbers: int):
-        self.rows = program.domain[0]
+    def __init__(self, program: Program, place: Callable[[Node], Place], numbers: int, stores_vectors: bool = True):
+        self.rows, self._stores_vectors = program.domain[0], stores_vectors
         self.struct = Struct()
         self.vector_pointers: list[tuple[int, int, int]] = []
         self.full_pointers: list[tuple[int, int, int]] = []
@@ -114,6 +116,8 @@ class KernelArguments:
             self.struct += integers(place.row_stride)
         if parameter.has_cols:
             self.struct += integers(place.col_stride)
+        if parameter.written and not self._stores_vectors:
+            return
         found = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])
         if parameter.extent in (FULL, COLUMN):
             self.vector_pointers.append(found)

@@ -8,7 +8,15 @@ from typing import Any
 
 from ..cuda import split
 from ..cuda.config import Access, fitting_vec
-from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
+from ..cuda.fused_gemm import (
+    MERGE_THREADS,
+    THREADS,
+    GemmShape,
+    emit_gemm,
+    program_of,
+    shape_of,
+    widest_access,
+)
 from ..cuda.kernel import Kernel
 from ..cuda.runtime import Runtime
 from ..cuda.split import padded
@@ -92,8 +100,8 @@ class ProductLaunch:
         self._step, self._place, self._processors = step, place, processors
         self._dtype = storage[base_of(step.product.inputs[0])]
         self._program = program_of(step, storage)
-        self._arguments = KernelArguments(self._program, place, numbers)
-        self._widest = min(2, fitting_vec(self._program, self._arguments.row_stride_bits))
+        self._arguments = KernelArguments(self._program, place, numbers, stores_vectors=False)
+        self._widest = widest_access(self._program, self._arguments.row_stride_bits)
         self._shape = self._shape_for(self._widest)
         self._shares = -(-step.domain[1] // self._shape.tiles.columns)
         self._kernels = emit_gemm(self._program, self._shape)

@@ -334,16 +334,38 @@ def test_arrays_that_begin_anywhere(engine: Engine, which: str, rng: np.random.G
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rows_that_begin_anywhere(engine: Engine, dtype: str, rng: np.random.Generator) -> None:
-    """Of results of 16 bits and of 32: each element has the same bits in rows of any length."""
-    x, w, *_ = operands(rng, (19, 72, 40), dtype)
-    fused = cf.fuse(lambda x, w: (cf.gelu(x @ w.T), (x @ w.T).astype("float32") * 3))
-    whole = [engine.host(y) for y in fused(*engine.arrays([x, w]))]
-    for n in range(64, 72):
-        given = engine.arrays([x, w[:n]])
+@pytest.mark.parametrize("cut", [(64, 1, False), (128, 1, True)], ids=["shared", "alternating"])
+def test_rows_that_begin_anywhere(
+    engine: Engine, cut: Any, dtype: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Of 16 bits and of 32, in several tiles: elements have the same bits wherever they are, no other is written."""
+    monkeypatch.setattr(tiles, "_TILES", (cut,))
+    x, w, b, *_ = operands(rng, (19, 150, 24), dtype)
+    fused = cf.fuse(lambda x, w, b: (cf.gelu(x @ w.T + b), (x @ w.T).astype("float32") * 3))
+    plain = [engine.host(y) for y in fused(*engine.arrays([x, w, b]))]
+    for n in range(128, 150):
+        given = engine.arrays([x, w[:n], b[:n]])
         assert all(step.epilogue is not None for step in fused.plan(*given).steps)
-        for found, wanted in zip(fused(*given), whole, strict=True):
-            np.testing.assert_array_equal(engine.host(found), wanted[:, :n])
+        begins = 3 * n % 8, 5 * n % 8
+        memory = [engine.array(np.full(19 * n + 16, 7, y.dtype)) for y in plain]
+        fused(*given, out=tuple(m[k : k + 19 * n].reshape(19, n) for m, k in zip(memory, begins, strict=True)))
+        for m, k, wanted in zip(map(engine.host, memory), begins, plain, strict=True):
+            np.testing.assert_array_equal(m[k : k + 19 * n].reshape(19, n), wanted[:, :n])
+            assert (m[:k] == 7).all() and (m[k + 19 * n :] == 7).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 9, 65])
+def test_narrow_results_that_begin_anywhere(engine: Engine, n: int, rng: np.random.Generator) -> None:
+    """Rows that end before their first whole pack."""
+    x, w, *_ = operands(rng, (19, n, 8), "float16")
+    fused = cf.fuse(lambda x, w: x @ w.T)
+    wanted = engine.host(fused(*engine.arrays([x, w])))
+    for begin in range(8):
+        memory = engine.array(np.full(19 * n + 16, 7, np.float16))
+        fused(*engine.arrays([x, w]), out=memory[begin : begin + 19 * n].reshape(19, n))
+        found = engine.host(memory)
+        np.testing.assert_array_equal(found[begin : begin + 19 * n].reshape(19, n), wanted)
+        assert (np.delete(found, range(begin, begin + 19 * n)) == 7).all()
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 0), (0, 6, 8), (4, 0, 8)])

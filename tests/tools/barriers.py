@@ -19,7 +19,7 @@ _PRODUCTS = ("tests/cuda/test_split.py", "-k", "host and (products_are_float32 o
 _FUSED = (
     "tests/cuda/test_fused_gemm.py",
     "-k",
-    "host and (every_order or (more_tiles and ((two and 256by2) or 128by1)))",
+    "host and (every_order or rows_that_begin or (more_tiles and ((two and 256by2) or 128by1)))",
 )
 _ROWS = ("tests/cuda/test_rows.py", "-k", "row_shared and (normalised or softmax)")
 # The tests that run the barriers of a file.

@@ -17,7 +17,8 @@ def fused(select: str) -> tuple[str, ...]:
 PAIRS = fused("more_tiles and two and 256by2")
 REDUCED = fused("test_tails and 37 and several")
 WRITTEN = fused("test_tails and 37 and two")
-LENGTHS, OUT = fused("rows_that_begin and bfloat16"), fused("arrays_that_begin and out")
+LENGTHS, NARROW = fused("rows_that_begin and bfloat16"), fused("narrow_results")
+OUT = fused("arrays_that_begin and out")
 WIDE = fused("test_tails and 263 and several")
 ALTERNATING = fused("more_tiles and two and 128by2alternating")
 
@@ -102,11 +103,15 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     # Epilogues
     Mutant("a chunk of another one's sums", "kernels_cu/tensor_cores.cuh", "sums[Next * Held + i]", "sums[i]", WIDE),
     Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
-    Mutant("rows beyond the last", EPILOGUE, "row + down < m && col + across < n", "col + across < n", WRITTEN),
-    Mutant("results beyond a row", EPILOGUE, "row + down < m && col + across < n", "row + down < m", LENGTHS),
-    Mutant("16 bytes of what is not aligned", EPILOGUE, "if (bits % 16 == 0)", "if (bits % 4 == 0)", LENGTHS),
-    Mutant("pairs of what is not aligned", EPILOGUE, "pair > 1 && bits % 4 == 0", "pair > 1", LENGTHS),
-    Mutant("rows aligned, results not", EPILOGUE, "reinterpret_cast<i64>(to) | stride * bytes", "stride * bytes", OUT),
+    Mutant("rows beyond the last", EPILOGUE, "down < rows && across + V <= cols", "across + V <= cols", WRITTEN),
+    Mutant("results beyond a row", EPILOGUE, "down < rows && across + V <= cols", "down < rows", LENGTHS),
+    Mutant("packs at any address", EPILOGUE, "if (Shifted || shifts.aligned)", "if (true)", OUT),
+    Mutant("pairs at odd places", EPILOGUE, "if (shift % V == 0) {", "if (true) {", LENGTHS),
+    Mutant("ends of chunks that are lost", EPILOGUE, "if (down < 16) {", "if (down < 8) {", LENGTHS),
+    Mutant("ends of chunks that go on", EPILOGUE, "if (!is_last) {", "if (false) {", LENGTHS),
+    Mutant("packs before a tile", EPILOGUE, "across >= 0 || !is_first)", "true)", NARROW),
+    Mutant("elements behind packs", EPILOGUE, "is_last && down < rows", "false && down < rows", NARROW),
+    Mutant("packs that no chunk has", EPILOGUE, "(whole < Chunk ? whole : Chunk)", "whole", LENGTHS),
     Mutant(
         "totals of every tile in one place", EPILOGUE, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE
     ),
