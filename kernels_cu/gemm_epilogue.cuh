@@ -7,9 +7,9 @@
 #include "tensor_cores.cuh"
 
 // A warp's chunk of one result in shared memory: 16 rows of Chunk elements, whose 16-byte pieces are swizzled. If Shifted, they
-// are not, and there are 8 more elements: a row begins as many late as in memory it does behind a multiple of 8, so that a
-// pack here is one there, and its end is kept for the next chunk. `first` is the result's first byte among those of an
-// element. Accesses along rows and along columns have no bank conflicts.
+// are not swizzled, and a row has 8 more elements: it is staged as many elements late as it begins behind a multiple of 8 in
+// memory, so that a pack of 16 bytes here is one there. What a chunk leaves of a pack is kept for the next chunk. `first` is
+// the result's first byte among those of an element. Accesses along rows and along columns have no bank conflicts.
 template <int Chunk, class T, bool Shifted>
 struct Staging {
     static constexpr int bytes = sizeof(T), pieces = Chunk * bytes / 16, line = Chunk + (Shifted ? 8 : 0);
@@ -74,7 +74,8 @@ struct CopyResult {
         constexpr int V = 16 / sizeof(T);
         const Staging<Chunk, T, Shifted> from(staging, First);
         const Shifts<T, Shifted> shifts(to, stride);
-        const int rows = static_cast<int>(m - row < 16 ? m - row : 16), cols = static_cast<int>(n - col < Chunk ? n - col : Chunk);
+        const int rows = static_cast<int>(m - row < 16 ? m - row : 16);
+        const int cols = static_cast<int>(n - col < Chunk ? n - col : Chunk);
         to += row * stride + col;
         if (Shifted || shifts.aligned) {
             copy<V, Chunk>(from, shifts, to, stride, rows, cols);
@@ -122,7 +123,7 @@ struct CopyResult {
         }
     }
 
-    // Move what is behind the chunk's columns to its begin.
+    // Move the elements behind the chunk's last pack to where the next chunk starts.
     template <int V, class T>
     __device__ __forceinline__ void keep_ends(const Staging<Chunk, T, Shifted>& from) const {
         const int lane = threadIdx.x % 32, down = lane / (8 / V), at = lane % (8 / V) * V;
