@@ -96,7 +96,7 @@ struct CopyResult {
     __device__ __forceinline__ void copy(
         const Staging<Chunk, T, Shifted>& from, const Shifts<T, Shifted>& shifts, T* to, i64 stride, int rows, int cols) const {
 #pragma unroll(Unroll)
-        for (int i = 0; i < (16 * Chunk / V + 31) / 32; ++i) {
+        for (int i = 0; i < 16 * Chunk / V / 32; ++i) {
             const int pack = i * 32 + threadIdx.x % 32, down = pack / (Chunk / V), staged = pack % (Chunk / V) * V;
             const int across = staged - shifts.of_row(row + down);
             if (down < rows && across + V <= cols && (!Shifted || across >= 0 || !is_first)) {
@@ -226,7 +226,7 @@ __device__ __forceinline__ void finish_rows(
     const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col,
     const typename Shape::Scales& scales, int part_number) {
     constexpr bool careful = P::scaled && !Plain;
-    constexpr int chunk = careful && Shape::chunk > 16 ? 16 : Shape::chunk;  // fewer leave registers for what care takes
+    constexpr int chunk = careful ? 16 : Shape::chunk;  // fewer columns leave registers for what care takes
     const int lane = threadIdx.x % 32;
     const i64 m = p.rows, n = p.cols;
     if (first_row >= m) {
@@ -263,7 +263,8 @@ __device__ __forceinline__ void finish_rows(
             finish_chunk<chunk, V, Shape::shifted, true>(p, part, staging, rows, inside, first, chunk, r, totals);
         } else {
             const int left = static_cast<int>(n - chunk_col < chunk ? n - chunk_col : chunk) - lane % 4 * 2;
-            finish_chunk<chunk, Shape::odd ? 1 : V, Shape::shifted, false>(p, part, staging, rows, inside, first, left, r, totals);
+            finish_chunk<chunk, Shape::odd ? 1 : V, Shape::shifted, false>(
+                p, part, staging, rows, inside, first, left, r, totals);
         }
         if constexpr (P::staged > 0) {
             __syncwarp(0xffffffffu);

@@ -126,7 +126,8 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     results = [dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL]
     staged, shifted = sum(results), any(step.domain[1] * size % 16 for size in results)
     assert step.epilogue is not None
-    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some. Shifted results are larger.
+    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some. Beside shifted results of 4
+    # bytes in wide chunks, fewer stages would fit into shared memory.
     if staged > 4 or program.reads_columns > 2 or vec == 1 or state_size(step.epilogue) > _WIDE_STATE:
         chunk = 16
     else:

@@ -8,15 +8,7 @@ from typing import Any
 
 from ..cuda import split
 from ..cuda.config import Access, fitting_vec
-from ..cuda.fused_gemm import (
-    MERGE_THREADS,
-    THREADS,
-    GemmShape,
-    emit_gemm,
-    program_of,
-    shape_of,
-    widest_access,
-)
+from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of, widest_access
 from ..cuda.kernel import Kernel
 from ..cuda.runtime import Runtime
 from ..cuda.split import padded
