@@ -22,7 +22,7 @@ struct Staging {
     }
 };
 
-// Where rows of a result begin in memory. The stride is n. Unless Shifted, it is a multiple of 16 bytes.
+// Where rows of a result begin in memory. Unless Shifted, the stride is a multiple of 16 bytes, and so are the rows.
 template <class T, bool Shifted>
 struct Shifts {
     u32 first, stride;
@@ -82,13 +82,11 @@ struct CopyResult {
         } else {
             copy<1, 4>(from, shifts, to, stride, rows, cols);
         }
-        if (Shifted && !shifts.aligned) {
-            if (is_first || is_last) {
-                copy_ends<V>(from, shifts, to, stride, rows, cols);
-            }
-            if (!is_last) {
-                keep_ends<V>(from);
-            }
+        if (Shifted && (is_last || (is_first && !shifts.aligned))) {
+            copy_ends<V>(from, shifts, to, stride, rows, cols);
+        }
+        if (Shifted && !is_last && !shifts.aligned) {
+            keep_ends<V>(from);
         }
     }
 

@@ -113,10 +113,10 @@ class CudaExecutable:
         in_place = [step for step, dead in zip(plan.steps, self._dead, strict=True) if self._let_rewrite(step, dead)]
         self._results = [self._result(o) for o in plan.outputs]
         offsets, self._workspace = assign_offsets(
-            plan.steps, plan.scheduled.storage, plan.graph.roots, self._places, _ALIGNMENT
+            plan.steps, plan.scheduled.nbytes, plan.graph.roots, self._places, _ALIGNMENT
         )
         for node, offset in offsets.items():
-            self._places[node] = Place(self._workspace_slot(offset), node.shape[1], 1)
+            self._places[node] = Place(self._workspace_slot(offset), plan.scheduled.row_stride(node), 1)
         self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._held, in_place, self._flag, self._numbers)
         with runtime.made_current():
             specs = self._launch_specs()

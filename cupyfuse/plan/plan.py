@@ -304,7 +304,7 @@ class Plan:
         steps = self.scheduled.steps
         processors = (self.settings.device or devices.find(devices.DEFAULT)).processors
         states = max((state_bytes(step, processors) for step in steps), default=0)
-        return states + assign_offsets(steps, self.scheduled.storage, self.graph.roots, results)[1]
+        return states + assign_offsets(steps, self.scheduled.nbytes, self.graph.roots, results)[1]
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
         """Bound the time from below, in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.

@@ -36,8 +36,9 @@ def scheduled_for(
     """Schedule a graph, and fuse epilogues into its products; `cost_as_written` and `most_flops` as for `schedule`."""
     scheduled = schedule(graph, layouts, cost_as_written, most_flops)
     results = set(map(base_of, scheduled.graph.roots))
-    fused = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
-    scheduled.steps = separate_columns(fused, scheduled.storage, settings.device)
+    storage, padded = scheduled.storage, scheduled.padded
+    fused = fuse_epilogues(scheduled.steps, storage, padded, results, layouts or {}, settings)
+    scheduled.steps = separate_columns(fused, storage, settings.device)
     return scheduled
 
 

@@ -13,8 +13,9 @@ A 16-bit value that is stored, and so rounded, for some readers and recomputed f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ... import dtypes
 from ...ir.graph import Graph, Node
 from .columns import separate_columns
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
@@ -31,6 +32,7 @@ from .memory import (
     view_chain,
 )
 from .moments import one_pass_product_variances
+from .padding import padded_length
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, row_shares, stages_of
@@ -89,11 +91,20 @@ __all__ = [
 
 @dataclass
 class Schedule:
-    """Steps in launch order, and the dtype in which each value in memory is stored."""
+    """Steps in launch order, and how each value in memory is stored: its dtype, and whether its rows are padded."""
 
     graph: Graph
     steps: list[Step]
     storage: dict[Node, str]
+    padded: set[Node] = field(default_factory=set)
+
+    def row_stride(self, value: Node) -> int:
+        """Return the elements from row to row of a value that a step writes."""
+        return padded_length(value.shape[1]) if value in self.padded else value.shape[1]
+
+    def nbytes(self, value: Node) -> int:
+        """Return the bytes of memory that a value takes, the padding of its rows among them."""
+        return value.shape[0] * self.row_stride(value) * dtypes.ITEMSIZE[self.storage[value]]
 
 
 def schedule(

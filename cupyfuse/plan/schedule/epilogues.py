@@ -24,6 +24,7 @@ from ..rounding import bias_added, is_16_bit_product
 from .columns import take_columns_out
 from .fused_product import GAIN, FusedProduct, between, is_needed_before, stream_seconds, with_epilogue
 from .memory import Layout, base_of
+from .padding import can_be_padded, unaligned_operands
 from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import LINE, MOST_STAGED, strip_transposes, takes_epilogues
@@ -40,6 +41,7 @@ def store_step(product: Node) -> Step:
 def fuse_epilogues(
     steps: Sequence[Step],
     storage: dict[Node, str],
+    padded: set[Node],
     results: Collection[Node],
     layouts: dict[int, Layout],
     settings: Settings,
@@ -55,6 +57,8 @@ def fuse_epilogues(
     steps : sequence of Step
     storage : dict
         The dtype in which each value is stored; a step that is cut in two adds what its first part writes.
+    padded : set of Node
+        Values whose rows are padded; operands of our kernel are added.
     results : collection of Node
         Values that are read after the last step.
     layouts : dict
@@ -74,6 +78,8 @@ def fuse_epilogues(
                 fused = None
         elif is_16_bit_product(product) and takes_epilogues(settings):
             fused, reason = _choose(step, found, storage, results, layouts, settings)
+            if fused is not None and fused.gemm.by_tiles:
+                padded.update(unaligned_operands(product))
             if fused is None:
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
         elif product.op == "split_matmul" and not product.unscaled:
@@ -102,7 +108,7 @@ def _choose(
     """
     device, best = settings.device, None
     assert device is not None
-    reason = _reason_against_product(step.product, layouts)
+    reason = _reason_against_product(step.product, steps, results, layouts)
     own = None if reason else _fuse_first_reader(step, steps, storage, step.product in results)
     if settings.epilogues != "measured":
         return own, reason
@@ -120,7 +126,9 @@ def _choose(
     return best, reason
 
 
-def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
+def _reason_against_product(
+    product: Node, steps: Sequence[Step], results: Collection[Node], layouts: dict[int, Layout]
+) -> str:
     """Explain why our kernel cannot compute a 16-bit product; empty if it can."""
     if 0 in product.shape or product.inputs[0].shape[1] == 0:
         return "the product is empty"
@@ -129,11 +137,11 @@ def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
         layout = layouts.get(matrix.argument) if matrix.op == "input" else None
         if matrix.op == "slice" or (layout is not None and not layout.contiguous):
             return "an operand is not contiguous"
-        count, length = matrix.shape
-        if count > 1 and length % LINE:
-            return f"rows of {length} elements do not begin at multiples of 16 bytes, as the TMA asks"
-        if max(count, length) >= 1 << 31:
+        if max(matrix.shape) >= 1 << 31:
             return "an operand is longer than the TMA counts"
+    for matrix in unaligned_operands(product):
+        if not can_be_padded(matrix, steps, results):
+            return f"rows of {matrix.shape[1]} elements do not begin at multiples of 16 bytes, as the TMA asks"
     return ""
 
 

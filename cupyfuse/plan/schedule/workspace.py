@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
-from ... import dtypes
 from ...ir.graph import Node
 from .memory import base_of
 from .steps import Step
@@ -29,7 +28,7 @@ def dead_after(steps: Sequence[Step], live_out: Iterable[Node]) -> list[list[Nod
 
 def assign_offsets(
     steps: Sequence[Step],
-    storage: dict[Node, str],
+    size_of: Callable[[Node], int],
     live_out: Iterable[Node],
     elsewhere: Container[Node],
     alignment: int = 1,
@@ -39,8 +38,8 @@ def assign_offsets(
     Parameters
     ----------
     steps : sequence of Step
-    storage : dict
-        The dtype in which each value is stored.
+    size_of : callable
+        Returns the bytes that a value takes.
     live_out : iterable of Node
         Values that are read after the last step.
     elsewhere : container of Node
@@ -63,7 +62,7 @@ def assign_offsets(
         for node in step.outputs:
             if node in elsewhere:
                 continue
-            nbytes = max(node.size * dtypes.ITEMSIZE[storage[node]], 1 if alignment > 1 else 0)
+            nbytes = max(size_of(node), 1 if alignment > 1 else 0)
             nbytes = -(-nbytes // alignment) * alignment
             start = 0
             for first, end, _ in taken:

@@ -1,0 +1,45 @@
+"""Values whose rows are padded in memory, so that each begins at a multiple of 16 bytes, as the TMA asks of operands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ...ir.graph import Node
+from .memory import base_of, view_chain
+from .steps import Step
+from .tiles import LINE, strip_transposes
+
+# Steps that may take any stride of rows, of what they read and of what they write.
+_READERS = ("RowProgram", "MatVec", "ColumnStats", "Gemm")
+
+
+def padded_length(length: int) -> int:
+    """Return the elements from row to row of a 16-bit value whose rows of so many elements are padded."""
+    return -(-length // LINE) * LINE
+
+
+def unaligned_operands(product: Node) -> list[Node]:
+    """List the matrices among a 16-bit product's operands whose rows do not begin at multiples of 16 bytes."""
+    matrices = (strip_transposes(operand)[0] for operand in product.inputs)
+    return [m for m in matrices if m.shape[0] > 1 and m.shape[1] % LINE]
+
+
+def can_be_padded(value: Node, steps: Sequence[Step], results: Collection[Node]) -> bool:
+    """Whether the rows of a value may be padded: one step writes it for others, and all of them take any stride.
+
+    `results` are the values that are read after the last step.
+    """
+    writers = [step for step in steps if value in step.outputs]
+    if value in results or not writers or not all(s.kind == "RowProgram" or s.by_tiles for s in writers):
+        return False
+    for step in steps:
+        for read in (*step.inputs, *step.repair_inputs):
+            if base_of(read) is value:
+                takes_strides = step.kind in _READERS and not any(n.op in _CONTIGUOUS for n in step.nodes)
+                if not takes_strides or any(view.op == "reshape" for view in view_chain(read)):
+                    return False
+    return True
+
+
+# Products that read contiguous matrices, or change one.
+_CONTIGUOUS = ("batched_matmul", "accumulate")

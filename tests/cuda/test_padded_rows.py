@@ -1,0 +1,141 @@
+"""Values between steps whose rows are padded, as our product reads them: by their kernels on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bounds
+import numpy as np
+import pytest
+from bounds import Value
+from support import CUDA, HOST, Engine, normal, require_hopper
+
+import cupyfuse as cf
+from cupyfuse import devices, settings
+from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.plan.schedule import tiles
+
+Arrays = list[np.ndarray[Any, Any]]
+
+
+@pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that computes every 16-bit product that it can by our own kernel."""
+    chosen: Engine = request.param
+    chosen.require()
+    if chosen is HOST:
+        monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
+    else:
+        require_hopper()
+    with chosen.active(), settings.epilogues("always"):
+        yield chosen
+
+
+def product(x: Value, w: Value) -> Value:
+    """`x @ w` as our kernel hands it on: summed in float32, with twice the error as tensor cores truncate."""
+    value = bounds.matmul(x, w, "float32")
+    return dataclasses.replace(value, e=2 * value.e, dtype=x.dtype)
+
+
+def transposed(value: Value) -> Value:
+    return value.view(lambda a: a.T)
+
+
+def doubled(y: Any) -> Any:
+    """Exact in 16 bits, so that what is stored is known."""
+    return cf.relu(y) * 2
+
+
+def exactly_doubled(y: np.ndarray[Any, Any], dtype: str) -> Value:
+    return bounds.exact((np.maximum(y.astype(np.float64), 0) * 2).astype(y.dtype), dtype)
+
+
+def operands(rng: np.random.Generator, rows: int, width: int, dtype: str) -> Arrays:
+    """A matrix of odd rows, and the right and the left operand of its products."""
+    return [normal(rng, shape, dtype, 0.5) for shape in ((rows, width), (width, 24), (rows, 40))]
+
+
+def by_our_kernel(fused: Any, given: Any) -> list[bool]:
+    return [step.by_tiles for step in fused.plan(*given).steps if step.kind == "Gemm"]
+
+
+def padded_values(fused: Any, given: Any) -> list[tuple[int, ...]]:
+    return [value.shape for value in fused.plan(*given).scheduled.padded]
+
+
+# More rows and columns than a tile, with every remainder to a pack.
+SHAPES = [(1, 9), (2, 1), (37, 131), (5, 258), (140, 263), (9, 12), (130, 14)]
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_a_row_program_writes(engine: Engine, shape: Any, dtype: str, rng: np.random.Generator) -> None:
+    """As a gradient is read: by a product, by another one transposed, and by a sum down the columns."""
+    y, w, x = operands(rng, *shape, dtype)
+    fused = cf.fuse(lambda y, w, x: (doubled(y) @ w, doubled(y).T @ x, doubled(y).astype("float32").sum(axis=0)))
+    given = engine.arrays([y, w, x])
+    d = exactly_doubled(y, dtype)
+    assert by_our_kernel(fused, given) == [True, True]
+    assert padded_values(fused, given) == ([shape] if shape[0] > 1 else [])
+    results = engine.host(fused(*given))
+    right, left, sums = product(d, bounds.exact(w, dtype)), product(transposed(d), bounds.exact(x, dtype)), d
+    for k, (result, value) in enumerate(zip(results[:2], (right, left), strict=True)):
+        assert bounds.check(result, value, f"product {k}") == 1
+    expected = bounds.total(bounds.cast(sums, "float32"), 0).view(lambda a: a[0])
+    assert bounds.check(results[2], expected, "sums") == 1
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("cut", tiles._TILES, ids=lambda cut: f"{cut[0]}by{cut[1]}{'alternating' * cut[2]}")
+@pytest.mark.parametrize("width", [131, 262, 268, 523])
+def test_what_a_product_writes(
+    engine: Engine, width: int, cut: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """The epilogue of one product is the operand of two more."""
+    monkeypatch.setattr(tiles, "_TILES", (cut,))
+    a, b = (normal(rng, shape, "bfloat16", 0.5) for shape in ((140, 8), (width, 8)))
+    _, w, x = operands(rng, 140, width, "bfloat16")
+    # Eighths of at most 8 terms of 4 bits each: exact in float32, and rounded once.
+    a, b = (np.round(i.astype(np.float32) * 2).astype(i.dtype) for i in (a, b))
+
+    def function(a: Any, b: Any, w: Any, x: Any) -> Any:
+        d = doubled(a @ b.T)
+        return d @ w, d.T @ x
+
+    fused, given = cf.fuse(function), engine.arrays([a, b, w, x])
+    assert by_our_kernel(fused, given) == [True] * 3
+    assert padded_values(fused, given) == [(140, width)]
+    y = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(a.dtype)
+    d = exactly_doubled(y, "bfloat16")
+    results = engine.host(fused(*given))
+    assert bounds.check(results[0], product(d, bounds.exact(w, "bfloat16")), "right") == 1
+    assert bounds.check(results[1], product(transposed(d), bounds.exact(x, "bfloat16")), "left") == 1
+
+
+KEPT: dict[str, Callable[..., Any]] = {
+    "a result": lambda y, w: (doubled(y), doubled(y) @ w),
+    "a reshaped value": lambda y, w: (doubled(y) @ w, doubled(y).reshape(-1)[::2] + 1),
+    "an argument": lambda y, w: y @ w,
+}
+
+
+@pytest.mark.parametrize("why", KEPT)
+def test_what_others_read_as_it_lies_is_not_padded(engine: Engine, why: str, rng: np.random.Generator) -> None:
+    y, w, _ = operands(rng, 36, 131, "bfloat16")
+    fused, given = cf.fuse(KEPT[why]), engine.arrays([y, w])
+    assert padded_values(fused, given) == []
+    results = engine.host(fused(*given))
+    values = results if isinstance(results, tuple) else (results,)
+    d = bounds.exact(y, "bfloat16") if why == "an argument" else exactly_doubled(y, "bfloat16")
+    (found,) = (v for v in values if v.shape == (36, 24))
+    assert bounds.check(found, product(d, bounds.exact(w, "bfloat16")), why) == 1
+
+
+def test_the_padding_counts_as_workspace(rng: np.random.Generator) -> None:
+    y, w, _ = operands(rng, 37, 131, "bfloat16")
+    with settings.epilogues("always"):
+        plan = cf.fuse(lambda y, w: doubled(y) @ w).plan(y, w)
+    assert plan.workspace == 37 * 136 * 2 and plan.steps[0].writes == 37 * 131 * 2
