@@ -31,6 +31,7 @@ class Config:
     packs : packs that a thread holds in shared memory (row_shared)
     packed : whether rows stay in registers as they were loaded, and each stage computes what it needs from there
     shifted : whether rows may begin between two packs, at the same place in all arrays
+    apart : whether rows that are read may begin elsewhere in a pack than those that are written
     """
 
     template: str
@@ -44,6 +45,7 @@ class Config:
     packs: int = 0
     packed: bool = False
     shifted: bool = False
+    apart: bool = False
     rows: int = 1
 
     @property
@@ -74,10 +76,14 @@ class Config:
 
 
 class Access(NamedTuple):
-    """How a row program reads and writes rows: in vectors of `vec`; rows that are `shifted` begin between two."""
+    """How a row program reads and writes rows: in vectors of `vec`; rows that are `shifted` begin between two.
+
+    Where those that are read begin `apart` from those that are written, each vector of them lies in two.
+    """
 
     vec: int
     shifted: bool = False
+    apart: bool = False
 
 
 def widest_vec(program: Program) -> int:
@@ -94,20 +100,33 @@ def fitting_vec(program: Program, row_stride_bits: int | None = None) -> int:
     return vec
 
 
-def accesses(program: Program, strides: Sequence[int] | None = None, cols: int | None = None) -> Iterator[Access]:
-    """Yield the ways to access the rows of arrays with these row strides, contiguous ones by default, widest first.
+def accesses(
+    program: Program, read: Sequence[int] | None = None, written: Sequence[int] | None = None, cols: int | None = None
+) -> Iterator[Access]:
+    """Yield the ways to access the rows of a program's arrays, widest first.
 
-    Shifted vectors have to begin at the same column in all arrays. Rows have `cols` columns, if not the program's.
+    Shifted vectors have to begin at the same column in all arrays, or in all that are written.
+
+    Parameters
+    ----------
+    program : Program
+    read, written : sequence of int, optional
+        Row strides of the arrays that are read, and of those that are written; contiguous ones by default.
+    cols : int, optional
+        Columns of a row, if not the program's.
     """
     cols = program.domain[1] if cols is None else cols
-    strides = [cols] if strides is None else strides
+    read, written = ([cols] if strides is None else strides for strides in (read, written))
     together = not program.by_columns and any(p.extent == FULL for p in program.parameters)
-    vec = widest_vec(program)
+    widest = vec = widest_vec(program)
     while vec > 1:
-        if all(n % vec == 0 for n in (cols, *strides)):
+        shiftable = together and cols >= _SHORTEST_SHIFTED * vec
+        if all(n % vec == 0 for n in (cols, *read, *written)):
             yield Access(vec)
-        if together and cols >= _SHORTEST_SHIFTED * vec and len({n % vec for n in strides}) <= 1:
+        if shiftable and len({n % vec for n in (*read, *written)}) <= 1:
             yield Access(vec, True)
+        if vec == widest and shiftable and program.full_inputs and len({n % vec for n in written}) <= 1:
+            yield Access(vec, True, True)
         vec //= 2
     yield Access(1)
 

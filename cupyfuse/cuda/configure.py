@@ -62,7 +62,13 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
 
     `clusters` tells whether the GPU has clusters of blocks.
     """
-    vec, shifted = access
+    config = _configure(program, access, clusters)
+    return replace(config, shifted=access.shifted, apart=access.apart)
+
+
+def _configure(program: Program, access: Access, clusters: bool) -> Config:
+    """Choose the template and its parameters."""
+    vec, shifted, apart = access
     rows, cols = program.domain
     if program.by_columns:
         strip = max(vec, min(32, power_of_two(cols)))
@@ -73,8 +79,8 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
     if not any(n.reduction for n in program.step.nodes):
         if cols >= _LONG_ROW and rows >= _MANY_ROWS and sum(p.extent == ROW for p in program.parameters) > 1:
             threads, blocks = (256, 6) if cols < 16384 else (512, 3)
-            return Config("row_stream", threads, 1, vec, blocks=blocks, shifted=shifted)
-        return Config("elementwise", 256, 1, vec, shifted=shifted)
+            return Config("row_stream", threads, 1, vec, blocks=blocks)
+        return Config("elementwise", 256, 1, vec)
     packs = max(1, -(-cols // vec))
     packed = _is_packed(program)
     most = _most_packed(program) if packed else _most_held(program)
@@ -85,10 +91,10 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
         if items * vec <= most:
             count = rows_at_a_time(program, group, items * vec) if packed else 1
             blocks = _blocks(THREADS, _is_double(program))
-            found = Config("row_lanes", THREADS, items, vec, group, blocks=blocks, packed=packed, shifted=shifted)
+            found = Config("row_lanes", THREADS, items, vec, group, blocks=blocks, packed=packed)
             return replace(found, rows=count)
     if reduces:
-        return _stream(program, packs, vec, shifted)
+        return _stream(program, packs, vec)
     if packed:
         in_registers = _packed(program, packs, vec, shifted, clusters)
         if in_registers is not None:
@@ -98,11 +104,12 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
         for threads, held in [(128, 16), (256, 16), (512, 16), (512 if double else 1024, _MAX_HELD)]:
             items = -(-packs // threads)
             if items * vec <= min(held, most):
-                return Config("row_block", threads, items, vec, blocks=_blocks(threads, double), shifted=shifted)
-    in_shared_memory = _shared(program, packs, vec, shifted) if clusters else None
+                return Config("row_block", threads, items, vec, blocks=_blocks(threads, double))
+    # What is held in shared memory is copied there in whole packs.
+    in_shared_memory = _shared(program, packs, vec, shifted) if clusters and not apart else None
     if in_shared_memory is not None:
         return in_shared_memory
-    return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec, shifted=shifted)
+    return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec)
 
 
 def _is_packed(program: Program) -> bool:
@@ -147,7 +154,7 @@ def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: boo
     for threads, held in options:
         items = -(-packs // threads)
         if items * vec <= held:
-            return Config("row_block", threads, items, vec, blocks=_blocks(threads), packed=True, shifted=shifted)
+            return Config("row_block", threads, items, vec, blocks=_blocks(threads), packed=True)
     return None
 
 
@@ -183,7 +190,7 @@ def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | N
             if rate > best:
                 best = rate
                 found = Config("row_shared", threads, items, vec, blocks=blocks, cluster=cluster, packs=held)
-    return None if found is None else replace(found, shifted=shifted)
+    return found
 
 
 def _held_rate(part: int, blocks: int, cluster: int, shifted: bool, computes_little: bool) -> float:
@@ -219,7 +226,7 @@ def _most_held(program: Program) -> int:
     return max(1, min(held, 256 // max(program.input_bytes, 8)))
 
 
-def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:
+def _stream(program: Program, packs: int, vec: int) -> Config:
     """Choose the threads that read a row once and hold none of it.
 
     They do not depend on the number of rows, so that neither do a row's bits, unless rows are so few that blocks share
@@ -240,7 +247,7 @@ def _stream(program: Program, packs: int, vec: int, shifted: bool) -> Config:
     blocks = min(32, resident_threads // threads)
     shares = row_shares(program.domain)
     template = "row_stream" if shares == 1 else "row_shares"
-    return Config(template, threads, items, vec, shares=shares, blocks=blocks, shifted=shifted)
+    return Config(template, threads, items, vec, shares=shares, blocks=blocks)
 
 
 def _warps(threads: float) -> int:

@@ -34,7 +34,10 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
         Emit a kernel that returns at once where the flag is 0.
     """
     streamed = config.template in ("row_stream", "row_shares", "row_shared")
-    writer = Writer(program, streamed, conditional, config.packed, config.shifted, config.packs > 0, config.merges)
+    held = config.packs > 0
+    writer = Writer(
+        program, streamed, conditional, config.packed, config.shifted, config.apart, shared=held, merges=config.merges
+    )
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
     threads, blocks = (config.merge_threads, 1) if merge else (config.threads, config.blocks)
@@ -59,6 +62,8 @@ class Writer:
         Whether each stage computes what it needs from the inputs of all, which stay in registers as they were loaded.
     shifted : bool
         Whether rows may begin between two packs.
+    apart : bool
+        Whether rows that are read may begin elsewhere in a pack than those that are written.
     shared : bool
         Whether rows are held in shared memory as they were loaded.
     merges : bool
@@ -79,6 +84,7 @@ class Writer:
         conditional: bool,
         packed: bool = False,
         shifted: bool = False,
+        apart: bool = False,
         shared: bool = False,
         merges: bool = False,
     ):
@@ -87,6 +93,7 @@ class Writer:
         self.streamed = streamed or packed
         self.packed = packed
         self.shifted = shifted
+        self.apart = apart
         self.shared = shared
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
@@ -151,10 +158,11 @@ class Writer:
         return "struct Program {\n" + indented("\n\n".join(s for s in sections if s)) + "\n};"
 
     def emit_misaligned(self) -> str:
-        """Emit `misaligned`: how many elements of a row are before its first pack, which is the same for all arrays."""
+        """Emit `misaligned`: how many elements of a row are before its first pack, in all arrays or those written."""
         if not self.shifted:
             return ""
-        array = next(p for p in self.program.parameters if p.extent == FULL)
+        full = [p for p in self.program.parameters if p.extent == FULL]
+        array = next((p for p in full if p.written), full[0])
         index = f"reinterpret_cast<u64>({array.name}) / sizeof({stored_type(array.dtype)}) + row * {array.name}_rows"
         head = "template <int V>\n__device__ int misaligned(i64 row) const"
         return f"{head} {{ return static_cast<int>(-({index}) & (V - 1)); }}"
@@ -270,7 +278,10 @@ class Writer:
             tile = [p for p in self.program.loaded.values() if p.extent in (FULL, COLUMN)]
             read = [p for p in tile if p.extent == FULL or p in read]
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
-        load = {FULL: "load_pack", COLUMN: "load_each" if self.shifted else "load_pack"}
+        load = {
+            FULL: "load_between" if self.apart else "load_pack",
+            COLUMN: "load_each" if self.shifted else "load_pack",
+        }
         loads = {
             extent: [f"t.{p.name} = {load[extent]}<V>({p.element_address});" for p in read if p.extent == extent]
             for extent in (FULL, COLUMN)

@@ -90,18 +90,20 @@ class KernelArguments:
     struct : Struct
     vector_pointers : list of (slot of the address, bytes from there, itemsize)
         The pointers that are accessed in vectors.
-    full_pointers : list of (slot of the address, bytes from there, itemsize)
+    read_pointers, written_pointers : list of (slot of the address, bytes from there, itemsize)
         Those among them that have an element for each of the program's.
-    row_strides : list of int
-        Of the arrays that have an element for each of the program's, if it has several rows.
+    read_strides, written_strides : list of int
+        Row strides of these arrays, if the program has several rows.
     """
 
     def __init__(self, program: Program, place: Callable[[Node], Place], numbers: int, stores_vectors: bool = True):
         self.rows, self._stores_vectors = program.domain[0], stores_vectors
         self.struct = Struct()
         self.vector_pointers: list[tuple[int, int, int]] = []
-        self.full_pointers: list[tuple[int, int, int]] = []
-        self.row_strides: list[int] = []
+        self.read_pointers: list[tuple[int, int, int]] = []
+        self.written_pointers: list[tuple[int, int, int]] = []
+        self.read_strides: list[int] = []
+        self.written_strides: list[int] = []
         for parameter in program.parameters:
             if parameter.is_number:
                 self.struct += number(float(parameter.node.value), parameter.node.number, numbers)
@@ -122,21 +124,25 @@ class KernelArguments:
         if parameter.extent in (FULL, COLUMN):
             self.vector_pointers.append(found)
         if parameter.extent == FULL:
-            self.full_pointers.append(found)
-            self.row_strides += [place.row_stride] if self.rows > 1 else []
+            written = parameter.written
+            (self.written_pointers if written else self.read_pointers).append(found)
+            strides = self.written_strides if written else self.read_strides
+            strides += [place.row_stride] if self.rows > 1 else []
 
     @property
     def row_stride_bits(self) -> int:
         """Bitwise or of all row strides, whose common powers of two limit the vector width."""
-        return functools.reduce(lambda bits, stride: bits | abs(stride), self.row_strides, 0)
+        strides = (*self.read_strides, *self.written_strides)
+        return functools.reduce(lambda bits, stride: bits | abs(stride), strides, 0)
 
     def are_aligned(self, addresses: Addresses, vec: int) -> bool:
         """Whether all pointers that are accessed in vectors are multiples of `vec` elements."""
         return all((addresses[slot] + start) % (vec * size) == 0 for slot, start, size in self.vector_pointers)
 
-    def are_shifted_alike(self, addresses: Addresses, vec: int) -> bool:
-        """Whether all arrays begin at the same place in a vector of `vec` elements."""
-        return len({(addresses[slot] + start) // size % vec for slot, start, size in self.full_pointers}) <= 1
+    def are_shifted_alike(self, addresses: Addresses, vec: int, apart: bool) -> bool:
+        """Whether rows begin at the same place in a vector of `vec` elements: all, or if `apart` those written."""
+        pointers = self.written_pointers if apart else (*self.read_pointers, *self.written_pointers)
+        return len({(addresses[slot] + start) // size % vec for slot, start, size in pointers}) <= 1
 
     def aligned_vec(self, addresses: Addresses, widest: int) -> int:
         """Return the largest number of elements, `widest` over a power of two, that all pointers are aligned to."""
@@ -206,7 +212,8 @@ class KernelLaunch:
             self.rows, self.cols = 1, self.rows * self.cols
             self.accesses = list(accesses(self.program, cols=self.cols))
         else:
-            self.accesses = list(accesses(self.program, self.arguments.row_strides))
+            strides = self.arguments.read_strides, self.arguments.written_strides
+            self.accesses = list(accesses(self.program, *strides))
         self.config = default_config(self.program, self.accesses[0], clusters)
         self.kernels = emit_kernels(self.program, self.config, conditional=flag >= 0)
 
@@ -217,7 +224,8 @@ class KernelLaunch:
             return False
         plain = all(p.is_number or p.extent in (FULL, SCALAR) for p in program.parameters)
         full = {p.extent for p in program.outputs.values()} == {FULL}
-        return plain and full and all(stride == self.cols for stride in self.arguments.row_strides)
+        strides = (*self.arguments.read_strides, *self.arguments.written_strides)
+        return plain and full and all(stride == self.cols for stride in strides)
 
     def spec(self) -> LaunchSpec:
         """Return the kernels, the workspace and the binding of the launch."""
@@ -253,8 +261,9 @@ class KernelLaunch:
         """Return the widest access that the alignment of a call's pointers allows."""
 
         def fits(access: Access) -> bool:
-            check = self.arguments.are_shifted_alike if access.shifted else self.arguments.are_aligned
-            return check(addresses, access.vec)
+            if access.shifted:
+                return self.arguments.are_shifted_alike(addresses, access.vec, access.apart)
+            return self.arguments.are_aligned(addresses, access.vec)
 
         return next(filter(fits, self.accesses), self.accesses[-1])
 

@@ -14,7 +14,6 @@ from support import CUDA, HOST, Engine, normal, require_hopper
 
 import cupyfuse as cf
 from cupyfuse import devices, settings
-from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.plan.schedule import tiles
 
 Arrays = list[np.ndarray[Any, Any]]

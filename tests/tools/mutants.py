@@ -1046,7 +1046,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vectors whatever the row stride",
         "cupyfuse/engines/kernel_launch.py",
-        "self.row_strides += [place.row_stride] if self.rows > 1 else []",
+        "strides += [place.row_stride] if self.rows > 1 else []",
         "pass",
         kernels("row_gap"),
     ),

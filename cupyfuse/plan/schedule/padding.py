@@ -1,4 +1,4 @@
-"""Values whose rows are padded in memory, so that each begins at a multiple of 16 bytes, as the TMA asks of operands."""
+"""Values whose rows are padded in memory, so that they begin at multiples of 16 bytes, as the TMA asks of operands."""
 
 from __future__ import annotations
 

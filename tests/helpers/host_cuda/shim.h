@@ -142,6 +142,9 @@ inline To bits_as(From from) {
     return to;
 }
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+    return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
+}
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline float __int_as_float(int x) { return bits_as<float>(x); }
 inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
