@@ -11,6 +11,9 @@ from .program import COLUMN, FULL, Program
 
 # A row has to be so many vectors long to be accessed in shifted ones: its single elements are fewer than its threads.
 _SHORTEST_SHIFTED = 32
+# Vectors that lie in two pay from so many elements on, or where rows are not reduced. On an H200 the softmax of 4096
+# columns takes 169 us in bfloat16, 236 by elements, and in float32 170 and 151; GELU 187 and 384, 155 and 225.
+_APART = 8
 
 
 @dataclass(frozen=True)
@@ -118,15 +121,18 @@ def accesses(
     cols = program.domain[1] if cols is None else cols
     read, written = ([cols] if strides is None else strides for strides in (read, written))
     together = not program.by_columns and any(p.extent == FULL for p in program.parameters)
-    widest = vec = widest_vec(program)
+    vec = widest = widest_vec(program)
+    pays = widest >= _APART or not any(n.reduction for n in program.step.nodes)
     while vec > 1:
         shiftable = together and cols >= _SHORTEST_SHIFTED * vec
         if all(n % vec == 0 for n in (cols, *read, *written)):
             yield Access(vec)
         if shiftable and len({n % vec for n in (*read, *written)}) <= 1:
             yield Access(vec, True)
-        if vec == widest and shiftable and program.full_inputs and len({n % vec for n in written}) <= 1:
-            yield Access(vec, True, True)
+        # Half as many elements in one place are as fast as in two.
+        if vec == max(2, widest // 2) and pays and program.full_inputs:
+            if together and cols >= _SHORTEST_SHIFTED * widest and len({n % widest for n in written}) <= 1:
+                yield Access(widest, True, True)
         vec //= 2
     yield Access(1)
 
