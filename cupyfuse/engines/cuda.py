@@ -259,7 +259,7 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
-                if reads and node.op != "accumulate" and step.kind in ("Gemm", "Split", "Copy", "Library", "Scan"):
+                if reads and node.op != "accumulate" and not _reads_before_writing(step, source):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
                     return False
@@ -388,6 +388,16 @@ class CudaExecutable:
         for arg, node in self._copies:
             value = self._specs.view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
+
+
+def _reads_before_writing(step: Step, source: Node) -> bool:
+    """Whether a step that reads an argument element by element has read each before it writes the same one.
+
+    Epilogues of our product do, of what is no operand.
+    """
+    if step.kind == "Gemm":
+        return step.by_tiles and source not in map(base_of, step.product.inputs)
+    return step.kind not in ("Split", "Copy", "Library", "Scan")
 
 
 def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:

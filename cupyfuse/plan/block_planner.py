@@ -26,7 +26,16 @@ from .prepacking import (
     with_used_inputs,
 )
 from .report import quantity
-from .schedule import Layout, NotRowwise, choose_products, one_pass_product_variances, schedule, takes_epilogues
+from .rounding import is_16_bit_product
+from .schedule import (
+    Layout,
+    NotRowwise,
+    choose_products,
+    one_pass_product_variances,
+    schedule,
+    takes_epilogues,
+    unaligned_operands,
+)
 from .schedule.cut import (
     COLUMNS,
     LEAST_ROWS,
@@ -321,7 +330,7 @@ class BlockPlanner:
         for k, addend in enumerate(addends):
             number = len(graph.inputs) + k
             sums.append(g.argument(number, f"sum{k}", addend.shape, addend.dtype))
-            effects.append((number, _add_to_sum(sums[k], addend, users)))
+            effects.append((number, _add_to_sum(sums[k], addend, users, self.settings)))
         graph = Graph([*graph.inputs, *sums], graph.outputs[:count], effects)
         layouts = {k: self._layout(*source) for k, source in enumerate(parts.sources)}
         scheduled = scheduled_for(graph, layouts, self.settings)
@@ -378,13 +387,23 @@ def _accumulating_product(addend: Node, users: dict[Node, list[Node]]) -> Node |
     return product if product.op == "matmul" and alone else None
 
 
-def _add_to_sum(total: Node, addend: Node, users: dict[Node, list[Node]]) -> Node:
-    """Add an addend to a sum; a product by cuBLAS accumulates into it directly."""
+def _add_to_sum(total: Node, addend: Node, users: dict[Node, list[Node]], settings: Settings) -> Node:
+    """Add an addend to a sum; a product by cuBLAS accumulates into it directly.
+
+    Where rows of operands do not begin at multiples of 16 bytes, but those of computed ones may be padded, our kernel is
+    several times as fast, and the sum its epilogue.
+    """
     product = _accumulating_product(addend, users)
-    if product is None:
+    if product is None or (takes_epilogues(settings) and _will_be_padded(product)):
         return g.pointwise("add", total, addend)
     how = f"{product.how}, added to the sum over the blocks"
     return Node("accumulate", (*product.inputs, total), total.shape, total.dtype, how=how)
+
+
+def _will_be_padded(product: Node) -> bool:
+    """Whether the operands of a product whose rows are not aligned are computed."""
+    unaligned = unaligned_operands(product) if is_16_bit_product(product) else []
+    return bool(unaligned) and all(base_of(n).op not in ("input", "const") for n in unaligned)
 
 
 def _renumbered(graph: Graph, number: Callable[[Node], int]) -> Graph:

@@ -32,7 +32,7 @@ from .memory import (
     view_chain,
 )
 from .moments import one_pass_product_variances
-from .padding import padded_length
+from .padding import padded_length, unaligned_operands
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, row_shares, stages_of
@@ -84,6 +84,7 @@ __all__ = [
     "takes_epilogues",
     "tiles_for",
     "tiles_of",
+    "unaligned_operands",
     "unfused_cost",
     "view_chain",
 ]

@@ -24,7 +24,7 @@ from ..rounding import bias_added, is_16_bit_product
 from .columns import take_columns_out
 from .fused_product import GAIN, FusedProduct, between, is_needed_before, stream_seconds, with_epilogue
 from .memory import Layout, base_of
-from .padding import can_be_padded, unaligned_operands
+from .padding import can_be_padded, operands_to_pad, unaligned_operands
 from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
 from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import LINE, MOST_STAGED, strip_transposes, takes_epilogues
@@ -79,7 +79,7 @@ def fuse_epilogues(
         elif is_16_bit_product(product) and takes_epilogues(settings):
             fused, reason = _choose(step, found, storage, results, layouts, settings)
             if fused is not None and fused.gemm.by_tiles:
-                padded.update(unaligned_operands(product))
+                padded.update(m for m in operands_to_pad(product) if can_be_padded(m, found, results))
             if fused is None:
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
         elif product.op == "split_matmul" and not product.unscaled:
