@@ -122,17 +122,19 @@ def accesses(
     read, written = ([cols] if strides is None else strides for strides in (read, written))
     together = not program.by_columns and any(p.extent == FULL for p in program.parameters)
     vec = widest = widest_vec(program)
+
+    def shiftable(vec: int, strides: Sequence[int]) -> bool:
+        return together and cols >= _SHORTEST_SHIFTED * vec and len({n % vec for n in strides}) <= 1
+
     pays = widest >= _APART or not any(n.reduction for n in program.step.nodes)
+    apart = bool(program.full_inputs) and pays and shiftable(widest, written)
     while vec > 1:
-        shiftable = together and cols >= _SHORTEST_SHIFTED * vec
         if all(n % vec == 0 for n in (cols, *read, *written)):
             yield Access(vec)
-        if shiftable and len({n % vec for n in (*read, *written)}) <= 1:
+        if shiftable(vec, (*read, *written)):
             yield Access(vec, True)
-        # Half as many elements in one place are as fast as in two.
-        if vec == max(2, widest // 2) and pays and program.full_inputs:
-            if together and cols >= _SHORTEST_SHIFTED * widest and len({n % widest for n in written}) <= 1:
-                yield Access(widest, True, True)
+        if apart and vec == max(2, widest // 2):  # half as many elements in one place are as fast as in two
+            yield Access(widest, True, True)
         vec //= 2
     yield Access(1)
 

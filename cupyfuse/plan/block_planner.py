@@ -272,7 +272,8 @@ class BlockPlanner:
         sources = parts.sources
         layouts = {k: self._layout(*source) for k, source in enumerate(sources)}
         bound = frozenset(k for k, (n, mode) in enumerate(sources) if mode == WHOLE and n.argument in self.bound)
-        graph = choose_products(parts.block, self.settings, fixed_values(parts.block, bound))
+        once = {n for n, (_, mode) in zip(parts.block.inputs, sources, strict=True) if mode == WHOLE}
+        graph = choose_products(parts.block, self.settings, fixed_values(parts.block, bound), once)
         graph = one_pass_product_variances(graph) if takes_epilogues(self.settings) else graph
         graph = insert_copies(graph, layouts)
         graph, sources, prepare = self._prepack(graph, sources, bound)
@@ -390,8 +391,8 @@ def _accumulating_product(addend: Node, users: dict[Node, list[Node]]) -> Node |
 def _add_to_sum(total: Node, addend: Node, users: dict[Node, list[Node]], settings: Settings) -> Node:
     """Add an addend to a sum; a product by cuBLAS accumulates into it directly.
 
-    Where rows of operands do not begin at multiples of 16 bytes, but those of computed ones may be padded, our kernel is
-    several times as fast, and the sum its epilogue.
+    Where rows of operands do not begin at multiples of 16 bytes, but may be padded as they are computed, our kernel is
+    several times as fast, and the sum is its epilogue.
     """
     product = _accumulating_product(addend, users)
     if product is None or (takes_epilogues(settings) and _will_be_padded(product)):

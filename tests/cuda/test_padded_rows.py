@@ -119,7 +119,7 @@ def test_what_a_product_writes(
 KEPT: dict[str, Callable[..., Any]] = {
     "a result": lambda y, w: (doubled(y), doubled(y) @ w),
     "a reshaped value": lambda y, w: (doubled(y) @ w, doubled(y).reshape(-1)[::2] + 1),
-    "an argument": lambda y, w: y @ w,
+    "an argument that is bound": lambda y, w: y @ w,
 }
 
 
@@ -127,12 +127,46 @@ KEPT: dict[str, Callable[..., Any]] = {
 def test_what_others_read_as_it_lies_is_not_padded(engine: Engine, why: str, rng: np.random.Generator) -> None:
     y, w, _ = operands(rng, 36, 131, "bfloat16")
     fused, given = cf.fuse(KEPT[why]), engine.arrays([y, w])
-    assert padded_values(fused, given) == []
-    results = engine.host(fused(*given))
+    if why == "an argument that is bound":
+        bound = fused.bind(y=given[0])
+        assert not bound.plan(given[1]).scheduled.padded
+        results = engine.host(bound(given[1]))
+    else:
+        assert padded_values(fused, given) == []
+        results = engine.host(fused(*given))
     values = results if isinstance(results, tuple) else (results,)
-    d = bounds.exact(y, "bfloat16") if why == "an argument" else exactly_doubled(y, "bfloat16")
+    d = bounds.exact(y, "bfloat16") if why == "an argument that is bound" else exactly_doubled(y, "bfloat16")
     (found,) = (v for v in values if v.shape == (36, 24))
     assert bounds.check(found, product(d, bounds.exact(w, "bfloat16")), why) > 0.99
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("layout", ["contiguous", "row_gap", "offset", "transposed"])
+@pytest.mark.parametrize("shape", [(37, 131), (140, 523), (2, 9)], ids=str)
+def test_arguments_are_copied_once_for_all_products(
+    engine: Engine, shape: Any, layout: str, rng: np.random.Generator
+) -> None:
+    """Gradients of a layer of odd width, as PyTorch asks for them."""
+    y, w, x = operands(rng, *shape, "bfloat16")
+    given = [engine.array(y, layout), *engine.arrays([w, x])]
+    fused = cf.fuse(lambda y, w, x: (y @ w, y.T @ x))
+    assert by_our_kernel(fused, given) == [True, True]
+    assert padded_values(fused, given) == [shape]
+    assert [step.kind for step in fused.plan(*given).steps].count("RowProgram") == 1
+    right, left = engine.host(fused(*given))
+    d = bounds.exact(y, "bfloat16")
+    assert bounds.check(right, product(d, bounds.exact(w, "bfloat16")), "right") > 0.99
+    assert bounds.check(left, product(transposed(d), bounds.exact(x, "bfloat16")), "left") > 0.99
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "copied"), [(2048, 50257, True), (64, 1001, True), (16, 9, False), (2048, 50264, False)]
+)
+def test_arguments_are_copied_where_that_pays(rows: int, width: int, copied: bool) -> None:
+    arrays = [cf.spec(shape, "bfloat16") for shape in ((rows, width), (width, 768), (rows, 768))]
+    plan = cf.fuse(lambda y, w, x: (y @ w, y.T @ x)).plan(*arrays)
+    assert [step.kind for step in plan.steps] == ["RowProgram"] * copied + ["Gemm"] * 2
+    assert [plan.scheduled.row_stride(value) for value in plan.scheduled.padded] == [-(-width // 64) * 64] * copied
 
 
 def test_the_padding_counts_as_workspace(rng: np.random.Generator) -> None:

@@ -7,11 +7,15 @@ to be solved or decomposed is computed in float32. At "high", "medium" and "tf32
 does, and the product is one of float16 matrices: by our own kernel, which undoes the scales in its epilogue, or by
 cuBLAS, whose product has still to be multiplied by factors. Elements too small for float16 beside the largest of their
 row are repaired in float32 either way, and in two parts infinities and NaN.
+
+Arguments of 16 bits whose rows do not begin at multiples of 16 bytes, as of an odd width, take cuBLAS several times as
+long. Where it pays they are copied, to rows that our own kernel reads (`padding.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,13 +25,20 @@ from ...ir.graph import Graph, Node
 from ...ir.library import of_linear_algebra
 from ...ir.products import split_matmul, with_factors
 from ...settings import Settings
+from ..rounding import is_16_bit_product
+from .memory import base_of
+from .padding import unaligned_operands
 from .split_tiles import TILE_ROWS, tile_columns, tile_width
+from .steps import step_of, with_bytes
 from .tiles import (
     LAUNCH,
     START,
     library_share,
+    library_time,
+    own_time,
     product_time,
     share_of_rows,
+    strip_transposes,
     takes_epilogues,
     tile_finish,
     unaligned_finish,
@@ -37,6 +48,7 @@ from .tiles import (
 LEAST_DEPTH = 512
 # Seconds of more launches and of what cannot overlap at their ends: of hi/lo products, and of cuBLAS's of one part.
 _OVERHEAD, _ROUNDED_OVERHEAD = 8e-6, 8e-6
+_WORTH = 0.9  # of cuBLAS's time, what our kernel and the copies for it may take
 # Of the peak rates, what cuBLAS reaches in large products, and of the bandwidth, what passes over operands reach.
 _FLOAT32_SHARE, _TF32_SHARE, _HALF_SHARE, _PASS_SHARE = 0.76, 0.83, 0.77, 0.85
 _EPILOGUE_FLOPS = 10  # of an element in our kernel: they undo its scales and compute a little more, not known yet
@@ -44,21 +56,25 @@ _EPILOGUE_FLOPS = 10  # of an element in our kernel: they undo its scales and co
 ROUNDED = ("high", "medium", "tf32")
 
 
-def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
+def choose_products(graph: Graph, settings: Settings, fixed: set[Node], once: Set[Node] = frozenset()) -> Graph:
     """Replace each product by the form in which it will run, and say in its field `how` which that is, and why.
 
-    `fixed` are the values that depend on bound arguments alone, so that their splits can be prepacked.
+    `fixed` are the values that depend on bound arguments alone, so that their splits can be prepacked. What depends on
+    the arguments in `once` alone is computed by another plan.
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
     results = set(graph.roots)
     decomposed = _read_by_linear_algebra(graph)
     done: dict[Node, Node] = {}
     shared: _Shared = {}
+    copies = _aligned_copies(graph, settings, fixed | once)
     for node in g.topological(graph.roots):
         done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node.op == "matmul" and node in live:
             left_prepacked, right_prepacked = (settings.keep_halves and i in fixed for i in node.inputs)
             prepacked = _Prepacked(left_prepacked, right_prepacked)
+            if is_16_bit_product(node):
+                done[node] = g.with_inputs(done[node], [_of_aligned(i, copies) for i in done[node].inputs])
             if node in decomposed and settings.precision not in ROUNDED and not _library_reason(node, settings):
                 how = f"cuBLAS {node.dtype}: linear algebra amplifies what the hi/lo split leaves out"
                 done[node] = replace(done[node], how=how)
@@ -108,6 +124,38 @@ def _choose_product(node: Node, settings: Settings, prepacked: _Prepacked, is_re
         )
     product = replace(product, inputs=(*splits, left, right), how=how)
     return with_factors(product) if rounded and not own else product
+
+
+def _aligned_copies(graph: Graph, settings: Settings, elsewhere: Set[Node]) -> dict[Node, Node]:
+    """Find the arguments that 16-bit products are faster with copies of, and make these.
+
+    What depends on the arguments in `elsewhere` alone is computed by another plan, whose results have no padded rows.
+    """
+    device = settings.device
+    if device is None or not takes_epilogues(settings):
+        return {}
+    gains: dict[tuple[Node, ...], float] = {}  # in seconds, of the products that read these arguments
+    for node in filter(is_16_bit_product, g.topological(graph.roots)):
+        unaligned = tuple(m for m in unaligned_operands(node) if m.op == "input")
+        if unaligned and elsewhere.isdisjoint(unaligned):
+            storage = {base_of(n): n.dtype for n in (*node.inputs, node)}
+            step = with_bytes(step_of("Gemm", node.shape, [node], list(node.inputs), [node], []), storage)
+            gain = max(0.0, _WORTH * library_time(step, device) - own_time(step, device))
+            gains[unaligned] = gains.get(unaligned, 0.0) + gain
+    found: dict[Node, Node] = {}
+    for matrices, gain in gains.items():
+        # Read and written, two bytes each.
+        copying = sum(4 * m.size / (_PASS_SHARE * device.bandwidth) + LAUNCH for m in matrices)
+        if settings.epilogues == "always" or gain > copying:
+            found.update((m, Node("cast", (m,), m.shape, m.dtype)) for m in matrices if m not in found)
+    return found
+
+
+def _of_aligned(operand: Node, copies: dict[Node, Node]) -> Node:
+    """Return an operand, of the copy of the argument that it is, or is a transpose of, if there is one."""
+    matrix, transposed = strip_transposes(operand)
+    copy = copies.get(matrix, matrix)
+    return operand if copy is matrix else g.transpose(copy) if transposed else copy
 
 
 def _library_reason(node: Node, settings: Settings) -> str:
