@@ -193,7 +193,7 @@ def test_sums_over_blocks(engine: Engine, rng: np.random.Generator) -> None:
     y = (x.astype(np.float64) @ w.T.astype(np.float64)).astype(x.dtype)
     d = exactly_doubled(y, "bfloat16")
     results = engine.host(fused(*given))
-    assert bounds.check(results[0], product(d, bounds.exact(w, "bfloat16")), "the sum") > 0.99
+    assert bounds.check(results[0], product(d, bounds.exact(w, "bfloat16")), "the sum") > 0.95
     assert bounds.check(results[1], product(transposed(d), bounds.exact(x, "bfloat16")), "left") > 0.99
 
 

@@ -27,7 +27,7 @@ def padded_length(length: int) -> int:
 
 
 def operands_to_pad(product: Node) -> list[Node]:
-    """List the operands of a 16-bit product, as they are in memory, that our kernel reads faster, or at all, if padded."""
+    """List the matrices among a 16-bit product's operands that our kernel reads faster, or at all, if padded."""
     matrices = (strip_transposes(operand)[0] for operand in product.inputs)
     return [m for m in matrices if m.shape[0] > 1 and padded_length(m.shape[1]) != m.shape[1]]
 
