@@ -26,9 +26,10 @@ _MOST_STAGES = 6  # more hide no more latency
 # FLOPs of an epilogue's element, reductions aside: the code of more costs more to fetch than the copies that it saves.
 # So does that of guards, even if it does not run.
 _MOST_UNROLLED = 16
-# Bytes of a row's states, such as a logsumexp and one more sum: beside more of them, a wide chunk does not fit in
-# registers.
-_WIDE_STATE = 16
+# Bytes of a row's states beside which 64 columns of a chunk fit in registers, or 32: of a logsumexp and three more
+# reductions, or of one and a variance. Where columns are compared with labels it is 32 at most. On an H200 the cross entropy behind
+# 2048 x 768 x 50256, with logits stored, takes 317 us so, with 16 columns 368, and with 64, some of them spilled, 351.
+_WIDE_STATE, _MEDIUM_STATE = 24, 32
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,13 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     assert step.epilogue is not None
     # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some. Beside shifted results of 4
     # bytes in wide chunks, fewer stages would fit into shared memory.
-    if staged > 4 or program.reads_columns > 2 or vec == 1 or state_size(step.epilogue) > _WIDE_STATE:
+    state = state_size(step.epilogue)
+    if staged > 4 or program.reads_columns > 2 or vec == 1 or state > _MEDIUM_STATE:
         chunk = 16
     else:
-        chunk = 32 if program.reads_columns or program.full_inputs or scaled or (shifted and staged > 2) else 64
+        labels = any(n.op == "positions" for n in step.epilogue.nodes)
+        reads = program.reads_columns or program.full_inputs
+        chunk = 32 if reads or labels or scaled or (shifted and staged > 2) or state > _WIDE_STATE else 64
     tiles = tiles_of(step, processors)
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
     flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)

@@ -160,7 +160,7 @@ def test_arguments_are_copied_once_for_all_products(
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "copied"), [(2048, 50257, True), (64, 1001, True), (16, 9, False), (2048, 50264, False)]
+    ("rows", "width", "copied"), [(2048, 50257, True), (64, 1001, True), (2048, 50264, False), (1, 50257, False)]
 )
 def test_arguments_are_copied_where_that_pays(rows: int, width: int, copied: bool) -> None:
     arrays = [cf.spec(shape, "bfloat16") for shape in ((rows, width), (width, 768), (rows, 768))]
