@@ -160,7 +160,8 @@ def _product_time(call: Call, flows: list[int], traced: TracedChain, machine: Ma
     times = [Time(machine.product_time(m, depth, n, left.dtype), rates.EAGER_PRODUCT)]
     for number, sizes in ((numbers[0], (m, n, depth)), (numbers[1], (depth, m, n))):
         if number in flows:
-            times.append(Time(machine.product_time(*sizes, left.dtype), rates.EAGER_PRODUCT))
+            gpu = machine.product_time(*sizes, left.dtype, lengths=(depth, n))
+            times.append(Time(gpu, rates.EAGER_PRODUCT))
     if flows:
         times.append(Time(0.0, 2 * rates.EAGER_GRADED))
     if any(number in flows for number in numbers[2:]):

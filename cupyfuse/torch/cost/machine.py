@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ... import dtypes
@@ -40,13 +40,14 @@ class Machine:
         """Return the seconds that moving bytes takes at a share of the bandwidth."""
         return nbytes / (share * self.device.bandwidth)
 
-    def product_time(self, m: int, k: int, n: int, dtype: str, padded: bool = False) -> float:
+    def product_time(
+        self, m: int, k: int, n: int, dtype: str, padded: bool = False, lengths: Sequence[int] = ()
+    ) -> float:
         """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n).
 
-        It is slow with tensor cores where rows of the result do not begin at multiples of 16 bytes, unless they are
-        `padded`; and its 16-bit kernels for those multiply whole tiles of rows, few rows apart: (16, 768) by
-        (768, 50257) takes 106 us on an H200, (2, 768) 44. Operands, whose rows may be of other lengths, are taken to
-        be aligned.
+        It is slow with tensor cores where rows do not begin at multiples of 16 bytes, unless they are `padded`; and its
+        16-bit kernels for those multiply whole tiles of rows, few rows apart: (16, 768) by (768, 50257) takes 106 us on
+        an H200, (2, 768) 44. Rows of operands and of the result have the `lengths`, by default k and n elements.
 
         Each processor computes one tile of the result at a time, which makes waves of tiles. Where there are fewer
         tiles than processors, the sums over k are split among several.
@@ -56,7 +57,8 @@ class Machine:
         if units == "float32" and self.precision not in ("highest", "ieee") and d.tf32 > d.simt:
             units = "tf32"
         peak = {"half": d.half, "float64": d.simt64, "float32": d.simt, "tf32": d.tf32}[units]
-        share = 1.0 if padded or units not in ("half", "tf32") else share_of_rows(dtypes.ITEMSIZE[dtype], n)
+        aligned = padded or units not in ("half", "tf32")
+        share = 1.0 if aligned else share_of_rows(dtypes.ITEMSIZE[dtype], *(lengths or (k, n)))
         rows, cols = rates.CUBLAS_TILE[units]
         moved = self.memory_time(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
         if share < 1 and units == "half" and m > rates.FEW_ROWS:

@@ -12,8 +12,9 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
+from ...plan.rounding import is_16_bit_product
 from ...plan.schedule import Step, base_of, schedule
-from ...plan.schedule.tiles import own_time, split_epilogue_time
+from ...plan.schedule.tiles import own_time, share_of_rows, split_epilogue_time
 from ...settings import Settings
 from ..chains.chain import TracedChain
 from . import rates
@@ -162,6 +163,7 @@ def _backward_time(
     Wanted gradients that no step here writes, as of weights whose product was rewritten, are a write each.
     """
     dependent = _dependent_nodes(steps, traced, requires_grad)
+    read_by_rows = {base_of(i) for step in steps if step.kind != "Gemm" and step.nodes for i in step.inputs}
     times: list[Time] = []
     written: set[Node] = set()
     for step in steps:
@@ -169,10 +171,14 @@ def _backward_time(
         if step.kind == "Gemm":
             for node in filter(g.is_product, step.nodes):
                 m, k, n = _sizes(node)  # of C = A B: the gradients are dC Bᵀ and Aᵀ dC
-                for operand, sizes in zip(_operands(node), ((m, n, k), (k, m, n)), strict=True):
+                operands, padded = _operands(node), _pads(costs, machine, node)
+                for operand, sizes in zip(operands, ((m, n, k), (k, m, n)), strict=True):
                     if operand in dependent:
                         written.add(base_of(operand))
-                        times.append(_backward_product_time(sizes, operand.dtype, machine, costs))
+                        times.append(_backward_product_time(sizes, (k, n), operand.dtype, machine, costs, padded))
+                computed = costs is _FUSED and node in read_by_rows  # padded as it is computed
+                if padded and dependent.intersection(operands) and not computed:
+                    times.append(_padding_time(m, n, operands[0].dtype, machine, costs))
         elif reads and step.launches:
             times += _backward_row_times(step, reads, machine, costs)
             written.update(map(base_of, reads))
@@ -206,12 +212,29 @@ def _with_own_gradients(step: Step, matrices: Sequence[Node]) -> list[Node]:
     return list({sum_of(n): n for n in matrices}.values())
 
 
-def _backward_product_time(sizes: tuple[int, int, int], dtype: str, machine: Machine, costs: _Costs) -> Time:
-    """Estimate one of the two products of a gradient."""
+def _pads(costs: _Costs, machine: Machine, product: Node) -> bool:
+    """Whether rows of a product's gradient are padded for the products that read it, if they are not aligned."""
+    ours = machine.device.own_half > 0 and is_16_bit_product(product)
+    return costs.pads if costs is not _FUSED else ours
+
+
+def _padding_time(rows: int, length: int, dtype: str, machine: Machine, costs: _Costs) -> Time:
+    """Estimate the copy of a 16-bit matrix to padded rows; nothing where they are aligned."""
+    itemsize = dtypes.ITEMSIZE[dtype]
+    if itemsize != 2 or share_of_rows(itemsize, length) == 1:
+        return Time(0.0, 0.0)
+    return Time(rates.LAUNCH + machine.memory_time(2.0 * itemsize * rows * length), costs.launch)
+
+
+def _backward_product_time(
+    sizes: tuple[int, int, int], lengths: tuple[int, int], dtype: str, machine: Machine, costs: _Costs, padded: bool
+) -> Time:
+    """Estimate one of the two products of a gradient, whose matrices have rows of these lengths."""
     split = machine.best_split_product_time(*sizes, dtype) if costs.splits else None
     if split is not None:
         return Time(split * rates.BACKWARD_SPLIT, 4 * costs.launch)
-    return Time(machine.product_time(*sizes, dtype, costs.pads) * costs.backward_product, costs.product)
+    gpu = machine.product_time(*sizes, dtype, padded, lengths) * costs.backward_product
+    return Time(gpu, costs.product)
 
 
 def _dependent_nodes(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags) -> set[Node]:
