@@ -12,7 +12,7 @@
 //     partial, shares                       the totals of each row in each column of tiles: `shares` totals a row
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
-//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride, which is n
+//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride
 // Reductions leave their totals in p.partial; merge_shares finishes the rows. Results are staged in shared memory, so that
 // the lanes of a warp write neighbouring elements.
 //

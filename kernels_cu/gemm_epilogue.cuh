@@ -22,7 +22,7 @@ struct Staging {
     }
 };
 
-// Where rows of a result begin in memory. Unless Shifted, the stride is a multiple of 16 bytes, and so are the rows.
+// Where rows of a result begin in memory. Unless Shifted, the stride is a multiple of 16 bytes, and so is their length.
 template <class T, bool Shifted>
 struct Shifts {
     u32 first, stride;
@@ -62,7 +62,7 @@ struct StageResult {
 // Copies a warp's chunk of one result from shared memory to memory; its first element goes to (row, col). Lanes write
 // neighbouring packs of 16 bytes. If Shifted, packs at the ends of a tile's rows may be stored by elements, and those cut by
 // the end of a chunk are left to the next: `is_first` and `is_last` tell where a tile begins and ends. Otherwise all are
-// stored by elements if the result does not begin at a multiple of 16 bytes.
+// stored by elements if the result does not begin at a multiple of 16 bytes. Rows that are padded are aligned, but may end in a pack.
 template <int Chunk, bool Shifted>
 struct CopyResult {
     char* staging;
@@ -82,7 +82,7 @@ struct CopyResult {
         } else {
             copy<1, 4>(from, shifts, to, stride, rows, cols);
         }
-        if (Shifted && (is_last || (is_first && !shifts.aligned))) {
+        if (Shifted && (shifts.aligned ? is_last && cols % V != 0 : is_first || is_last)) {
             copy_ends<V>(from, shifts, to, stride, rows, cols);
         }
         if (Shifted && !is_last && !shifts.aligned) {

@@ -219,7 +219,8 @@ __device__ __forceinline__ Pack<T, V> load_each(const T* from) {
     return pack;
 }
 
-// The same from any address, by two aligned accesses, which may read elements beside those in their packs.
+// A pack from any address, from the two aligned ones that it lies in. Its neighbours there are read, too, even if another thread
+// writes them, and dropped.
 template <int V, class T>
 __device__ __forceinline__ Pack<T, V> load_between(const T* from) {
     constexpr int bytes = sizeof(T) * V, words = bytes / 4;
@@ -230,7 +231,7 @@ __device__ __forceinline__ Pack<T, V> load_between(const T* from) {
         const u64 last = (reinterpret_cast<u64>(from) + bytes - 1) & ~static_cast<u64>(bytes - 1);
         const Pack<T, V> packs[2] = {
             load_pack<V>(reinterpret_cast<const T*>(first)), load_pack<V>(reinterpret_cast<const T*>(last))};
-        const u32 late = static_cast<u32>(reinterpret_cast<u64>(from) - first);
+        const u32 offset = static_cast<u32>(reinterpret_cast<u64>(from) - first);
         u32 w[2 * words];
         memcpy(w, packs, sizeof w);
         // Move the words to the front by 2, 1, and parts of one.
@@ -238,12 +239,12 @@ __device__ __forceinline__ Pack<T, V> load_between(const T* from) {
         for (int step = words / 2; step > 0; step /= 2) {
 #pragma unroll
             for (int i = 0; i + step < 2 * words; ++i) {
-                w[i] = late / 4 & step ? w[i + step] : w[i];
+                w[i] = offset / 4 & step ? w[i + step] : w[i];
             }
         }
 #pragma unroll
         for (int i = 0; i < words; ++i) {
-            w[i] = __funnelshift_r(w[i], w[i + 1], late % 4 * 8);
+            w[i] = __funnelshift_r(w[i], w[i + 1], offset % 4 * 8);
         }
         Pack<T, V> pack;
         memcpy(&pack, w, sizeof pack);

@@ -259,7 +259,7 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
-                if reads and node.op != "accumulate" and not _reads_before_writing(step, source):
+                if reads and node.op != "accumulate" and not _may_write_over(step, source):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
                     return False
@@ -390,10 +390,10 @@ class CudaExecutable:
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
 
 
-def _reads_before_writing(step: Step, source: Node) -> bool:
-    """Whether a step that reads an argument element by element has read each before it writes the same one.
+def _may_write_over(step: Step, source: Node) -> bool:
+    """Whether a step may write each element over that of `source` which it reads at the same place.
 
-    Epilogues of our product do, of what is no operand.
+    The epilogue of our product may, unless `source` is an operand, which other tiles still read.
     """
     if step.kind == "Gemm":
         return step.by_tiles and source not in map(base_of, step.product.inputs)

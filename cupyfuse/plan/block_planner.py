@@ -31,6 +31,7 @@ from .schedule import (
     Layout,
     NotRowwise,
     choose_products,
+    may_be_padded,
     one_pass_product_variances,
     schedule,
     takes_epilogues,
@@ -272,8 +273,8 @@ class BlockPlanner:
         sources = parts.sources
         layouts = {k: self._layout(*source) for k, source in enumerate(sources)}
         bound = frozenset(k for k, (n, mode) in enumerate(sources) if mode == WHOLE and n.argument in self.bound)
-        once = {n for n, (_, mode) in zip(parts.block.inputs, sources, strict=True) if mode == WHOLE}
-        graph = choose_products(parts.block, self.settings, fixed_values(parts.block, bound), once)
+        whole = {n for n, (_, mode) in zip(parts.block.inputs, sources, strict=True) if mode == WHOLE}
+        graph = choose_products(parts.block, self.settings, fixed_values(parts.block, bound), whole)
         graph = one_pass_product_variances(graph) if takes_epilogues(self.settings) else graph
         graph = insert_copies(graph, layouts)
         graph, sources, prepare = self._prepack(graph, sources, bound)
@@ -392,19 +393,19 @@ def _add_to_sum(total: Node, addend: Node, users: dict[Node, list[Node]], settin
     """Add an addend to a sum; a product by cuBLAS accumulates into it directly.
 
     Where rows of operands do not begin at multiples of 16 bytes, but may be padded as they are computed, our kernel is
-    several times as fast, and the sum is its epilogue.
+    faster, and the sum is its epilogue: of (8192, 12241) by (12241, 768) cuBLAS takes 1159 us on an H200, ours 210.
     """
     product = _accumulating_product(addend, users)
-    if product is None or (takes_epilogues(settings) and _will_be_padded(product)):
+    if product is None or (takes_epilogues(settings) and _takes_padded(product)):
         return g.pointwise("add", total, addend)
     how = f"{product.how}, added to the sum over the blocks"
     return Node("accumulate", (*product.inputs, total), total.shape, total.dtype, how=how)
 
 
-def _will_be_padded(product: Node) -> bool:
-    """Whether the operands of a product whose rows are not aligned are computed."""
+def _takes_padded(product: Node) -> bool:
+    """Whether a 16-bit product has operands whose rows are not aligned, but may be padded as they are computed."""
     unaligned = unaligned_operands(product) if is_16_bit_product(product) else []
-    return bool(unaligned) and all(base_of(n).op not in ("input", "const") for n in unaligned)
+    return bool(unaligned) and all(map(may_be_padded, unaligned))
 
 
 def _renumbered(graph: Graph, number: Callable[[Node], int]) -> Graph:

@@ -65,7 +65,7 @@ def padded_values(fused: Any, given: Any) -> list[tuple[int, ...]]:
 
 
 # More rows and columns than a tile, with every remainder to a pack.
-SHAPES = [(1, 9), (2, 1), (37, 131), (5, 258), (140, 263), (9, 12), (130, 14)]
+SHAPES = [(1, 9), (2, 3), (37, 131), (5, 258), (140, 263), (9, 12), (130, 14)]
 
 
 @pytest.mark.rotates
@@ -118,7 +118,7 @@ def test_what_a_product_writes(
 
 KEPT: dict[str, Callable[..., Any]] = {
     "a result": lambda y, w: (doubled(y), doubled(y) @ w),
-    "a reshaped value": lambda y, w: (doubled(y) @ w, doubled(y).reshape(-1)[::2] + 1),
+    "a reshaped value": lambda y, w: (doubled(y) @ w, doubled(y).reshape(131, 36) + 1),
     "an argument that is bound": lambda y, w: y @ w,
 }
 
@@ -169,6 +169,49 @@ def test_arguments_are_copied_where_that_pays(rows: int, width: int, copied: boo
     assert [plan.scheduled.row_stride(value) for value in plan.scheduled.padded] == [-(-width // 64) * 64] * copied
 
 
+def largest(y: Any) -> Any:
+    return y.max(axis=1, keepdims=True)
+
+
+# Of a column, whose transpose is read as a row: by a row program, as a vector, and by an epilogue.
+COLUMNS: dict[str, Callable[..., Any]] = {
+    "row": lambda y, w, x: (largest(y) @ w, x + largest(y).T),
+    "vector": lambda y, w, x: (largest(y) @ w, (largest(y).T * x).sum(axis=1)),
+    "epilogue": lambda y, w, x: (largest(y) @ w, (x.T @ x).astype("float32") * largest(y).T),
+}
+
+
+@pytest.mark.parametrize("reader", COLUMNS)
+def test_columns_are_not_padded(engine: Engine, reader: str, rng: np.random.Generator) -> None:
+    y, w, x = (normal(rng, shape, "bfloat16", 0.5) for shape in ((37, 131), (1, 24), (5, 37)))
+    fused, given = cf.fuse(COLUMNS[reader]), engine.arrays([y, w, x])
+    assert (37, 1) not in padded_values(fused, given)
+    exact = COLUMNS[reader](*(a.astype(np.float64) for a in (y, w, x)))
+    with np.errstate(all="ignore"):
+        for found, expected in zip(engine.host(fused(*given)), exact, strict=True):
+            np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=2**-6, atol=2**-6)
+
+
+NOT_COPIED: dict[str, Callable[..., Any]] = {
+    "a reshaped operand beside it": lambda y, w: y @ w.reshape(131, 36),
+    "a slice beside it": lambda y, w: y @ w[:, 1:].T,
+    "itself twice": lambda y, w: y @ y.T,
+}
+
+
+@pytest.mark.parametrize("why", NOT_COPIED)
+def test_arguments_are_copied_for_our_product_alone(engine: Engine, why: str, rng: np.random.Generator) -> None:
+    y, w = (normal(rng, shape, "bfloat16", 0.5) for shape in ((37, 131), (36, 131)))
+    wide = normal(rng, (36, 132), "bfloat16", 0.5) if "slice" in why else w
+    fused, given = cf.fuse(NOT_COPIED[why]), engine.arrays([y, wide])
+    steps = fused.plan(*given).steps
+    assert (sum(step.kind == "RowProgram" for step in steps), padded_values(fused, given)) == (
+        (1, [y.shape]) if "twice" in why else (0, [])
+    )
+    expected = NOT_COPIED[why](y.astype(np.float64), wide.astype(np.float64))
+    np.testing.assert_allclose(engine.host(fused(*given)).astype(np.float64), expected, rtol=2**-7, atol=0.1)
+
+
 def test_the_padding_counts_as_workspace(rng: np.random.Generator) -> None:
     y, w, _ = operands(rng, 37, 131, "bfloat16")
     with settings.epilogues("always"):
@@ -201,7 +244,7 @@ def test_what_a_product_adds_to_is_changed_in_place(engine: Engine, rng: np.rand
     """Unless it is an operand too."""
     for width in (24, 21):
         x, w, y = (normal(rng, shape, "bfloat16", 0.5) for shape in ((140, 40), (width, 40), (140, width)))
-        total, square = y.astype("float32"), normal(rng, (40, 40), "bfloat16", 0.5)
+        total, square = y.astype("float32"), normal(rng, (264, 264), "bfloat16", 0.5)
 
         def add(total: Any, x: Any, w: Any) -> None:
             total += (x @ w.T).astype("float32")

@@ -6,11 +6,15 @@ from mutant import Mutant
 
 KERNEL, RING, EPILOGUE = "kernels_cu/gemm.cu", "kernels_cu/ring.cuh", "kernels_cu/gemm_epilogue.cuh"
 EMITTED, LAUNCH = "cupyfuse/cuda/fused_gemm.py", "cupyfuse/engines/product_launch.py"
-CUT = "cupyfuse/plan/schedule/epilogues.py"
+CUT, PADDING = "cupyfuse/plan/schedule/epilogues.py", "cupyfuse/plan/schedule/padding.py"
 
 
 def fused(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_fused_gemm.py", "-k", f"host and ({select})")
+
+
+def padded(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_padded_rows.py", "-k", f"host and ({select})")
 
 
 # Clusters of two, more tiles than blocks, more of k than stages, rows and columns left over.
@@ -166,5 +170,48 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         "later = [n for n in tail.nodes if stages[n] > 0]",
         "later = [n for n in tail.nodes if stages[n] > 1]",
         fused("test_tails and softmax and 37"),
+    ),
+    # Padded rows
+    Mutant(
+        "results whose padded rows end in part of a pack",
+        EPILOGUE,
+        "shifts.aligned ? is_last && cols % V != 0 : is_first || is_last",
+        "!shifts.aligned && (is_first || is_last)",
+        padded("what_a_product_writes and 131 and 256by1"),
+    ),
+    Mutant(
+        "padded results",
+        PADDING,
+        "if value in results or not writers",
+        "if not writers",
+        padded("as_it_lies and result"),
+    ),
+    Mutant(
+        "padded values that are reshaped",
+        PADDING,
+        'any(view.op == "reshape" for view in view_chain(read))',
+        "False",
+        padded("as_it_lies and reshaped"),
+    ),
+    Mutant(
+        "a workspace without padding",
+        "cupyfuse/plan/schedule/__init__.py",
+        "return value.shape[0] * self.row_stride(value) *",
+        "return value.size *",
+        padded("a_row_program_writes and 37"),
+    ),
+    Mutant(
+        "padded values placed as if they were not",
+        "cupyfuse/engines/cuda.py",
+        "plan.scheduled.row_stride(node), 1)",
+        "node.shape[1], 1)",
+        padded("a_row_program_writes and 37"),
+    ),
+    Mutant(
+        "sums over operands in place",
+        "cupyfuse/engines/cuda.py",
+        "return step.by_tiles and source not in map(base_of, step.product.inputs)",
+        "return step.by_tiles",
+        padded("adds_to"),
     ),
 )

@@ -1044,6 +1044,27 @@ MUTANTS: tuple[Mutant, ...] = (
         (LAUNCHES, "-k", "own_streams"),
     ),
     Mutant(
+        "vectors taken from the pack that they begin in",
+        TYPES,
+        "(reinterpret_cast<u64>(from) + bytes - 1) & ~",
+        "reinterpret_cast<u64>(from) & ~",
+        rows("elsewhere_in_a_pack and 251 and row_gap and row_stream and softmax"),
+    ),
+    Mutant(
+        "vectors taken from a whole number of words",
+        TYPES,
+        "offset % 4 * 8",
+        "0",
+        rows("elsewhere_in_a_pack and 251 and row_gap and row_block-64x8 and softmax"),
+    ),
+    Mutant(
+        "packs where those that are read begin",
+        "cupyfuse/cuda/emit.py",
+        "next((p for p in full if p.written), full[0])",
+        "full[0]",
+        rows("elsewhere_in_a_pack and 251 and row_gap and row_stream and softmax"),
+    ),
+    Mutant(
         "vectors whatever the row stride",
         "cupyfuse/engines/kernel_launch.py",
         "strides += [place.row_stride] if self.rows > 1 else []",

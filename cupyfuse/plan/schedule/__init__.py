@@ -32,7 +32,7 @@ from .memory import (
     view_chain,
 )
 from .moments import one_pass_product_variances
-from .padding import padded_length, unaligned_operands
+from .padding import may_be_padded, padded_length, unaligned_operands
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, row_shares, stages_of
@@ -68,6 +68,7 @@ __all__ = [
     "dead_after",
     "fuse_epilogues",
     "strip_transposes",
+    "may_be_padded",
     "one_pass_product_variances",
     "base_of",
     "row_shares",

@@ -58,7 +58,7 @@ def fuse_epilogues(
     storage : dict
         The dtype in which each value is stored; a step that is cut in two adds what its first part writes.
     padded : set of Node
-        Values whose rows are padded; operands of our kernel are added.
+        Values whose rows are padded; operands of our kernel are added where all of their readers take any stride.
     results : collection of Node
         Values that are read after the last step.
     layouts : dict

@@ -98,7 +98,10 @@ def view_chain(node: Node) -> list[Node]:
 
 
 def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
-    """Return the layout of a value or a view, given those of the arguments; computed values are contiguous."""
+    """Return the layout of a value or a view, given those of the arguments.
+
+    Computed values are taken to be contiguous: `can_be_padded` refuses those whose readers depend on it.
+    """
     transposed = False
     while node.op == "transpose":
         node, transposed = node.inputs[0], not transposed

@@ -27,7 +27,7 @@ from ...ir.products import split_matmul, with_factors
 from ...settings import Settings
 from ..rounding import is_16_bit_product
 from .memory import base_of
-from .padding import unaligned_operands
+from .padding import may_be_padded, unaligned_operands
 from .split_tiles import TILE_ROWS, tile_columns, tile_width
 from .steps import step_of, with_bytes
 from .tiles import (
@@ -56,25 +56,25 @@ _EPILOGUE_FLOPS = 10  # of an element in our kernel: they undo its scales and co
 ROUNDED = ("high", "medium", "tf32")
 
 
-def choose_products(graph: Graph, settings: Settings, fixed: set[Node], once: Set[Node] = frozenset()) -> Graph:
+def choose_products(graph: Graph, settings: Settings, fixed: set[Node], common: Set[Node] = frozenset()) -> Graph:
     """Replace each product by the form in which it will run, and say in its field `how` which that is, and why.
 
     `fixed` are the values that depend on bound arguments alone, so that their splits can be prepacked. What depends on
-    the arguments in `once` alone is computed by another plan.
+    the arguments in `common` alone is computed by another plan, as what all blocks share.
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
     results = set(graph.roots)
     decomposed = _read_by_linear_algebra(graph)
     done: dict[Node, Node] = {}
     shared: _Shared = {}
-    copies = _aligned_copies(graph, settings, fixed | once)
+    copies = _aligned_copies(graph, settings, fixed | common)
     for node in g.topological(graph.roots):
         done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node.op == "matmul" and node in live:
             left_prepacked, right_prepacked = (settings.keep_halves and i in fixed for i in node.inputs)
             prepacked = _Prepacked(left_prepacked, right_prepacked)
             if is_16_bit_product(node):
-                done[node] = g.with_inputs(done[node], [_of_aligned(i, copies) for i in done[node].inputs])
+                done[node] = g.with_inputs(done[node], [_with_copy(i, copies) for i in done[node].inputs])
             if node in decomposed and settings.precision not in ROUNDED and not _library_reason(node, settings):
                 how = f"cuBLAS {node.dtype}: linear algebra amplifies what the hi/lo split leaves out"
                 done[node] = replace(done[node], how=how)
@@ -127,35 +127,40 @@ def _choose_product(node: Node, settings: Settings, prepacked: _Prepacked, is_re
 
 
 def _aligned_copies(graph: Graph, settings: Settings, elsewhere: Set[Node]) -> dict[Node, Node]:
-    """Find the arguments that 16-bit products are faster with copies of, and make these.
+    """Choose the arguments that are worth copying for 16-bit products, and return the copies.
 
     What depends on the arguments in `elsewhere` alone is computed by another plan, whose results have no padded rows.
     """
     device = settings.device
     if device is None or not takes_epilogues(settings):
         return {}
-    gains: dict[tuple[Node, ...], float] = {}  # in seconds, of the products that read these arguments
+    gains: dict[frozenset[Node], float] = {}  # in seconds, of the products that read these arguments
     for node in filter(is_16_bit_product, g.topological(graph.roots)):
-        unaligned = tuple(m for m in unaligned_operands(node) if m.op == "input")
-        if unaligned and elsewhere.isdisjoint(unaligned):
+        unaligned = unaligned_operands(node)
+        arguments = frozenset(m for m in unaligned if m.op == "input")
+        others = [m for m in unaligned if m.op != "input"]
+        sliced = any(strip_transposes(i)[0].op == "slice" for i in node.inputs)
+        if arguments and elsewhere.isdisjoint(arguments) and all(map(may_be_padded, others)) and not sliced:
             storage = {base_of(n): n.dtype for n in (*node.inputs, node)}
             step = with_bytes(step_of("Gemm", node.shape, [node], list(node.inputs), [node], []), storage)
             gain = max(0.0, _WORTH * library_time(step, device) - own_time(step, device))
-            gains[unaligned] = gains.get(unaligned, 0.0) + gain
+            gains[arguments] = gains.get(arguments, 0.0) + gain
     found: dict[Node, Node] = {}
-    for matrices, gain in gains.items():
+    for arguments, gain in gains.items():
+        copied = [m for m in arguments if m not in found]
         # Read and written, two bytes each.
-        copying = sum(4 * m.size / (_PASS_SHARE * device.bandwidth) + LAUNCH for m in matrices)
+        copying = sum(4 * m.size / (_PASS_SHARE * device.bandwidth) + LAUNCH for m in copied)
         if settings.epilogues == "always" or gain > copying:
-            found.update((m, Node("cast", (m,), m.shape, m.dtype)) for m in matrices if m not in found)
+            found.update((m, Node("cast", (m,), m.shape, m.dtype)) for m in copied)
     return found
 
 
-def _of_aligned(operand: Node, copies: dict[Node, Node]) -> Node:
-    """Return an operand, of the copy of the argument that it is, or is a transpose of, if there is one."""
+def _with_copy(operand: Node, copies: dict[Node, Node]) -> Node:
+    """Return an operand with the argument that it is, or is a transpose of, replaced by its copy, if there is one."""
     matrix, transposed = strip_transposes(operand)
-    copy = copies.get(matrix, matrix)
-    return operand if copy is matrix else g.transpose(copy) if transposed else copy
+    if matrix not in copies:
+        return operand
+    return g.transpose(copies[matrix]) if transposed else copies[matrix]
 
 
 def _library_reason(node: Node, settings: Settings) -> str:

@@ -57,8 +57,8 @@ class Machine:
         if units == "float32" and self.precision not in ("highest", "ieee") and d.tf32 > d.simt:
             units = "tf32"
         peak = {"half": d.half, "float64": d.simt64, "float32": d.simt, "tf32": d.tf32}[units]
-        aligned = padded or units not in ("half", "tf32")
-        share = 1.0 if aligned else share_of_rows(dtypes.ITEMSIZE[dtype], *(lengths or (k, n)))
+        any_rows = padded or units not in ("half", "tf32")
+        share = 1.0 if any_rows else share_of_rows(dtypes.ITEMSIZE[dtype], *(lengths or (k, n)))
         rows, cols = rates.CUBLAS_TILE[units]
         moved = self.memory_time(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
         if share < 1 and units == "half" and m > rates.FEW_ROWS:

@@ -177,8 +177,9 @@ def _backward_time(
                         written.add(base_of(operand))
                         times.append(_backward_product_time(sizes, (k, n), operand.dtype, machine, costs, padded))
                 computed = costs is _FUSED and node in read_by_rows  # padded as it is computed
-                if padded and dependent.intersection(operands) and not computed:
-                    times.append(_padding_time(m, n, operands[0].dtype, machine, costs))
+                if padded and dependent.intersection(operands):
+                    times += [_padding_time(m, k, node.dtype, machine, costs)]
+                    times += [] if computed else [_padding_time(m, n, node.dtype, machine, costs)]
         elif reads and step.launches:
             times += _backward_row_times(step, reads, machine, costs)
             written.update(map(base_of, reads))
@@ -214,14 +215,13 @@ def _with_own_gradients(step: Step, matrices: Sequence[Node]) -> list[Node]:
 
 def _pads(costs: _Costs, machine: Machine, product: Node) -> bool:
     """Whether rows of a product's gradient are padded for the products that read it, if they are not aligned."""
-    ours = machine.device.own_half > 0 and is_16_bit_product(product)
-    return costs.pads if costs is not _FUSED else ours
+    return machine.device.own_half > 0 and is_16_bit_product(product) if costs is _FUSED else costs.pads
 
 
 def _padding_time(rows: int, length: int, dtype: str, machine: Machine, costs: _Costs) -> Time:
-    """Estimate the copy of a 16-bit matrix to padded rows; nothing where they are aligned."""
+    """Estimate the copy of a 16-bit matrix to padded rows; nothing where they are aligned, as a single one is."""
     itemsize = dtypes.ITEMSIZE[dtype]
-    if itemsize != 2 or share_of_rows(itemsize, length) == 1:
+    if rows == 1 or itemsize != 2 or share_of_rows(itemsize, length) == 1:
         return Time(0.0, 0.0)
     return Time(rates.LAUNCH + machine.memory_time(2.0 * itemsize * rows * length), costs.launch)
 
