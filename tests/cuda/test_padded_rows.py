@@ -212,6 +212,12 @@ def test_arguments_are_copied_for_our_product_alone(engine: Engine, why: str, rn
     np.testing.assert_allclose(engine.host(fused(*given)).astype(np.float64), expected, rtol=2**-7, atol=0.1)
 
 
+@pytest.mark.parametrize("shapes", [((0, 9), (9, 8)), ((9, 7), (7, 0)), ((5, 0), (0, 9))], ids=str)
+def test_nothing_is_copied_for_empty_products(shapes: Any) -> None:
+    plan = cf.fuse(lambda y, w: y @ w).plan(*(cf.spec(shape, "bfloat16") for shape in shapes))
+    assert not plan.scheduled.padded and [step.kind for step in plan.steps] == ["Gemm"]
+
+
 def test_the_padding_counts_as_workspace(rng: np.random.Generator) -> None:
     y, w, _ = operands(rng, 37, 131, "bfloat16")
     with settings.epilogues("always"):

@@ -140,7 +140,10 @@ def _aligned_copies(graph: Graph, settings: Settings, elsewhere: Set[Node]) -> d
         arguments = frozenset(m for m in unaligned if m.op == "input")
         others = [m for m in unaligned if m.op != "input"]
         sliced = any(strip_transposes(i)[0].op == "slice" for i in node.inputs)
-        if arguments and elsewhere.isdisjoint(arguments) and all(map(may_be_padded, others)) and not sliced:
+        empty = 0 in (*node.shape, node.inputs[0].shape[1])
+        if not arguments or not elsewhere.isdisjoint(arguments) or empty or sliced:
+            continue
+        if all(map(may_be_padded, others)):
             storage = {base_of(n): n.dtype for n in (*node.inputs, node)}
             step = with_bytes(step_of("Gemm", node.shape, [node], list(node.inputs), [node], []), storage)
             gain = max(0.0, _WORTH * library_time(step, device) - own_time(step, device))
