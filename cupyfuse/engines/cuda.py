@@ -182,8 +182,10 @@ class CudaExecutable:
                 self._places[node] = Place(self._slot(), node.shape[1], 1)
             if self._places[node].slot not in written:
                 assert node.call is not None
-                shape, changed = node.call.results[node.result], [base_of(n) for _, n in self.plan.graph.effects]
-                in_any_order = node not in changed and reads_held_alone(self.plan.steps, node)
+                shape = node.call.results[node.result]
+                graph = self.plan.graph
+                in_order = graph.roots if self.plan.feeds else [n for _, n in graph.effects]
+                in_any_order = node not in map(base_of, in_order) and reads_held_alone(self.plan.steps, node)
                 self._held[node] = Held(self._slot(), shape, in_any_order)
 
     def _let_rewrite(self, step: Step, dead: Sequence[Node]) -> bool:

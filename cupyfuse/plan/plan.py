@@ -228,6 +228,8 @@ class Plan:
         For NumPy arrays: why the function runs as written, and not in these steps; empty if it runs in them.
     saving : str
         What a forward plan saves for the backward pass instead of products that exceed the limit, and why.
+    feeds : bool
+        Whether another plan reads the results, which have no gaps then and are in C order.
     """
 
     name: str
@@ -243,6 +245,7 @@ class Plan:
     whole: str = ""
     as_written: str = ""
     saving: str = ""
+    feeds: bool = False
 
     @property
     def precision(self) -> str:

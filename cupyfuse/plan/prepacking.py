@@ -48,7 +48,7 @@ def plan_inputs(name: str, graph: Graph, layouts: dict[int, Layout] | None, sett
         return None
     scheduled = scheduled_for(graph, layouts, settings)
     outputs = tuple(Output(n, Axes.of((0, 1), n.shape)) for n in scheduled.graph.outputs)
-    return Plan(name, settings, scheduled.graph, scheduled, outputs, (), ())
+    return Plan(name, settings, scheduled.graph, scheduled, outputs, (), (), feeds=True)
 
 
 def computed_from(graph: Graph, given: Callable[[Node], bool]) -> set[Node]:

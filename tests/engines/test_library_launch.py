@@ -127,6 +127,24 @@ def test_results_are_copied_where_the_caller_wants_them(count: Count) -> None:
     assert count.copies == 2 and not whole[:, 1::2].any()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, x: np.cumsum(a, axis=0) + x,
+        lambda a, x: (np.sort(a, axis=0), x + 1),
+        lambda a, x: np.linalg.inv(a[:, :6] @ a[:, :6].T + np.eye(6, dtype="float32"))[:, :1] + x,
+    ],
+)
+def test_results_for_another_plan_are_in_c_order(count: Count, function: Callable[..., Any]) -> None:
+    """Of bound arguments, which the plan that reads them takes for matrices without gaps."""
+    a, x = X[:6], np.ones((6, X.shape[1]), np.float32)
+    bound = cf.fuse(function).bind(a=HOST.array(a))
+    results, wanted = HOST.host(bound(HOST.array(x))), function(a, x)
+    pairs = zip(results, wanted, strict=True) if isinstance(wanted, tuple) else [(results, wanted)]
+    for got, expected in pairs:
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_arguments_changed_in_place_are_written_where_they_are(count: Count) -> None:
     def change(x: Any) -> Any:
         x.sort(axis=1)
