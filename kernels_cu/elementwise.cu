@@ -23,7 +23,7 @@ __device__ __forceinline__ void compute_elements(const P& p, i64 row, i64 col) {
 }
 
 // The packs of V elements of all rows, in order. A shifted row has as many as it touches where it begins with the last element
-// of one (_thread_blocks counts the same); its first one and its last may lie partly outside.
+// of one (_thread_blocks counts the same); its first one and its last may lie partly outside, or if P::apart be read so.
 template <class P, int V>
 struct Packs {
     static constexpr bool shifted = Span<P, V, i64>::has_singles;
@@ -44,7 +44,8 @@ struct Packs {
         if constexpr (shifted) {
             const int before = p.template misaligned<V>(row);
             col -= before > 0 ? V - before : 0;
-            if (col < 0 || col + V > p.cols) {
+            constexpr int reach = P::apart ? 2 * V - 1 : V;  // as in Span
+            if (col < 0 || col + reach > p.cols) {
                 const i64 end = col + V < p.cols ? col + V : p.cols;
 #pragma unroll 1
                 for (col = col < 0 ? 0 : col; col < end; ++col) {

@@ -4,8 +4,8 @@
 //   rows, cols                               the domain
 //   stages, reduces(S), slot                 number of stages; whether stage S reduces; bytes of the largest totals
 //   packed, keep(tile)                       whether each stage computes what it needs from the same tile; see keep_packed
-//   shifted, misaligned<V>(row)              whether rows may begin between packs; elements before the first pack, of
-//                                            those that are written if those that are read may begin elsewhere
+//   shifted, misaligned<V>(row)              whether rows may begin between packs; elements before the first pack
+//   apart                                    whether those that are read may begin elsewhere than those that are written
 //   shared_finish(S)                         whether all threads need the per-row values that follow stage S
 //   Row, Element                             values of a row, and of an element between stages
 //   totals(At<S>), tile<V>(At<S>), out<V>(At<S>)       empty accumulators, inputs and results of stage S

@@ -9,7 +9,7 @@
 
 template <class P, int Threads, int G, int Items, int V, int Rows>
 __device__ __forceinline__ void row_lanes(const P& p) {
-    static_assert(!P::shifted || V == 1 || G >= 2 * (V - 1), "each single element of a row needs a lane");
+    static_assert(!P::shifted || V == 1 || G >= (P::apart ? 3 : 2) * (V - 1), "each single element of a row needs a lane");
     const Lanes<G> team;
     const i64 row = static_cast<i64>(blockIdx.x) * (Threads / G * Rows) + threadIdx.x / G;
     // A group without a row does nothing: shuffles name only the lanes of their own group.

@@ -10,7 +10,8 @@
 #include "teams.cuh"
 
 // Where the packs of a row are: at aligned addresses. If P::shifted, up to V - 1 elements before the first pack and behind the
-// last one are single; else there are none. Index counts the columns.
+// last one are single; else there are none. Of rows that are read apart, a pack is read from two: V - 1 elements behind it have
+// to be in the row, so that nothing behind an array is read. Index counts the columns.
 template <class P, int V, class Index>
 struct Span {
     static constexpr bool has_singles = P::shifted && V > 1;
@@ -19,7 +20,7 @@ struct Span {
     __device__ __forceinline__ Span(const P& p, i64 row) : before(0), packed(p.cols), cols(p.cols) {
         if constexpr (has_singles) {
             before = p.template misaligned<V>(row);
-            packed = (cols - before) / V * V;
+            packed = (cols - before - (P::apart ? V - 1 : 0)) / V * V;
         }
     }
     // The column of the k-th element in packs.

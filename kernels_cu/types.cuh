@@ -219,8 +219,8 @@ __device__ __forceinline__ Pack<T, V> load_each(const T* from) {
     return pack;
 }
 
-// A pack from any address, from the two aligned ones that it lies in. Its neighbours there are read, too, even if another thread
-// writes them, and dropped.
+// A pack from any address, from the two aligned ones that it lies in. Up to V - 1 neighbours on both sides are read, too, even if
+// another thread writes them, and dropped.
 template <int V, class T>
 __device__ __forceinline__ Pack<T, V> load_between(const T* from) {
     constexpr int bytes = sizeof(T) * V, words = bytes / 4;

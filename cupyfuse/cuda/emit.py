@@ -139,7 +139,8 @@ class Writer:
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
-            f"static constexpr bool packed = {str(self.packed).lower()}, shifted = {str(self.shifted).lower()};\n"
+            f"static constexpr bool packed = {str(self.packed).lower()}, shifted = {str(self.shifted).lower()}, "
+            f"apart = {str(self.apart).lower()};\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
             f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",

@@ -257,7 +257,7 @@ def test_every_single_element_has_a_lane(function: Any, dtype: str) -> None:
         for access in accesses(program):
             config = default_config(program, access, clusters=True)
             if config.template == "row_lanes":
-                assert config.group >= (2 * (access.vec - 1) if access.shifted else 1)
+                assert config.group >= ((3 if access.apart else 2) * (access.vec - 1) if access.shifted else 1)
                 assert config.group * config.items * config.vec >= cols
 
 
