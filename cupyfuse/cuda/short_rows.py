@@ -40,9 +40,8 @@ def lanes(program: Program, packs: int, access: Access, most: int, reduces: bool
         Whether the row is read once, and no row is written.
     """
     vec, shifted, apart = access
-    singles = (
-        (3 if apart else 2) * (vec - 1) if shifted else 1
-    )  # elements of a row at most that need a lane each (row_lanes.cu)
+    # Elements of a row at most that need a lane each (row_lanes.cu).
+    singles = (3 if apart else 2) * (vec - 1) if shifted else 1
     fewest = power_of_two(max(singles, min(32, -(-packs // max(1, most // vec)))))
     if not reduces:
         merges = sum(len(program.accumulators(stage)) for stage in range(program.stages))
