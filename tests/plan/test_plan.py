@@ -13,6 +13,7 @@ import cupyfuse as cf
 from cupyfuse import devices, dtypes
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.report import quantity
+from cupyfuse.plan.schedule import Step
 
 ROWS, INNER, COLUMNS = 1024, 8192, 8192  # the benchmark shape
 FEW_LONG_ROWS = (3, 5, 1_000_003)  # blocks share them: one more launch merges, and full rows are a step of their own
@@ -37,6 +38,11 @@ def plan_of(head: Any, *shape: Any, bound: bool = False) -> Plan:
 
 def kinds(plan: Plan) -> list[str]:
     return [step.kind for step in plan.steps]
+
+
+def without_copies(plan: Plan) -> list[Step]:
+    """Steps but those that copy arguments of 16 bits, whose rows are not aligned, for our product."""
+    return [s for s in plan.steps if not (plan.scheduled.padded.intersection(s.outputs) and s.fused == ("cast",))]
 
 
 def blocks(plan: Plan) -> int:
@@ -77,11 +83,12 @@ def assert_a_product_and_one_launch(plan: Plan) -> None:
     Where weights are not bound, many rows share what one more launch computes for each column.
     """
     of_columns = [s for s in plan.steps if s.domain[0] == 1 < plan.graph.outputs[0].shape[0]]
-    steps = [s for s in plan.steps if s not in of_columns]
+    steps = [s for s in without_copies(plan) if s not in of_columns]
     epilogue = None if steps[0].by_library else steps[0].epilogue
     assert [s.kind for s in steps] == (["Gemm", "RowProgram"] if epilogue is None else ["Gemm"])
     merged = epilogue is None or any(n.reduction for n in epilogue.nodes)
-    assert plan.launches == ((2 if merged else 1) + len(of_columns)) * blocks(plan)
+    copies = len(plan.steps) - len(without_copies(plan))
+    assert plan.launches == ((2 if merged else 1) + len(of_columns) + copies) * blocks(plan)
     assert len(of_columns) <= (plan.prepare is None)
 
 
@@ -118,7 +125,8 @@ def test_head_softmax_in_inference_is_a_product_and_one_launch(shape: Any, dtype
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] > 1])
 def test_head_softmax_in_training_is_a_product_the_statistics_and_one_launch(shape: Any, dtype: str) -> None:
     plan = cf.fuse(head_softmax_training, precision="ieee").plan(*specs(head_softmax_training, *shape, dtype), None)
-    assert kinds(plan) == ["Gemm", "ColumnStats", "RowProgram"] + ["RowProgram"] * (shape == FEW_LONG_ROWS)
+    steps = [step.kind for step in without_copies(plan)]
+    assert steps == ["Gemm", "ColumnStats", "RowProgram"] + ["RowProgram"] * (shape == FEW_LONG_ROWS)
     assert plan.launches == 3 or shape != SHAPES[0]
 
 

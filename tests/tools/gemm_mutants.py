@@ -112,7 +112,9 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("packs at any address", EPILOGUE, "if (Shifted || shifts.aligned)", "if (true)", OUT),
     Mutant("pairs at odd places", EPILOGUE, "if (shift % V == 0) {", "if (true) {", LENGTHS),
     Mutant("ends of chunks that are lost", EPILOGUE, "if (down < 16) {", "if (down < 8) {", LENGTHS),
-    Mutant("ends of chunks that go on", EPILOGUE, "if (!is_last) {", "if (false) {", LENGTHS),
+    Mutant(
+        "ends of chunks that go on", EPILOGUE, "if (Shifted && !is_last && !shifts.aligned) {", "if (false) {", LENGTHS
+    ),
     Mutant("packs before a tile", EPILOGUE, "across >= 0 || !is_first)", "true)", NARROW),
     Mutant("elements behind packs", EPILOGUE, "is_last && down < rows", "false && down < rows", NARROW),
     Mutant("packs that no chunk has", EPILOGUE, "(whole < Chunk ? whole : Chunk)", "whole", LENGTHS),
@@ -182,8 +184,8 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "padded results",
         PADDING,
-        "if value in results or not writers",
-        "if not writers",
+        "if value in results or not may",
+        "if not may",
         padded("as_it_lies and result"),
     ),
     Mutant(

@@ -453,8 +453,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vectors that begin at different places",
         "cupyfuse/engines/kernel_launch.py",
-        "return check(addresses, access.vec)",
-        "return access.shifted or check(addresses, access.vec)",
+        "return self.arguments.are_shifted_alike(addresses, access.vec, access.apart)",
+        "return True",
         rows("anywhere"),
     ),
     Mutant(
@@ -511,8 +511,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "packs of the next block", "kernels_cu/elementwise.cu", "of_block < packs.total ?", "false ?", several_packs()
     ),
-    Mutant("packs before a row", "kernels_cu/elementwise.cu", "col < 0 || col + V", "col + V", anywhere("elements")),
-    Mutant("packs behind a row", "kernels_cu/elementwise.cu", " || col + V > p.cols", "", anywhere("elements")),
+    Mutant(
+        "packs before a row", "kernels_cu/elementwise.cu", "col < 0 || col + reach", "col + reach", anywhere("elements")
+    ),
+    Mutant("packs behind a row", "kernels_cu/elementwise.cu", " || col + reach > p.cols", "", anywhere("elements")),
     Mutant(
         "one pack less of a shifted row", "kernels_cu/elementwise.cu", "1 + (p.cols", "(p.cols", anywhere("elements")
     ),

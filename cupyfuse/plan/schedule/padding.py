@@ -41,18 +41,20 @@ def unaligned_operands(product: Node) -> list[Node]:
 
 
 def may_be_padded(matrix: Node) -> bool:
-    """Whether a matrix is a value that steps write, not an argument, a constant or a view."""
-    return matrix.op not in ("input", "const", *g.VIEWS)
+    """Whether a matrix is a value that steps write, not an argument, a constant or a view.
+
+    Nor is it a single column, whose transpose is read as a row without gaps.
+    """
+    return matrix.shape[1] > 1 and matrix.op not in ("input", "const", *g.VIEWS)
 
 
 def can_be_padded(value: Node, steps: Sequence[Step], results: Collection[Node]) -> bool:
     """Whether the rows of a value can be padded: our kernels write it, for steps that take any stride.
 
-    Not of a single column, whose transpose is read as a row without gaps. `results` are the values that are read after
-    the last step.
+    `results` are the values that are read after the last step.
     """
     writers = [step for step in steps if value in step.outputs]
-    if value in results or value.shape[1] == 1 or not writers:
+    if value in results or not may_be_padded(value) or not writers:
         return False
     if not all(step.kind == "RowProgram" or step.by_tiles for step in writers):
         return False
