@@ -10,10 +10,10 @@ import bounds
 import numpy as np
 import pytest
 from bounds import Value
-from support import CUDA, HOST, Engine, assert_equal, dtype_of, kinds, normal, require_hopper, sprinkle
+from own_kernels import OWN_KERNELS, by_own_kernels
+from support import Engine, assert_equal, dtype_of, kinds, normal, sprinkle
 
 import cupyfuse as cf
-from cupyfuse import devices, settings
 from cupyfuse.plan.schedule import tiles
 
 DTYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -22,16 +22,10 @@ DTYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 CUTS = pytest.mark.parametrize("cut", tiles._TILES, ids=lambda cut: f"{cut[0]}by{cut[1]}{'alternating' * cut[2]}")
 
 
-@pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=OWN_KERNELS)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that computes every 16-bit product that it can by our own kernel."""
-    chosen: Engine = request.param
-    chosen.require()
-    if chosen is HOST:
-        monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
-    else:
-        require_hopper()
-    with chosen.active(), settings.epilogues("always"):
+    with by_own_kernels(request.param, monkeypatch) as chosen:
         yield chosen
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import CUDA, HOST, Engine, require_hopper
+from own_kernels import OWN_KERNELS, by_own_kernels
+from support import Engine
 
 import cupyfuse as cf
-from cupyfuse import devices, settings
 from cupyfuse.plan.schedule import tiles
 
 F32 = np.float32
@@ -19,16 +19,10 @@ CUTS = pytest.mark.parametrize("cut", tiles._TILES, ids=lambda cut: f"{cut[0]}by
 WHOLE, ODD = (256, 768), (273, 781)
 
 
-@pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=OWN_KERNELS)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that computes every float32 product at "high" by our own kernel."""
-    chosen: Engine = request.param
-    chosen.require()
-    if chosen is HOST:
-        monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
-    else:
-        require_hopper()
-    with chosen.active(), settings.epilogues("always"):
+    with by_own_kernels(request.param, monkeypatch) as chosen:
         yield chosen
 
 
