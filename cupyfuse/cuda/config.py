@@ -28,7 +28,8 @@ class Config:
     items : packs of `vec` elements that a thread holds, or has in flight where rows are streamed
     vec : elements per memory access
     group : lanes per row (row_lanes), or columns per strip (column_stats)
-    rows : rows that these lanes load before they compute one (row_lanes)
+    rows : rows that these lanes load before they compute one (row_lanes), or that a block has, a warp for each where
+        they are several (row_stream)
     shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)
@@ -74,7 +75,8 @@ class Config:
             parameters = [self.threads, self.vec]
         else:
             lanes = [self.group] if self.template == "row_lanes" else []
-            held, last = ([self.packs], [self.cluster]) if self.packs else ([], [self.rows] if lanes else [])
+            rows = [self.rows] if self.template in ("row_lanes", "row_stream") else []
+            held, last = ([self.packs], [self.cluster]) if self.packs else ([], rows)
             parameters = [self.threads, *lanes, *held, self.items, self.vec, *last]
         return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
 

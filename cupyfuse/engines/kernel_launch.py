@@ -303,5 +303,5 @@ def _thread_blocks(config: Config, rows: int, cols: int) -> int:
         if blocks >= _MANY_BLOCKS:
             blocks = -(-blocks // _PACKS_A_THREAD)
     else:
-        blocks = min(rows, _MAX_BLOCKS // config.cluster) * config.cluster
+        blocks = min(-(-rows // config.rows), _MAX_BLOCKS // config.cluster) * config.cluster
     return max(1, min(blocks, _MAX_BLOCKS))

@@ -40,6 +40,7 @@ CONFIGURATIONS = [
     Config("row_block", 64, 2, 8),
     Config("row_block", 32, 4, 4),
     Config("row_stream", 64, 2, 4),
+    Config("row_stream", 128, 1, 4, rows=4),  # a warp for each row
     Config("row_shared", 32, 1, 4, packs=1),
     Config("row_shared", 32, 2, 2, cluster=2, packs=2),
     Config("row_shared", 32, 1, 2, cluster=12, packs=1),
@@ -69,7 +70,7 @@ def force(monkeypatch: pytest.MonkeyPatch, config: Config, cols: int, apart: boo
         if own.template in ("elementwise", "column_stats"):
             return own
         vec = min(access.vec, config.vec)
-        team = config.group if config.template == "row_lanes" else config.threads * config.cluster
+        team = config.group if config.template == "row_lanes" else config.threads * config.cluster // config.rows
         each = -(-cols // (team * vec))
         held = -(-each // config.items) * config.items
         return replace(
@@ -477,3 +478,32 @@ def test_pointwise_work_without_gaps_is_one_row(monkeypatch: pytest.MonkeyPatch,
     assert seen[0] == (1, 8 * cols, Access(4))
     assert seen[2:] == [own, own]
     assert seen[1][:2] == (8, cols)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "config"),
+    [
+        ((61008, 1100), "bfloat16", ("row_stream", 128, 1, 4, 16)),
+        ((3, 1100), "bfloat16", ("row_stream", 128, 1, 4, 16)),  # a row's bits do not depend on the number of rows
+        ((3, 1537), "bfloat16", ("row_stream", 64, 1, 1, 32)),
+        ((64, 50257), "bfloat16", ("row_stream", 512, 1, 1, 4)),
+        ((3, 1100), "float32", ("row_stream", 64, 1, 1, 24)),
+        ((64, 50257), "float32", ("row_stream", 256, 1, 1, 6)),
+        ((64, 50257), "float64", ("row_stream", 256, 1, 1, 4)),
+        ((3, 1 << 20), "float32", ("row_shares", 256, 1, 1, 6)),
+    ],
+)
+def test_threads_that_read_a_row_once(
+    shape: tuple[int, int], dtype: str, config: tuple[str, int, int, int, int]
+) -> None:
+    """Template, threads, packs in flight, rows of a block and blocks of a multiprocessor."""
+    program = program_of(lambda x: x.sum(axis=1), cf.spec(shape, dtype))
+    found = default_config(program, next(accesses(program)), clusters=True)
+    assert (found.template, found.threads, found.items, found.rows, found.blocks) == config
+
+
+@pytest.mark.parametrize("rows", [1, 4, 6])
+@pytest.mark.parametrize("cols", [1025, 1536])
+def test_a_warp_reads_a_row(rows: int, cols: int) -> None:
+    """Of 16 bits, with warps that have no row."""
+    check_in_orders(Case(reductions, (rows, cols), "float16"))

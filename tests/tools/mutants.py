@@ -441,6 +441,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "row <= p.rows",
         kernels("reductions-1x70000-float32"),
     ),
+    Mutant(
+        "warps that share a row",
+        "kernels_cu/row_stream.cu",
+        "blockIdx.x) * Rows + threadIdx.x / 32",
+        "blockIdx.x) * Rows + threadIdx.x / 64",
+        rows("every_way and row_stream and 128x4 and 251"),
+    ),
     Mutant("packs that begin too early", STAGES, "return before + k;", "return k;", rows("anywhere")),
     Mutant(
         "a single element too many",
