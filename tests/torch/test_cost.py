@@ -251,6 +251,22 @@ def test_training_takes_more_than_inference(build, compiled):
         assert less.gpu < more.gpu and less.host < more.host
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_permuted_inputs_are_copied(compiled):
+    """As of the encoder of Whisper, which permutes the results of a convolution; a product needs the copy anyway."""
+    copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(8 * 1500 * 512 * 2)
+    for name, rest, too in (("gelu", (), False), ("softmax", (2,), not compiled), ("linear", (Ref(1), None), True)):
+        metas = [((8, 1500, 512), "bfloat16"), ((512, 512), "bfloat16")][: 2 if name == "linear" else 1]
+        builder = chains.Builder(len(metas), {})
+        result = getattr(builder, name)(Ref(0), *rest)
+        chain = Chain(("x", "w")[: len(metas)], tuple(builder.calls), (result.number,))
+        plain, permuted = (estimate(chain, metas, permuted=p, compiled=compiled) for p in ((), (True, False)))
+        assert not plain.reason and not permuted.reason, plain.reason
+        assert permuted.fused.gpu - plain.fused.gpu == pytest.approx(copy.gpu)
+        assert permuted.fused.host - plain.fused.host == pytest.approx(copy.host)
+        assert permuted.pytorch.gpu - plain.pytorch.gpu == pytest.approx(too * copy.gpu, abs=1e-12)
+
+
 def test_a_gradient_of_the_input_alone_costs_less_than_all():
     chain, metas = chains.mlp("float32", BERT)
     some = estimate(chain, metas, requires_grad=[True] + [False] * 6)
@@ -298,7 +314,7 @@ def test_equal_chains_are_estimated_once():
 @pytest.mark.parametrize("build", [chains.mlp, chains.head_softmax, chains.add_layer_norm])
 def test_an_estimate_takes_milliseconds(build):
     chain, metas = build("float32", (512, 1024, 1024) if build is not chains.add_layer_norm else (512, 1024))
-    question = (chain, tuple(metas), (True,) * len(metas), Machine(devices.find("H200"), "highest"), True, False)
+    question = (chain, tuple(metas), (True,) * len(metas), (), Machine(devices.find("H200"), "highest"), True, False)
     taken = []
     for _ in range(5):
         began = time.process_time()

@@ -21,7 +21,15 @@ from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan
 from cupyfuse.settings import DEFAULT_WORKSPACE, Settings
 from cupyfuse.torch.chains.runtime import device_of, load, runtime_of
-from cupyfuse.torch.chains.tensors import TensorMemory, dtype_name, from_numpy, layout_of, to_numpy
+from cupyfuse.torch.chains.tensors import (
+    TensorMemory,
+    as_matrix,
+    dtype_name,
+    folds,
+    from_numpy,
+    layout_of,
+    to_numpy,
+)
 
 Tensor = torch.Tensor
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -591,3 +599,23 @@ def test_the_same_bits_as_through_cupy(gpu: Place) -> None:
 
 def test_widths_of_types_are_known() -> None:
     assert all(torch.finfo(getattr(torch, name)).bits == info(name).bits for name in FLOATS)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2, 3, 4),
+        torch.zeros(2, 3, 4).permute(1, 0, 2),
+        torch.zeros(2, 4, 3).permute(0, 2, 1),  # its last dimension may have any stride
+        torch.zeros(2, 3, 5, 4)[:, :, :3],
+        torch.zeros(2, 3, 5, 4)[:, :, 1],
+        torch.zeros(1, 6, 4).permute(1, 0, 2),
+        torch.zeros(3, 1).expand(2, 3, 4),
+        torch.zeros(3, 4).expand(2, 3, 4),
+        torch.zeros(2, 0, 4).permute(1, 0, 2),
+        torch.zeros(4, 3).t(),
+    ],
+    ids=lambda t: f"{tuple(t.shape)}-{t.stride()}",
+)
+def test_what_folds_is_not_copied(tensor):
+    assert folds(tensor) == (as_matrix(tensor).untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr())

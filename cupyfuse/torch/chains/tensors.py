@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,6 +37,15 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     """Fold the leading dimensions of a tensor of more than two into rows."""
     return tensor if tensor.dim() <= 2 else tensor.detach().reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+
+
+def folds(tensor: torch.Tensor) -> bool:
+    """Whether `as_matrix` takes a tensor's memory as it is; else, as for permuted dimensions, it copies."""
+    if tensor.dim() <= 2:
+        return True
+    sizes, strides = concrete_sizes(tensor.shape[:-1]), concrete_sizes(tensor.stride()[:-1])
+    leading = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size != 1]
+    return 0 in sizes or all(stride == size * inner for (_, stride), (size, inner) in pairwise(leading))
 
 
 def without_memory(shape: Sequence[int], dtype: str) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from ..chains.chain import Chain, metas_of
 from ..chains.options import Options
 from ..chains.runtime import device_of, require_engine
+from ..chains.tensors import folds
 from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
 from .machine import Time
@@ -33,6 +34,7 @@ def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked:
             chain,
             metas_of(inputs),
             requires_grad=tuple(bool(t.requires_grad) for t in inputs) if trained else (),
+            permuted=tuple(not folds(t) for t in inputs),
             precision=options.current_precision(),
             device=device_of(inputs[0]),
             compiled=compiled,

@@ -6,6 +6,7 @@ each launch. Host times count launches and calls.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from ... import devices
 from ...devices import Device
 from ...errors import first_line
 from ...ir import graph as g
+from ...ir.graph import Node
 from ..chains.chain import Chain, Meta
 from .eager import eager_time
-from .machine import Machine, Time
+from .machine import Machine, Time, total_time
 from .rates import GPU_WORTH, MARGIN, US
 from .schedules import fused_time, inductor_time
 
@@ -86,6 +88,7 @@ def estimate(
     metas: Sequence[Meta],
     *,
     requires_grad: Sequence[bool] = (),
+    permuted: Sequence[bool] = (),
     precision: str = "highest",
     device: Device | None = None,
     compiled: bool = False,
@@ -100,6 +103,7 @@ def estimate(
     metas : shapes and dtypes of the inputs
     requires_grad : for each input, whether its gradient is wanted; if one is, the backward pass counts too. Empty for
         inference
+    permuted : for each input, whether its memory is no matrix, so that the chain copies it; empty for none
     precision : of float32 products
     device : None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the
         same as there, though the plan that runs may not be
@@ -111,7 +115,7 @@ def estimate(
         anonymous = replace(chain, names=tuple(f"input{k}" for k in range(len(chain.names))))
         signature = tuple((tuple(shape), dtype) for shape, dtype in metas)
         machine = Machine(device or devices.DEVICES[devices.DEFAULT], precision)
-        return _estimate(anonymous, signature, wanted, machine, compiled, frozen)
+        return _estimate(anonymous, signature, wanted, tuple(map(bool, permuted)), machine, compiled, frozen)
     except Exception as error:  # whatever the reason: a chain without an estimate is left to PyTorch
         unknown = Time(math.inf, math.inf)
         return Estimate(unknown, unknown, first_line(error))
@@ -119,13 +123,34 @@ def estimate(
 
 @lru_cache(maxsize=4096)
 def _estimate(
-    chain: Chain, metas: Sequence[Meta], requires_grad: tuple[bool, ...], machine: Machine, compiled: bool, frozen: bool
+    chain: Chain,
+    metas: Sequence[Meta],
+    requires_grad: tuple[bool, ...],
+    permuted: tuple[bool, ...],
+    machine: Machine,
+    compiled: bool,
+    frozen: bool,
 ) -> Estimate:
     traced = chain.trace(metas)
     pytorch_time = inductor_time if compiled else eager_time
     fixed = frozenset() if compiled else chain.fixed  # compiled graphs keep nothing from call to call
     fused = fused_time(traced, requires_grad, machine, frozen, fixed)
+    pytorch = pytorch_time(traced, requires_grad, machine)
     results = [v.tracer._node for v in traced.outputs]
-    product = max((n.nbytes for n in g.topological(results) if n.op == "matmul"), default=0)
+    nodes = tuple(g.topological(results))
+    for value in itertools.compress(traced.inputs, permuted):
+        node = value.tracer._node
+        copy = machine.copy_time(node.nbytes)
+        fused = total_time([fused, copy])
+        if _copies_too(node, nodes, compiled):
+            pytorch = total_time([pytorch, copy])
+    product = max((n.nbytes for n in nodes if n.op == "matmul"), default=0)
     is_large = product > sum(n.nbytes for n in results)
-    return Estimate(fused, pytorch_time(traced, requires_grad, machine), product=product if is_large else 0)
+    return Estimate(fused, pytorch, product=product if is_large else 0)
+
+
+def _copies_too(matrix: Node, nodes: Sequence[Node], compiled: bool) -> bool:
+    """Whether PyTorch, too, copies an input that is no matrix: for products, and in eager for what has reductions."""
+    if compiled:
+        return any(n.op == "matmul" and matrix in n.inputs for n in nodes)
+    return any(n.op == "matmul" or n.reduction for n in nodes)
