@@ -328,6 +328,8 @@ def arg_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, *, keepdi
     """Find the first position of the extreme, or of NaN, as `np.argmax` or `np.argmin` for op "max" or "min"."""
     keepdims = _flag(keepdims)
     refuse_options(f"np.arg{op}", out=out)
+    if isinstance(axis, (tuple, list)):
+        raise TypeError(f"np.arg{op}: axis: expected an integer or None, got {axis!r}\n  at {user_line()}")
     if a.ndim == 0 or a._node.dtype in ("int64", *dtypes.OPAQUE):
         return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
     if axis is None:
