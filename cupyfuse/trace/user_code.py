@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 import os
 import re
@@ -35,6 +36,11 @@ def is_user_frame(frame: FrameType) -> bool:
     filename = frame.f_code.co_filename
     compiled = filename.startswith(_GENERATED) or filename.endswith(".pyx")
     return not (compiled or os.path.abspath(filename).startswith(_SKIPPED))
+
+
+def is_called_from_compiled_code(frame: FrameType) -> bool:
+    """Whether compiled code, not a statement in the frame that it is called from, assigns to elements of an array."""
+    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("STORE_")
 
 
 def user_line() -> str:
@@ -82,6 +88,11 @@ _ASSIGNED_ATTRIBUTE = re.compile(
 # class `np.ndarray` that is called with a traced array, which is none.
 _MISFIT = re.compile(r"^Tracer\.(\w+\(\) (?:got|takes|missing) .*)")
 _OF_CLASS = re.compile(r"^descriptor '(\w+)' (?:for|requires a) 'numpy\.ndarray'")
+
+
+def took_array_of_compiled_code(error: Exception) -> bool:
+    """Whether compiled code failed since an array that it had created itself, or was given, was a traced one."""
+    return str(error.__cause__).startswith("Cannot convert Tracer to ")
 
 
 def _function_of(error: Exception) -> str:

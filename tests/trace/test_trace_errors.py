@@ -69,6 +69,8 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.ndarray.sum(x, axis=0), r"np\.ndarray\.sum of a traced array: take it from the array itself"),
     (lambda x: np.ndarray.__matmul__(x, x.T), r"np\.ndarray\.__matmul__ of a traced array: take it from"),
     (lambda x: statistics.mean(x[0]), r"compiled code that reads arrays in memory"),
+    (lambda x: np.random.default_rng(0).shuffle(x), r"exchange of rows .*in another order, as in x\[rng\.permutation"),
+    (lambda x: np.random.RandomState(0).shuffle(x), r"exchange of rows by compiled code"),
     (lambda x: memoryview(x), r"compiled code that reads arrays in memory"),
     (lambda x: stats.bartlett(x[0], x[1]), r"scipy\.stats\.bartlett: it calls compiled code"),
     (lambda x: scipy.signal.find_peaks(x[0]), r"compiled code that reads arrays in memory"),
