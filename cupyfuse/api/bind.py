@@ -92,8 +92,13 @@ class Bound:
             if name in self._fixed or name in free[: len(args)] or name not in free:
                 what = "is bound" if name in self._fixed else "was given twice" if name in free else "is unknown"
                 return TypeError(f"argument {name!r} {what}")
-        if len(args) > len(free):
-            return TypeError(f"expected at most {len(free)} arguments ({', '.join(free)}), got {len(args)}")
+        by_place = self._parameters.by_place
+        if len(args) > len(by_place):
+            named = [name for name in free if name not in by_place]
+            rest = f"; give {', '.join(named)} by name" if named else ""
+            return TypeError(
+                f"expected at most {len(by_place)} arguments by place ({', '.join(by_place)}), got {len(args)}{rest}"
+            )
         given = {*free[: len(args)], *kwargs, *self._parameters.defaults()}
         missing = [name for name in free if name not in given]
         return TypeError(f"missing argument {missing[0]!r}" if missing else f"{self!r}: the arguments do not fit")

@@ -149,6 +149,11 @@ class Parameters:
         self._read_if_replaced()
         return {p.name: p.default for p in self._parameters if p.default is not inspect.Parameter.empty}
 
+    @property
+    def by_place(self) -> tuple[str, ...]:
+        """The names of the parameters that can be passed by position, but for `*args`."""
+        return tuple(p.name for p in self._parameters if p.kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD))
+
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Binding | None:
         """Return the value of each parameter, and the names of those that take their defaults, or are empty.
 

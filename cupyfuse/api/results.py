@@ -57,7 +57,7 @@ class Results:
         if cls is Masked:
             raise TraceError(
                 f"cannot fuse a result of masked elements: their number depends on values; return the array and the "
-                f"mask, and select outside of the fused function\n  at {definition_of(self._function)}"
+                f"mask, and select outside of the fused function\n  at {value.line}"
             )
         if cls is Tracer:
             self.leaves.append(value)

@@ -13,6 +13,7 @@ from ..ir.rebuild import operation_key
 from ..plan.plan import Traced
 from ..trace import Trace, Tracer, refusals_reach_the_caller
 from ..trace.numpy import traced_conversions
+from ..trace.user_code import took_array_of_compiled_code
 from ..trace.watched import Site
 from .environment import Environment
 from .parameters import Parameters
@@ -129,7 +130,8 @@ def _trace_with_created(
         try:
             return trace, run(trace)
         except (TypeError, ValueError, IndexError) as found:
-            error = found if sites else error
+            # A generator of random numbers creates its state where the user's code calls for it: that is no place.
+            error = error if not sites or took_array_of_compiled_code(found) else found
             if trace.assigned_sites <= sites:
                 break
             sites |= trace.assigned_sites
@@ -178,7 +180,8 @@ def _trace_once(
     if changed is not None:
         raise TraceError(
             f"cannot fuse a change of {changed!r}: a fused function runs as Python code only while it is traced, and "
-            "later calls would change nothing; return what it computes, and change the object outside"
+            "later calls would change nothing; return what it computes, and change the object outside (arrays in "
+            "it can be changed in place, as by d['w'][...] = value)"
         )
     return results
 

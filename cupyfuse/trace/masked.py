@@ -19,7 +19,7 @@ from .parts import full_index, is_index_array, is_position
 from .promotion import checked_number
 from .python_numbers import as_python, is_python
 from .tracer import Tracer
-from .user_code import fail
+from .user_code import fail, user_line
 
 # Functions that compute each element by itself, and how many arguments they take then at least.
 _POINTWISE: dict[Any, int] = {
@@ -47,9 +47,11 @@ class Masked(Reductions):
         The axis along which the elements are the positions that the mask selects, as `np.nonzero` gives them.
     source : Masked, optional
         The elements whose memory NumPy's array shares, so that neither can be changed without the other.
+    line : str
+        File, line and text of the user's code that made it.
     """
 
-    __slots__ = ("_is_viewed", "_whole", "axis", "base", "places_along", "source", "taken")
+    __slots__ = ("_is_viewed", "_whole", "axis", "base", "line", "places_along", "source", "taken")
     __array_priority__ = 1001.0
     _takes_over = True  # operations with traced arrays
     __hash__ = object.__hash__
@@ -63,6 +65,7 @@ class Masked(Reductions):
         places_along: int | None = None,
     ):
         self._whole, self.base, self.axis, self.source, self.places_along = whole, base, axis, source, places_along
+        self.line = user_line()
         self.taken = None if source is None else source.whole
         self._is_viewed = False  # whether an array may share the memory of NumPy's
 

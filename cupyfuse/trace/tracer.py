@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from .arithmetic import takes_over
 from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
 from .python_numbers import weak_in_loop_dtypes
-from .user_code import fail, user_line
+from .user_code import fail, is_called_from_compiled_code, user_line
 from .watched import Site
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
@@ -129,6 +130,13 @@ class Tracer(Changes):
         return zeros
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        is_part = isinstance(value, Tracer) and value._parent is not None and value._root is self._root
+        if is_part and is_called_from_compiled_code(sys._getframe(1)):
+            # It takes other ways with NumPy's own arrays than with objects that are like them.
+            fail(
+                "an exchange of rows by compiled code, as shuffle() of NumPy's random generators",
+                "take them in another order, as in x[rng.permutation(len(x))]",
+            )
         self._trace.assign(self, index, value)
 
     # Views

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 import os
 import re
@@ -23,7 +24,9 @@ _NUMPY = os.path.dirname(np.__file__)
 _SCIPY = os.path.join(os.path.dirname(_NUMPY), "scipy")
 _SKIPPED = (_LIBRARY + os.sep, _NUMPY + os.sep, _SCIPY + os.sep, contextlib.__file__)
 _GENERATED = ("<__array_function__", "<stringsource")  # NumPy's dispatch, and Cython's own code
-_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+_PACKAGES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = (_STANDARD, *_PACKAGES)
 
 _refusals: ContextVar[list[TraceError] | None] = ContextVar("cupyfuse_refusals", default=None)
 
@@ -35,14 +38,25 @@ def is_user_frame(frame: FrameType) -> bool:
     return not (compiled or os.path.abspath(filename).startswith(_SKIPPED))
 
 
+def is_called_from_compiled_code(frame: FrameType) -> bool:
+    """Whether compiled code, not a statement in the frame that it is called from, assigns to elements of an array."""
+    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("STORE_")
+
+
 def user_line() -> str:
-    """Return file, line and text of the innermost frame outside this library, NumPy and SciPy."""
+    """Return file, line and text of the innermost frame outside this library, NumPy, SciPy and Python's own library."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_user_frame(frame):
+        if is_user_frame(frame) and not _is_of_python(frame):
             return _describe_line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "an unknown line"
+
+
+def _is_of_python(frame: FrameType) -> bool:
+    """Whether a frame runs code of Python's standard library, as `statistics` and `random` call traced arrays."""
+    filename = os.path.abspath(frame.f_code.co_filename)
+    return filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
 
 
 def definition_of(function: Any) -> str:
@@ -53,7 +67,8 @@ def definition_of(function: Any) -> str:
 
 def _line_of(error: Exception) -> str:
     """Return file, line and text of the innermost such frame that an error passed."""
-    found = [(frame, number) for frame, number in traceback.walk_tb(error.__traceback__) if is_user_frame(frame)]
+    passed = traceback.walk_tb(error.__traceback__)
+    found = [(frame, number) for frame, number in passed if is_user_frame(frame) and not _is_of_python(frame)]
     return _describe_line(found[-1][0].f_code.co_filename, found[-1][1]) if found else "an unknown line"
 
 
@@ -68,6 +83,16 @@ _ASSIGNED_ATTRIBUTE = re.compile(
     r"^property '(\w+)' of 'Tracer' object has no setter|^can't set attribute '(\w+)'$"
     r"|^'Tracer' object has no attribute '(\w+)'$"
 )
+
+# What Python says of a call of a traced array's method with arguments that it does not take, and of a method of the
+# class `np.ndarray` that is called with a traced array, which is none.
+_MISFIT = re.compile(r"^Tracer\.(\w+\(\) (?:got|takes|missing) .*)")
+_OF_CLASS = re.compile(r"^descriptor '(\w+)' (?:for|requires a) 'numpy\.ndarray'")
+
+
+def took_array_of_compiled_code(error: Exception) -> bool:
+    """Whether compiled code failed since an array that it had created itself, or was given, was a traced one."""
+    return str(error.__cause__).startswith("Cannot convert Tracer to ")
 
 
 def _function_of(error: Exception) -> str:
@@ -134,7 +159,15 @@ def refusals_reach_the_caller() -> Iterator[None]:
                 f"cannot fuse an assignment to the attribute {found[found.lastindex or 0]!r} of an array: make "
                 f"another array, as x.reshape(...) or x.astype(...) do\n  at {_line_of(error)}"
             ) from error
-        if type(error) in (AttributeError, TypeError, ValueError) and _ASKED_FOR_ARRAY.search(str(error)):
+        if type(error) is TypeError and (found := _MISFIT.search(str(error))):
+            raise TypeError(f"ndarray.{found[1]}\n  at {_line_of(error)}") from error
+        if type(error) is TypeError and (found := _OF_CLASS.search(str(error))):
+            raise TraceError(
+                f"cannot fuse np.ndarray.{found[1]} of a traced array: take it from the array itself, as x.{found[1]}"
+                f"\n  at {_line_of(error)}"
+            ) from error
+        said = str(error).partition("\n  at ")[0]
+        if type(error) in (AttributeError, TypeError, ValueError) and _ASKED_FOR_ARRAY.search(said):
             raise TraceError(
                 f"cannot fuse {_function_of(error)} that reads arrays in memory; call it outside of the fused "
                 f"function\n  at {_line_of(error)}"

@@ -68,7 +68,7 @@ def test_the_unfused_function_stays_at_hand(arguments: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("fixed", "args", "kwargs", "words"),
     [
-        (("w",), (1, 2, 3, 4), {}, "expected at most 3 arguments"),
+        (("w",), (1, 2, 3, 4), {}, "expected at most 3 arguments by place"),
         (("w",), (), {"w": 1}, "'w' is bound"),
         (("w",), (1,), {"x": 1}, "'x' was given twice"),
         (("w",), (1,), {"q": 1}, "'q' is unknown"),
@@ -81,6 +81,12 @@ def test_wrong_calls(fixed: Any, args: Any, kwargs: Any, words: str, arguments: 
     serve = cf.fuse(function).bind(**{name: named[name] for name in fixed})
     with pytest.raises(TypeError, match=words):
         serve(*args, **kwargs)
+
+
+def test_parameters_that_are_given_by_name_alone_are_named() -> None:
+    serve = cf.fuse(lambda x, w, *, scale=1.0: x @ w * scale).bind(w=np.eye(3))
+    with pytest.raises(TypeError, match=r"at most 1 arguments by place \(x\), got 2; give scale by name"):
+        serve(np.eye(3), 2.0)
 
 
 def test_unknown_names_are_refused_at_once(arguments: list[Any]) -> None:

@@ -175,7 +175,7 @@ REFUSED = {
     "np.sort(a[both])": r"np\.sort: the shape or dtype of its result depends on values",
     "np.linalg.svd(a[rows])[1]": r"np\.linalg\.svd: the shape or dtype of its result depends on values",
     "np.ediff1d(u[rows]).sum()": r"np\.ediff1d: the shape or dtype of its result depends on values",
-    "a[both]": r"a result of masked elements.* return the array and the mask(.|\n)*<string>:1",
+    "a[both]": r"a result of masked elements.* return the array and the mask(.|\n)*<string>:2",
     "np.argwhere(both)": "a result of masked elements",
     "len(a[both])": r"len\(\) of masked elements: .*use \.size",
     "[v for v in a[both]]": "an iteration over masked elements",

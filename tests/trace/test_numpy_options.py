@@ -54,6 +54,16 @@ TEXTS = (
     "np.apply_over_axes(np.sum, x, [0, 1]), np.apply_over_axes(np.cumsum, x, -1), np.apply_over_axes(np.max, x, (0,))",
     "np.max(x[0, 0], -1, initial=1), np.min(x[0, 0], axis=0, initial=0, where=True), np.max(k[0], 0, initial=1)",
     "np.logaddexp.reduce(k.astype('u1')), np.logaddexp.reduce(x > 0), np.logaddexp.reduce(k, dtype='f4')",
+    "np.mean(k * 2**61, where=k > -1), np.mean(k, 0, 'i4', where=k > -1), np.mean(x > 0, 0, where=x < 1)",
+    "np.nanmean(k * 2**61), np.mean(k, dtype='?', where=k > 0), np.mean(x + 1j, where=x > -9).real, np.conj(x > 0)",
+    "np.exp(np.arange(3.0), out=x[0]); np.add(1, 2, out=x[1]); np.maximum(0, np.ones(3, 'f4'), out=x[2]); x",
+    "np.log10(2.0, out=x, where=x > 0); np.deg2rad(90, out=s[0]); np.multiply(2.0, np.float32(3), out=s[1]); x, s",
+    "np.dot(np.ones((4, 2)), np.ones((2, 3)), out=x); np.matmul(np.ones((4, 2)), np.ones((2, 3), 'f4'), out=x[:]); x",
+    "np.sum(np.ones((4, 3)), axis=0, out=x[0]); np.clip(np.arange(3.0), 1, 2, out=x[1]); x",
+    "np.max(np.ones((4, 3)), 0, out=x[2]); np.modf(2.5, out=(x[0], x[1])); x",
+    "np.einsum('ij,jk', np.ones((4, 2)), np.ones((2, 3)), out=x); x",
+    "np.mean(np.ones((4, 3)), 1, where=x > -9), np.std(np.arange(12.0).reshape(4, 3), 1, where=x > -9)",
+    "np.any(np.ones((4, 3)), axis=1, where=x > 0), np.sum([1, 2, 3], where=x[0] > 0)",
     "np.bincount(k * 0, minlength=1), np.bincount(k * 0, x[:, 0], minlength=1), np.bincount(k, k, 3)",
 )
 # CuPy has none of these functions: on a GPU they are errors that name them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,11 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.ma.masked_array(x, x > 0), r"compiled code that reads arrays in memory"),
     (lambda x: setattr(x, "shape", (-1,)), r"assignment to the attribute 'shape' of an array: make another"),
     (lambda x: setattr(x * 2, "note", 1), r"assignment to the attribute 'note'"),
+    (lambda x: np.ndarray.sum(x, axis=0), r"np\.ndarray\.sum of a traced array: take it from the array itself"),
+    (lambda x: np.ndarray.__matmul__(x, x.T), r"np\.ndarray\.__matmul__ of a traced array: take it from"),
+    (lambda x: statistics.mean(x[0]), r"compiled code that reads arrays in memory"),
+    (lambda x: np.random.default_rng(0).shuffle(x), r"exchange of rows .*in another order, as in x\[rng\.permutation"),
+    (lambda x: np.random.RandomState(0).shuffle(x), r"exchange of rows by compiled code"),
     (lambda x: memoryview(x), r"compiled code that reads arrays in memory"),
     (lambda x: stats.bartlett(x[0], x[1]), r"scipy\.stats\.bartlett: it calls compiled code"),
     (lambda x: scipy.signal.find_peaks(x[0]), r"compiled code that reads arrays in memory"),
@@ -158,6 +164,10 @@ def test_refused_operations(function: Callable[..., Any], words: str) -> None:
         (lambda x: x.__setitem__([0, 1], np.ones(5)), ValueError, r"x\[index\] = y: shape mismatch"),
         (lambda x: np.sum(x, axis=1, out=x), ValueError, r"np\.sum: out has shape \(4, 3\), the result \(4,\)"),
         (lambda x: np.dot(x, x.T, out=x), ValueError, r"np\.dot: out has shape"),
+        (lambda x: x.any(ddof=1), TypeError, r"ndarray\.any\(\) got an unexpected keyword argument 'ddof'"),
+        (lambda x: x.argmax(axis=(0, 1)), TypeError, r"np\.argmax: axis: expected an integer or None, got \(0, 1\)"),
+        (lambda x: np.argmin(x, (-1,)), TypeError, r"np\.argmin: axis: expected an integer or None, got \(-1,\)"),
+        (lambda x: (x @ x, "__array_interface__"), ValueError, r"matmul"),
         (lambda x: round(x, 1), TypeError, r"__round__"),
         (lambda x: np.where(x > 0, x), ValueError, r"either both or neither"),
         (lambda x: np.nonzero(x[0, 0]), ValueError, r"0d arrays"),
@@ -262,6 +272,16 @@ def test_an_error_within_a_nested_function_names_the_inner_line() -> None:
         cf.fuse(lambda x: helper(x) + 1)(X)
     assert f"{__file__}:{helper.__code__.co_firstlineno + 1}" in str(caught.value)
     assert "return np.unique(y)" in str(caught.value), "the text of the line helps to find it"
+
+
+def test_a_result_of_masked_elements_names_the_line_that_selects_them() -> None:
+    def function(x: Any) -> Any:
+        y = x[x > 0]
+        return x, y
+
+    line = function.__code__.co_firstlineno + 1
+    with pytest.raises(cf.TraceError, match=rf"masked elements(.|\n)*{__file__}:{line}: y = x\[x > 0\]"):
+        cf.fuse(function)(X)
 
 
 def test_trace_error_is_a_type_error() -> None:

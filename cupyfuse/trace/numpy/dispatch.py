@@ -19,7 +19,7 @@ from ..value import IN_PLACE_METHODS, METHODS
 from . import callbacks, functions, norms, products, reductions, writing
 from .signatures import signature_of
 from .steps import LIBRARY, NATIVE_FOR_REALS, REFUSED, public_name
-from .writing import CONVERTING, assign_out, dtype_with_out, target_of
+from .writing import CONVERTING, assign_out, dtype_with_out, target_of, with_traced_operand
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **functions.FUNCTIONS,
@@ -47,6 +47,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     out = options.pop("out", None)
     if out is not None:
         out = target_of(f"np.{name} with out=", out)
+        args = with_traced_operand(args, out) if func in FUNCTIONS else args
         has_dtype = name in CONVERTING and "dtype" in signature_of(func).parameters
         if has_dtype and options.get("dtype") is None and (dtype := dtype_with_out(args[0], out)) is not None:
             options["dtype"] = dtype
@@ -96,6 +97,7 @@ def _is_complex(x: Tracer) -> bool:
 def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a native form, recorded as one call; TypeErrors about arguments name the user's line."""
     operands = list(tracers_in((args, options)))
+    args = with_traced_operand(args, operands[0]) if operands else args
     try:
         if not operands:
             return FUNCTIONS[func](*args, **options)

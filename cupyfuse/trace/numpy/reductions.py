@@ -111,10 +111,10 @@ def mean(
 def _mean_of(a: Tracer, mask: Tracer, axis: Any, dtype: Any, out: Any, keepdims: bool) -> Tracer:
     """Compute the mean of the elements that a mask selects, with sums and numbers of elements of 32 bits at least."""
     kind = a._node.dtype if dtype is None else dtypes.name_of(dtype)
-    wide = compute_dtype(kind) if dtypes.is_float(kind) else None
-    total = reduction("sum", a, axis, wide, out, keepdims, where=mask)
-    mean = total / reduce("sum", mask, axis, keepdims).astype(total._node.dtype)
-    return mean if wide is None else mean.astype(kind)
+    if dtype is None and not dtypes.is_float(kind) and not dtypes.is_complex(kind):
+        kind = "float64"  # in which NumPy sums integers for a mean
+    total = reduction("sum", a, axis, compute_dtype(kind) if dtypes.is_float(kind) else kind, out, keepdims, where=mask)
+    return (total / reduce("sum", mask, axis, keepdims).astype(total._node.dtype)).astype(kind)
 
 
 def _full_mask(operation: str, where: Any, a: Tracer) -> Tracer:
@@ -328,6 +328,8 @@ def arg_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, *, keepdi
     """Find the first position of the extreme, or of NaN, as `np.argmax` or `np.argmin` for op "max" or "min"."""
     keepdims = _flag(keepdims)
     refuse_options(f"np.arg{op}", out=out)
+    if isinstance(axis, (tuple, list)):
+        raise TypeError(f"np.arg{op}: axis: expected an integer or None, got {axis!r}\n  at {user_line()}")
     if a.ndim == 0 or a._node.dtype in ("int64", *dtypes.OPAQUE):
         return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
     if axis is None:

@@ -20,7 +20,7 @@ from ..products import matmul
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options, user_line
 from .reductions import mask_of, reduction, truth
-from .writing import assign_out, dtype_with_out, target_of
+from .writing import assign_out, dtype_with_out, target_of, with_traced_operand
 
 # NumPy's, SciPy's and CuPy's names of operators that are called otherwise in the operator table.
 _ALIASES = {
@@ -56,6 +56,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
         return _at(name, inputs)
     if target is not None:
         target = target_of(f"np.{name} with out=", target)
+        inputs = with_traced_operand(inputs, target)
     converting = method in ("accumulate", "reduceat")
     if converting and target is not None and (dtype := dtype_with_out(inputs[0], target)) is not None:
         options.setdefault("dtype", dtype)
@@ -76,6 +77,8 @@ def _call_into(name: str, inputs: tuple[Any, ...], options: dict[str, Any], out:
     where = options.pop("where", True)
     if where is not True and any(target is None for target in out):
         fail(f"np.{name} with where=", "elements left out are undefined without out=; choose with np.where")
+    traced = next((target for target in out if isinstance(target, Tracer)), None)
+    inputs = inputs if traced is None else with_traced_operand(inputs, traced)
     results = _call(name, inputs, dict(options), None)
     written = []
     for target, result in zip(out, results, strict=True):
@@ -300,7 +303,7 @@ def _logical_xor(a: Tracer, b: Tracer) -> Tracer:
 COMPOSED: dict[str, Callable[..., Any]] = {
     "fabs": _fabs,
     "logical_xor": _logical_xor,
-    "conjugate": lambda x: +x if x._node.dtype != "bool" else x._as_result(),
+    "conjugate": lambda x: +x if x._node.dtype != "bool" else x.astype("int8"),
     "deg2rad": lambda x: loop_float(x) * (math.pi / 180),
     "radians": lambda x: loop_float(x) * (math.pi / 180),
     "rad2deg": lambda x: loop_float(x) * (180 / math.pi),

@@ -10,8 +10,8 @@ import numpy as np
 
 from ... import dtypes
 from ...ir.library import writing_call
-from ..library import call_library
-from ..operations import apply
+from ..library import call_library, tracers_in
+from ..operations import apply, as_tracer
 from ..promotion import Casting, checked_number
 from ..tracer import Tracer
 from ..user_code import fail, user_line
@@ -32,6 +32,20 @@ def target_of(operation: str, x: Any) -> Tracer:
         note([x])
         fail(operation, "the array that it changes has to be an argument of the fused function or computed in it")
     return x
+
+
+def with_traced_operand(values: tuple[Any, ...], other: Tracer) -> tuple[Any, ...]:
+    """Return the operands of an operation, of which one at least is traced, as `other` is: its `out` or an option.
+
+    Where none is, the arrays among them become constants of the trace; where there are no arrays, the first NumPy
+    scalar does, or the first operand.
+    """
+    if not values or next(tracers_in(values), None) is not None:
+        return values
+    chosen = [k for k, value in enumerate(values) if isinstance(value, np.ndarray)]
+    chosen = chosen or [next((k for k, value in enumerate(values) if isinstance(value, np.generic)), 0)]
+    traced = {k: as_tracer(np.asarray(values[k]), other._trace) for k in chosen}
+    return tuple(traced.get(k, value) for k, value in enumerate(values))
 
 
 def dtype_with_out(x: Any, out: Tracer) -> str | None:
