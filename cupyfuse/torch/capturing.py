@@ -19,6 +19,7 @@ _CONFIG = {
     "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
     "invalidate_compile_context_weakrefs": True,  # parameters with weak references cannot be swapped for others
     "record_runtime_overhead": False,  # notes for profilers, two calls of Dynamo's around each graph
+    "rewrite_assert_with_torch_assert": False,  # it would raise a RuntimeError, and on a GPU end the CUDA context
     "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
 # PyTorch 2.11 skips guards where dictionaries are unchanged, and does not see `requires_grad_()` of a parameter that
