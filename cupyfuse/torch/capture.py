@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .backend import fuse_module
+from .capturing import guards_to_keep, keeping_validation
 from .chains.options import Options
 from .chains.runner import Runner
 from .cost import decision
@@ -117,7 +118,8 @@ class Capture:
         """Return a module's call, captured at the first call and whenever a guard fails."""
         import torch._dynamo as dynamo
 
-        context = dynamo.optimize(functools.partial(self._backend, module))
+        with keeping_validation():
+            context = dynamo.optimize(functools.partial(self._backend, module), guard_filter_fn=guards_to_keep)
         # Dynamo caches by code object, and learns which sizes vary by the code's name: each module has code of its own.
         name = f"call_{type(module).__name__}_{next(_numbers)}"
         function = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__, name)

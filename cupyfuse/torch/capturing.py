@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.distributions import Distribution
 
 _CONFIG = {
     "recompile_limit": 256,  # modules with many instances and shapes stay captured
@@ -19,6 +20,7 @@ _CONFIG = {
     "use_numpy_random_stream": True,  # the graph breaks where NumPy draws: PyTorch would draw in its place
     "invalidate_compile_context_weakrefs": True,  # parameters with weak references cannot be swapped for others
     "record_runtime_overhead": False,  # notes for profilers, two calls of Dynamo's around each graph
+    "rewrite_assert_with_torch_assert": False,  # it would raise a RuntimeError, and on a GPU end the CUDA context
     "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
 # PyTorch 2.11 skips guards where dictionaries are unchanged, and does not see `requires_grad_()` of a parameter that
@@ -29,6 +31,32 @@ if torch.__version__ < (2, 13):
         "skip_tensor_guards_with_matching_dict_tags": False,
         "skip_guards_on_constant_func_defaults": False,
     }
+
+# The default of `Distribution` while it is captured, as under `torch.compile`: to look at arguments would break graphs.
+# It is no bool, so that a guard tells it from what a distribution says itself.
+_NO_VALIDATION = 0
+
+
+@contextlib.contextmanager
+def keeping_validation() -> Iterator[None]:
+    """Have distributions outside of captured code validate their arguments as before.
+
+    Dynamo ends that for the whole process as it is first used. The user's own first `torch.compile` still does.
+    """
+    from torch._dynamo.eval_frame import TorchPatcher
+
+    before, is_first = Distribution._validate_args, not TorchPatcher.patch.cache_info().currsize
+    try:
+        yield
+    finally:
+        if is_first:
+            Distribution.set_default_validate_args(before)
+            TorchPatcher.patch.cache_clear()
+
+
+def guards_to_keep(guards: Sequence[Any]) -> list[bool]:
+    """Say which of Dynamo's guards hold in calls: all but those on `_NO_VALIDATION`."""
+    return [not ("_validate_args" in g.name and type(g.value) is type(_NO_VALIDATION)) for g in guards]
 
 
 @contextlib.contextmanager
@@ -46,6 +74,7 @@ def capturing() -> Iterator[None]:
         with (
             compile_lock,  # Dynamo's own, which every capture takes: a second lock could be waited for in another order
             torch._dynamo.config.patch(known),
+            mock.patch.object(Distribution, "_validate_args", _NO_VALIDATION),
             torch._C._ForceDispatchKeyGuard(included, excluded),
             _refusing_gradient_modes(),
         ):

@@ -716,3 +716,33 @@ def test_drop_in_modules_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype is ct.linear_gelu(x, layer.weight, layer.bias).dtype is torch.bfloat16
     assert layer(x).dtype is torch.float32
+
+
+def test_distributions_validate_their_arguments_outside_of_captured_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Policy(nn.Module):
+        def __init__(self, validate: bool | None):
+            super().__init__()
+            self.linear = nn.Linear(12, 7)
+            self.validate = validate
+
+        def forward(self, x: Any, action: Any) -> Any:
+            return Categorical(logits=self.linear(x), validate_args=self.validate).log_prob(action)
+
+    Categorical = torch.distributions.Categorical
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    patch = torch._dynamo.eval_frame.TorchPatcher.patch
+    patch.cache_clear()  # as before Dynamo's first use
+    policy, outside = Policy(None), torch.tensor([0, 6, 7])
+    fused, x = ct.fuse(policy), torch.randn(3, 12)
+    for action in (torch.tensor([0, 6, 1]), torch.tensor([5, 5, 5])):
+        torch.testing.assert_close(fused(x, action), policy(x, action))
+        with pytest.raises(ValueError, match="Expected value argument"):
+            policy(x, outside)
+    assert fused(x, outside)[2].isnan()
+    (chain,) = ct.explain(fused).fused
+    assert len(chain.plans) == 1
+    with pytest.raises(ValueError, match="Expected value argument"):
+        ct.fuse(Policy(True))(x, outside)
+    torch.compile(policy, backend="eager", fullgraph=True)(x, outside % 7)  # PyTorch's own ends it for the process
+    assert not torch.distributions.Distribution._validate_args
+    patch.cache_clear()

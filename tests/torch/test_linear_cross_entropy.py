@@ -262,6 +262,16 @@ def test_any_rank_and_modules() -> None:
         ct.LinearCrossEntropy(2, 3, z_los=0.1)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_labels_of_eight_bits(reduction: str) -> None:
+    """PyTorch's `cross_entropy` takes them; an index of them would be a mask."""
+    x, w, b, target = operands()
+    counted = target.clamp(min=0)
+    options: dict[str, Any] = {"class_weight": b.detach().abs(), "z_loss": 0.1, "reduction": reduction}
+    found = ct.linear_cross_entropy(x, w, counted.to(torch.uint8), b, ignore_index=0, **options)
+    torch.testing.assert_close(found, reference(x, w, counted, b, ignore_index=0, **options))
+
+
 def test_within_a_compiled_graph_and_autocast() -> None:
     x, w, b, target = operands(torch.float32)
     options: dict[str, Any] = {"z_loss": 0.1, "soft_cap": 3.0}

@@ -723,6 +723,24 @@ def test_a_wrong_shape_gets_pytorchs_own_error() -> None:
     assert errors[0] == errors[1]
 
 
+def test_assertions_about_values_are_pythons() -> None:
+    source = 'def code(module, y):\n    assert (y < 9).all(), "large"\n    return y.exp().logsumexp(-1)'
+    names: dict[str, Any] = {}
+    exec(source, names)  # pytest rewrites the assertions of this file
+    plain, fused, x = pair(Code(names["code"]), "cpu", DOUBLE)
+    for offset in (0.0, 1000.0, 0.0):
+        for module in (plain, fused):
+            with torch.no_grad():
+                module.linear.bias.fill_(offset)
+        if offset:
+            for module in (plain, fused):
+                with pytest.raises(AssertionError, match=r"^large$"):
+                    module(x)
+        else:
+            near(fused(x), plain(x))
+    assert fused_chains(fused)
+
+
 # Classes of all kinds -----------------------------------------------------------------------------------------------
 
 

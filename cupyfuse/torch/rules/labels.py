@@ -184,7 +184,8 @@ def z_loss_eager(x: Any, target: Any, weight: Any, ignore_index: int, reduction:
     weights = torch.ones_like(values)
     if target.shape != x.shape:
         counted = target != ignore_index
-        weights = torch.where(counted, 1.0 if weight is None else weight[torch.where(counted, target, 0)], 0.0)
+        labels = torch.where(counted, target, 0).long()  # of uint8 an index would be a mask
+        weights = torch.where(counted, 1.0 if weight is None else weight[labels], 0.0)
         values = torch.where(counted, values * weights, 0.0)
     if reduction == "none":
         return values
