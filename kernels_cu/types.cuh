@@ -252,13 +252,6 @@ __device__ __forceinline__ Pack<T, V> load_between(const T* from) {
     }
 }
 
-// A pack at position `at` of an array of `size` elements that begins anywhere. Nothing beside the array is read.
-template <int V, class T>
-__device__ __forceinline__ Pack<T, V> load_within(const T* array, i64 at, i64 size) {
-    const bool inside = at >= V - 1 && at + 2 * V - 1 <= size;
-    return inside ? load_between<V>(array + at) : load_each<V>(array + at);
-}
-
 template <int V, class T>
 __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
     typedef typename Word<sizeof(T) * V>::type W;

@@ -279,8 +279,12 @@ class Writer:
             tile = [p for p in self.program.loaded.values() if p.extent in (FULL, COLUMN)]
             read = [p for p in tile if p.extent == FULL or p in read]
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
+        load = {
+            FULL: "load_between" if self.apart else "load_pack",
+            COLUMN: "load_each" if self.shifted else "load_pack",
+        }
         loads = {
-            extent: [f"t.{p.name} = {self._load_of(p)};" for p in read if p.extent == extent]
+            extent: [f"t.{p.name} = {load[extent]}<V>({p.element_address});" for p in read if p.extent == extent]
             for extent in (FULL, COLUMN)
         }
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
@@ -322,12 +326,6 @@ class Writer:
                 lines += function
             lines += ["template <int V>", f"__device__ void exact_element{signature}", *(f"    {x}" for x in body), "}"]
         return "\n".join([*lines, *self.emit_store(stage, writes)])
-
-    def _load_of(self, p: Parameter) -> str:
-        """Return the expression that loads V elements of a full or per-column input."""
-        if p.extent == COLUMN and self.shifted:
-            return f"load_within<V>({p.name}, col, cols)"
-        return f"{'load_between' if self.apart and p.extent == FULL else 'load_pack'}<V>({p.element_address})"
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit the function that stores a stage's full results, as lines."""
