@@ -25,19 +25,24 @@ Flags = tuple[bool, ...]
 
 @dataclass(frozen=True)
 class _Costs:
-    """Host seconds of a launch and of a product, and how much slower the backward pass is than the forward pass."""
+    """What launches and products take of the host, how much slower backward passes are, and whose the products are."""
 
     launch: float
     product: float
     backward_rows: float = 1.0
     backward_product: float = 1.0
-    splits: bool = False  # whether float32 products run from hi/lo splits
-    pads: bool = False  # whether rows of products are padded to multiples of 16 bytes
+    own: bool = False  # whether products may be ours: of float32 from hi/lo splits, of 16 bits by our kernel
+
+    def pads(self, machine: Machine, product: Node) -> bool:
+        """Whether rows of a product's gradient are padded for the products that read it, if they are not aligned.
+
+        Inductor pads where it finds that faster, mostly in large products.
+        """
+        return not self.own or (machine.device.own_half > 0 and is_16_bit_product(product))
 
 
-_FUSED = _Costs(rates.OUR_LAUNCH, rates.OUR_PRODUCT, rates.BACKWARD_ROWS, rates.BACKWARD_PRODUCT, splits=True)
-# Inductor pads where it finds that faster, mostly in large products.
-_INDUCTOR = _Costs(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT, pads=True)
+_FUSED = _Costs(rates.OUR_LAUNCH, rates.OUR_PRODUCT, rates.BACKWARD_ROWS, rates.BACKWARD_PRODUCT, own=True)
+_INDUCTOR = _Costs(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT)
 
 
 # Fused --------------------------------------------------------------------------------------------------------------
@@ -140,7 +145,7 @@ def _inductor_step_time(step: Step, machine: Machine) -> Time:
     """Estimate a step as Inductor's kernels."""
     if step.kind == "Gemm":
         products = [n for n in step.nodes if g.is_product(n)]
-        gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype, padded=_INDUCTOR.pads) for n in products)
+        gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype, padded=True) for n in products)
         return Time(gpu, rates.INDUCTOR_PRODUCT * len(products))
     reads, writes = _bytes(step.inputs), _bytes(step.outputs)
     share = rates.STREAM
@@ -171,12 +176,12 @@ def _backward_time(
         if step.kind == "Gemm":
             for node in filter(g.is_product, step.nodes):
                 m, k, n = _sizes(node)  # of C = A B: the gradients are dC Bᵀ and Aᵀ dC
-                operands, padded = _operands(node), _pads(costs, machine, node)
+                operands, padded = _operands(node), costs.pads(machine, node)
                 for operand, sizes in zip(operands, ((m, n, k), (k, m, n)), strict=True):
                     if operand in dependent:
                         written.add(base_of(operand))
                         times.append(_backward_product_time(sizes, (k, n), operand.dtype, machine, costs, padded))
-                computed = costs is _FUSED and node in read_by_rows  # padded as it is computed
+                computed = costs.own and node in read_by_rows  # padded as it is computed
                 if padded and dependent.intersection(operands):
                     times += [_padding_time(m, k, node.dtype, machine, costs)]
                     times += [] if computed else [_padding_time(m, n, node.dtype, machine, costs)]
@@ -213,11 +218,6 @@ def _with_own_gradients(step: Step, matrices: Sequence[Node]) -> list[Node]:
     return list({sum_of(n): n for n in matrices}.values())
 
 
-def _pads(costs: _Costs, machine: Machine, product: Node) -> bool:
-    """Whether rows of a product's gradient are padded for the products that read it, if they are not aligned."""
-    return machine.device.own_half > 0 and is_16_bit_product(product) if costs is _FUSED else costs.pads
-
-
 def _padding_time(rows: int, length: int, dtype: str, machine: Machine, costs: _Costs) -> Time:
     """Estimate the copy of a 16-bit matrix to padded rows; nothing where they are aligned, as a single one is."""
     itemsize = dtypes.ITEMSIZE[dtype]
@@ -230,7 +230,7 @@ def _backward_product_time(
     sizes: tuple[int, int, int], lengths: tuple[int, int], dtype: str, machine: Machine, costs: _Costs, padded: bool
 ) -> Time:
     """Estimate one of the two products of a gradient, whose matrices have rows of these lengths."""
-    split = machine.best_split_product_time(*sizes, dtype) if costs.splits else None
+    split = machine.best_split_product_time(*sizes, dtype) if costs.own else None
     if split is not None:
         return Time(split * rates.BACKWARD_SPLIT, 4 * costs.launch)
     gpu = machine.product_time(*sizes, dtype, padded, lengths) * costs.backward_product
