@@ -27,10 +27,10 @@ _SHARED_BYTES = 48 << 10  # static shared memory of a block
 # Of a multiprocessor with clusters: shared memory, of which the system takes some for each block.
 _MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
 _LINE = 128  # bytes of a line of a cache
-# Threads on a multiprocessor that each have registers. Of reductions of rows that are read once: for one accumulator of
-# 16-bit elements as they are loaded, for any others, `_THREADS` for float64. Of rows that are held in shared memory:
-# `_LIGHT_THREADS` for a program that computes little, then for one that also widens 16-bit values of columns, for any
-# other, and for float64; of those in registers the last two.
+# Threads on a multiprocessor that each have registers, 32 to 128. Rows that are read once: `_SIMPLE_THREADS` for
+# one accumulator of 16-bit elements as they are loaded, `_THREADS` for float64, else `_LIGHT_THREADS`. Rows in shared
+# memory: `_LIGHT_THREADS` for a program that computes little, `_COLUMN_THREADS` if it also widens 16-bit values of
+# columns. Any other rows: `_DOUBLE_THREADS` for float64, else `_THREADS`.
 _SIMPLE_THREADS, _LIGHT_THREADS, _COLUMN_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1280, 1024, 512
 # Rows that are read once have a warp each up to so many packs, longer ones a block. An H200 starts no more than 0.8
 # blocks in a nanosecond: it sums 61008 rows of 1100 bfloat16 in 43 us with a warp for each, in 77 with a block of 64
