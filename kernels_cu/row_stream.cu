@@ -1,14 +1,15 @@
-// Row program, one block or warp per row: each stage reads the row again, mostly from the L2 cache. For rows that do not fit in
-// registers, and for programs with one stage.
+// Row program, a block or a warp for each row: each stage reads the row again, mostly from the L2 cache. For rows that do not fit
+// in registers, and for programs with one stage.
 //
 // P: as in row_block.cu, emitted so that each stage recomputes from the inputs what it needs.
-// Launch: Threads threads, of which each of Rows rows has as many, a warp where they are several; any number of blocks
-//   (grid-stride loop over rows), any cols. V > 1 needs cols, all row strides and all pointers to be multiples of V elements.
+// Launch: Threads threads: a block reads one row with all of them, or Rows = Threads / 32 rows at a time with a warp each. Any
+//   number of blocks (grid-stride loop over rows), any cols. V > 1 needs cols, all row strides and all pointers to be multiples
+//   of V elements.
 #pragma once
 
 #include "stages.cuh"
 
-// Rows `first`, `first` + step, ..., each of them read by the threads of a team.
+// Rows `first`, `first` + `step`, ..., one after the other, all by one team of threads.
 template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void stream_rows(const P& p, const Team& team, i64 first, i64 step) {
     for (i64 row = first; row < p.rows; row += step) {

@@ -28,8 +28,8 @@ class Config:
     items : packs of `vec` elements that a thread holds, or has in flight where rows are streamed
     vec : elements per memory access
     group : lanes per row (row_lanes), or columns per strip (column_stats)
-    rows : rows that these lanes load before they compute one (row_lanes), or that a block has, a warp for each where
-        they are several (row_stream)
+    rows : rows that the lanes of a row load before they compute the first (row_lanes); rows that a block reads at a
+        time, one with all its threads or several with a warp each (row_stream)
     shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)

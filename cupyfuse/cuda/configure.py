@@ -27,12 +27,14 @@ _SHARED_BYTES = 48 << 10  # static shared memory of a block
 # Of a multiprocessor with clusters: shared memory, of which the system takes some for each block.
 _MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
 _LINE = 128  # bytes of a line of a cache
-# Threads on a multiprocessor that each have registers: for one 16-bit accumulator, for a program that computes little,
-# for one that also widens 16-bit values of columns, for any other, and for float64.
+# Threads on a multiprocessor that each have registers, 32 to 128. Rows that are read once: `_SIMPLE_THREADS` for
+# one accumulator of 16-bit elements as they are loaded, `_THREADS` for float64, else `_LIGHT_THREADS`. Rows in shared
+# memory: `_LIGHT_THREADS` for a program that computes little, `_COLUMN_THREADS` if it also widens 16-bit values of
+# columns. Any other rows: `_DOUBLE_THREADS` for float64, else `_THREADS`.
 _SIMPLE_THREADS, _LIGHT_THREADS, _COLUMN_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1280, 1024, 512
-# Packs at most of a row that is read once and has a warp; longer ones have a block. An H200 starts no more than 0.8
-# blocks in a nanosecond: it sums 61008 rows of 1100 bfloat16 in 43 us so, in 77 with a block of 64 threads each. Few
-# rows of 2048 take a warp each 8 us, and a block 6.
+# Rows that are read once have a warp each up to so many packs, longer ones a block. An H200 starts no more than 0.8
+# blocks in a nanosecond: it sums 61008 rows of 1100 bfloat16 in 43 us with a warp for each, in 77 with a block of 64
+# threads. Of longer rows, 2048 elements, few take 8 us with a warp for each, 6 with a block.
 _PACKS_OF_A_WARP = 192
 _MOST_BLOCKS = 16  # of a cluster on Hopper; more than 8 have to be allowed (compile.py)
 # Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
@@ -234,9 +236,10 @@ def _stream(program: Program, packs: int, vec: int) -> Config:
     """Choose the threads that read a row once and hold none of it.
 
     They do not depend on the number of rows, so that neither do a row's bits, unless rows are so few that blocks share
-    each. A thread asks for 16 bytes of each array at a time: what hides how long they take is the number of threads,
-    and more bytes take registers from those. As measured on an H200 from 1100 to 4194304 columns, 16 to 65536 rows:
-    with 64 bytes the cosine similarity of float32 rows takes 2.2 times as long, a cross entropy 1.5 times.
+    each. A thread asks for at most 16 bytes of each array at a time, for 8 of 16-bit ones in narrower vectors: many
+    threads, not many bytes of one, hide how long loads take, and the registers of more bytes leave fewer threads. As
+    measured on an H200 from 1100 to 4194304 columns, 16 to 65536 rows: with 64 bytes the cosine similarity of float32
+    rows takes 2.2 times as long, a cross entropy 1.5 times.
     """
     items = max(1, min(4, widest_vec(program)) // vec)
     rows = 1  # of a block

@@ -502,8 +502,47 @@ def test_threads_that_read_a_row_once(
     assert (found.template, found.threads, found.items, found.rows, found.blocks) == config
 
 
+def sums_and_places(x: Any) -> tuple[Any, ...]:
+    """One stage; `reductions` has a variance, for which rows are held."""
+    return x.sum(axis=1), cf.logsumexp(x, axis=1), x.argmax(axis=1), x.min(axis=1)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations of the kernels that are launched in a test."""
+    found: list[Config] = []
+    grids = kernel_launch._grids
+
+    def noted(config: Config, rows: int, cols: int) -> list[tuple[int, int]]:
+        found.append(config)
+        return grids(config, rows, cols)
+
+    monkeypatch.setattr(kernel_launch, "_grids", noted)
+    return found
+
+
 @pytest.mark.parametrize("rows", [1, 4, 6])
 @pytest.mark.parametrize("cols", [1025, 1536])
-def test_a_warp_reads_a_row(rows: int, cols: int) -> None:
+def test_a_warp_reads_a_row(launched: list[Config], rows: int, cols: int) -> None:
     """Of 16 bits, with warps that have no row."""
-    check_in_orders(Case(reductions, (rows, cols), "float16"))
+    check_in_orders(Case(sums_and_places, (rows, cols), "float16"))
+    assert {(config.template, config.rows) for config in launched} == {("row_stream", 4)}
+
+
+def test_a_warp_reads_several_rows(monkeypatch: pytest.MonkeyPatch, launched: list[Config]) -> None:
+    """One after the other, where there are more than all warps read at a time; none is read twice."""
+
+    def added(x: Any, total: Any) -> Any:
+        total += x.sum(axis=1, keepdims=True)
+        return x.max(axis=1)
+
+    monkeypatch.setattr(kernel_launch, "_thread_blocks", lambda config, rows, cols: 2)
+    x = np.random.default_rng(3).integers(-4, 5, (21, 1100)).astype(np.float16)
+    before = np.arange(21, dtype=np.float32).reshape(21, 1)
+    with HOST.active():
+        total = HOST.array(before)
+        largest = HOST.host(cf.fuse(added)(HOST.array(x), total))
+        found = HOST.host(total)
+    assert [(config.template, config.rows) for config in launched] == [("row_stream", 4)]
+    assert_equal(np.asarray(largest), x.max(axis=1))
+    assert_equal(np.asarray(found), before + x.astype(np.float32).sum(axis=1, keepdims=True))

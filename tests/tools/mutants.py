@@ -448,6 +448,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "blockIdx.x) * Rows + threadIdx.x / 64",
         rows("every_way and row_stream and 128x4 and 251"),
     ),
+    Mutant(
+        "warps that read the rows of other blocks",
+        "kernels_cu/row_stream.cu",
+        "static_cast<i64>(gridDim.x) * Rows);",
+        "static_cast<i64>(gridDim.x));",
+        rows("reads_several_rows"),
+    ),
+    Mutant(
+        "warps that leave rows out",
+        "kernels_cu/row_stream.cu",
+        "static_cast<i64>(gridDim.x) * Rows);",
+        "2 * static_cast<i64>(gridDim.x) * Rows);",
+        rows("reads_several_rows"),
+    ),
     Mutant("packs that begin too early", STAGES, "return before + k;", "return k;", rows("anywhere")),
     Mutant(
         "a single element too many",

@@ -267,6 +267,27 @@ def test_permuted_inputs_are_copied(compiled):
         assert permuted.pytorch.gpu - plain.pytorch.gpu == pytest.approx(too * copy.gpu, abs=1e-12)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("name", "rest", "copies"), [("gelu", (), 2), ("add", (Ref(1),), 1), ("linear", (Ref(1), None), 2)]
+)
+def test_the_backward_pass_copies_the_permuted_inputs_that_it_reads(name, rest, copies, compiled):
+    """It gets them as they were given. A sum's gradient reads none."""
+    rows = ((8, 1500, 512), "bfloat16")
+    metas = [rows, ((512, 512), "bfloat16") if name == "linear" else rows][: 1 + len(rest[:1])]
+    copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(8 * 1500 * 512 * 2)
+    builder = chains.Builder(len(metas), {})
+    result = getattr(builder, name)(Ref(0), *rest)
+    chain = Chain(("x", "y")[: len(metas)], tuple(builder.calls), (result.number,))
+    wanted = [True] * len(metas)
+    plain, permuted = (
+        estimate(chain, metas, requires_grad=wanted, permuted=p, compiled=compiled)
+        for p in ((), (True, False)[: len(metas)])
+    )
+    assert not plain.reason and not permuted.reason, permuted.reason
+    assert permuted.fused.gpu - plain.fused.gpu == pytest.approx(copies * copy.gpu)
+
+
 def test_a_gradient_of_the_input_alone_costs_less_than_all():
     chain, metas = chains.mlp("float32", BERT)
     some = estimate(chain, metas, requires_grad=[True] + [False] * 6)

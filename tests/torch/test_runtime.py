@@ -613,6 +613,7 @@ def test_widths_of_types_are_known() -> None:
         torch.zeros(3, 1).expand(2, 3, 4),
         torch.zeros(3, 4).expand(2, 3, 4),
         torch.zeros(2, 0, 4).permute(1, 0, 2),
+        torch.zeros(2, 3, 0).permute(1, 0, 2),
         torch.zeros(4, 3).t(),
     ],
     ids=lambda t: f"{tuple(t.shape)}-{t.stride()}",

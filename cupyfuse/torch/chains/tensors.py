@@ -43,9 +43,11 @@ def folds(tensor: torch.Tensor) -> bool:
     """Whether `as_matrix` takes a tensor's memory as it is; else, as for permuted dimensions, it copies."""
     if tensor.dim() <= 2:
         return True
-    sizes, strides = concrete_sizes(tensor.shape[:-1]), concrete_sizes(tensor.stride()[:-1])
-    leading = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size != 1]
-    return 0 in sizes or all(stride == size * inner for (_, stride), (size, inner) in pairwise(leading))
+    sizes, strides = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
+    # The dimensions that become rows; those of size 1 do not matter. Each has to step over all of the next one.
+    leading = [(size, stride) for size, stride in zip(sizes[:-1], strides[:-1], strict=True) if size != 1]
+    steps_over = all(outer == size * inner for (_, outer), (size, inner) in pairwise(leading))
+    return steps_over or 0 in sizes  # nothing to copy
 
 
 def without_memory(shape: Sequence[int], dtype: str) -> torch.Tensor:

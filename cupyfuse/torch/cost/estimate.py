@@ -6,7 +6,6 @@ each launch. Host times count launches and calls.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,9 @@ from ...devices import Device
 from ...errors import first_line
 from ...ir import graph as g
 from ...ir.graph import Node
-from ..chains.chain import Chain, Meta
+from ...settings import Settings
+from ..chains.backward import Backward
+from ..chains.chain import Chain, Meta, TracedChain
 from .eager import eager_time
 from .machine import Machine, Time, total_time
 from .rates import GPU_WORTH, MARGIN, US
@@ -103,7 +104,8 @@ def estimate(
     metas : shapes and dtypes of the inputs
     requires_grad : for each input, whether its gradient is wanted; if one is, the backward pass counts too. Empty for
         inference
-    permuted : for each input, whether its memory is no matrix, so that the chain copies it; empty for none
+    permuted : for each input, whether the chain copies it, since its dimensions are permuted (`chains.tensors.folds`):
+        once, and once more in a backward pass that reads it. Empty for none
     precision : of float32 products
     device : None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the
         same as there, though the plan that runs may not be
@@ -138,19 +140,43 @@ def _estimate(
     pytorch = pytorch_time(traced, requires_grad, machine)
     results = [v.tracer._node for v in traced.outputs]
     nodes = tuple(g.topological(results))
-    for value in itertools.compress(traced.inputs, permuted):
-        node = value.tracer._node
-        copy = machine.copy_time(node.nbytes)
-        fused = total_time([fused, copy])
-        if _copies_too(node, nodes, compiled):
-            pytorch = total_time([pytorch, copy])
+    if any(permuted):
+        ours, theirs = _copies(traced, nodes, requires_grad, permuted, machine, compiled)
+        fused, pytorch = total_time([fused, *ours]), total_time([pytorch, *theirs])
     product = max((n.nbytes for n in nodes if n.op == "matmul"), default=0)
     is_large = product > sum(n.nbytes for n in results)
     return Estimate(fused, pytorch, product=product if is_large else 0)
 
 
-def _copies_too(matrix: Node, nodes: Sequence[Node], compiled: bool) -> bool:
-    """Whether PyTorch, too, copies an input that is no matrix: for products, and in eager for what has reductions."""
+def _copies(
+    traced: TracedChain,
+    nodes: Sequence[Node],
+    requires_grad: tuple[bool, ...],
+    permuted: tuple[bool, ...],
+    machine: Machine,
+    compiled: bool,
+) -> tuple[list[Time], list[Time]]:
+    """Return the times of the copies of permuted inputs that the chain makes, and of those that PyTorch makes.
+
+    The backward pass gets the inputs as they were given: the chain copies those that it reads once more.
+    """
+    settings = Settings(machine.precision, machine.device)
+    again = Backward(traced, requires_grad, settings).inputs if any(requires_grad) else []
+    ours, theirs = [], []
+    for k, value in enumerate(traced.inputs):
+        if permuted[k]:
+            copy = machine.copy_time(value.tracer._node.nbytes)
+            ours += [copy, copy] if k in again else [copy]
+            theirs += [copy] if _pytorch_copies(value.tracer._node, nodes, compiled) else []
+    return ours, theirs
+
+
+def _pytorch_copies(matrix: Node, nodes: Sequence[Node], compiled: bool) -> bool:
+    """Whether PyTorch, too, copies a permuted input: for a product that reads it, and in eager for reductions.
+
+    In eager softmax and norms copy; sums and extrema do not, but read permuted rows more slowly. What lies between the
+    input and the product or the reduction does not count: eager keeps its results permuted.
+    """
     if compiled:
         return any(n.op == "matmul" and matrix in n.inputs for n in nodes)
     return any(n.op == "matmul" or n.reduction for n in nodes)
