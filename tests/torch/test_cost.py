@@ -255,7 +255,12 @@ def test_training_takes_more_than_inference(build, compiled):
 def test_permuted_inputs_are_copied(compiled):
     """As of the encoder of Whisper, which permutes the results of a convolution; a product needs the copy anyway."""
     copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(8 * 1500 * 512 * 2)
-    for name, rest, too in (("gelu", (), False), ("softmax", (2,), not compiled), ("linear", (Ref(1), None), True)):
+    for name, rest, too in (
+        ("gelu", (), False),
+        ("logsumexp", (2,), False),
+        ("softmax", (2,), not compiled),
+        ("linear", (Ref(1), None), True),
+    ):
         metas = [((8, 1500, 512), "bfloat16"), ((512, 512), "bfloat16")][: 2 if name == "linear" else 1]
         builder = chains.Builder(len(metas), {})
         result = getattr(builder, name)(Ref(0), *rest)

@@ -71,6 +71,16 @@ _TABLE: dict[str, Kernels] = {
 }
 
 
+# Rules, beside those of products, whose operands PyTorch copies where their dimensions are permuted.
+_CONTIGUOUS = {"softmax", "log_softmax", "softmin", "cross_entropy", "layer_norm", "rms_norm", "group_norm"}
+_CONTIGUOUS |= {"instance_norm", "linear_cross_entropy"}
+
+
+def copies_permuted(traced: TracedChain) -> bool:
+    """Whether an operation of a chain copies permuted dimensions; those before it keep them in their results."""
+    return any(RULES[call.rule].product or call.rule in _CONTIGUOUS for call in traced.chain.calls)
+
+
 def _softmax(value: Any) -> Kernels:
     """Return the kernels of PyTorch's softmax, at rates from the report "rows".
 

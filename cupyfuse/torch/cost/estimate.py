@@ -19,7 +19,7 @@ from ...ir.graph import Node
 from ...settings import Settings
 from ..chains.backward import Backward
 from ..chains.chain import Chain, Meta, TracedChain
-from .eager import eager_time
+from .eager import copies_permuted, eager_time
 from .machine import Machine, Time, total_time
 from .rates import GPU_WORTH, MARGIN, US
 from .schedules import fused_time, inductor_time
@@ -139,18 +139,18 @@ def _estimate(
     fused = fused_time(traced, requires_grad, machine, frozen, fixed)
     pytorch = pytorch_time(traced, requires_grad, machine)
     results = [v.tracer._node for v in traced.outputs]
-    nodes = tuple(g.topological(results))
+    products = [n for n in g.topological(results) if n.op == "matmul"]
     if any(permuted):
-        ours, theirs = _copies(traced, nodes, requires_grad, permuted, machine, compiled)
+        ours, theirs = _copies(traced, products, requires_grad, permuted, machine, compiled)
         fused, pytorch = total_time([fused, *ours]), total_time([pytorch, *theirs])
-    product = max((n.nbytes for n in nodes if n.op == "matmul"), default=0)
+    product = max((n.nbytes for n in products), default=0)
     is_large = product > sum(n.nbytes for n in results)
     return Estimate(fused, pytorch, product=product if is_large else 0)
 
 
 def _copies(
     traced: TracedChain,
-    nodes: Sequence[Node],
+    products: Sequence[Node],
     requires_grad: tuple[bool, ...],
     permuted: tuple[bool, ...],
     machine: Machine,
@@ -158,7 +158,8 @@ def _copies(
 ) -> tuple[list[Time], list[Time]]:
     """Return the times of the copies of permuted inputs that the chain makes, and of those that PyTorch makes.
 
-    The backward pass gets the inputs as they were given: the chain copies those that it reads once more.
+    The backward pass gets the inputs as they were given: the chain copies those that it reads once more. Inductor
+    copies what a product reads.
     """
     settings = Settings(machine.precision, machine.device)
     again = Backward(traced, requires_grad, settings).inputs if any(requires_grad) else []
@@ -167,16 +168,6 @@ def _copies(
         if permuted[k]:
             copy = machine.copy_time(value.tracer._node.nbytes)
             ours += [copy, copy] if k in again else [copy]
-            theirs += [copy] if _pytorch_copies(value.tracer._node, nodes, compiled) else []
+            read = any(value.tracer._node in n.inputs for n in products)
+            theirs += [copy] if (read if compiled else copies_permuted(traced)) else []
     return ours, theirs
-
-
-def _pytorch_copies(matrix: Node, nodes: Sequence[Node], compiled: bool) -> bool:
-    """Whether PyTorch, too, copies a permuted input: for a product that reads it, and in eager for reductions.
-
-    In eager softmax and norms copy; sums and extrema do not, but read permuted rows more slowly. What lies between the
-    input and the product or the reduction does not count: eager keeps its results permuted.
-    """
-    if compiled:
-        return any(n.op == "matmul" and matrix in n.inputs for n in nodes)
-    return any(n.op == "matmul" or n.reduction for n in nodes)
