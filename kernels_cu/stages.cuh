@@ -106,11 +106,15 @@ __device__ __forceinline__ Computed<P, V> compute_held(
     return found;
 }
 
-// Compute the per-row values in every thread that reads them; after the last stage that is the one that stores them.
-template <class P, int S, class Team, class Totals>
+// Compute the per-row values in every thread that reads them; after the last stage that is the one that stores them. If the team
+// has Led, the totals have been combined as far as they look ahead.
+template <class P, int S, bool Led = false, class Team, class Totals>
 __device__ __forceinline__ void finish_stage(
     const P& p, const Team& team, i64 row, Totals& totals, typename P::Row& r) {
-    if constexpr (P::shared_finish(S)) {
+    if constexpr (Led) {
+        team.gather(totals);
+        p.finish(At<S>(), totals, team, row, r);
+    } else if constexpr (P::shared_finish(S)) {
         team.reduce(totals);
         p.finish(At<S>(), totals, team, row, r);
     } else {
@@ -163,17 +167,19 @@ struct Elements {
     typename P::Element single;
 };
 
-// Stage S and the stages after it, elements in registers.
+// Stage S, whose inputs are `loaded`, and the stages after it, elements in registers.
 template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void resident_stage(
-    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Elements<P, Items, V>& e) {
-    Loaded<P, S, Items, V> loaded;
-    loaded.load(p, team, row, span);
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Elements<P, Items, V>& e,
+    Loaded<P, S, Items, V>& loaded) {
     const bool has_single = span.has_single(team.rank());
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
         const int k = (i * team.size() + team.rank()) * V;
         if (k < span.packed) {
+            if constexpr (S == 0) {
+                P::keep(loaded.packs[i]);
+            }
             p.template load_columns<V>(At<S>(), span.column(k), loaded.packs[i]);
             compute_pack<P, S, V>(p, loaded.packs[i], row, span.column(k), r, &e.packs[i * V]);
         }
@@ -199,20 +205,27 @@ __device__ __forceinline__ void resident_stage(
         if (has_single) {
             p.peek(At<S>(), e.single, totals);
         }
-        totals.settle();
+        if constexpr (Team::leads) {
+            team.lead(totals);
+        } else {
+            totals.settle();
+        }
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            if ((i * team.size() + team.rank()) * V < span.packed) {
-                p.template add<V>(At<S>(), &e.packs[i * V], span.column((i * team.size() + team.rank()) * V), totals);
+            const int k = (i * team.size() + team.rank()) * V;
+            if (k < span.packed) {
+                p.template add<V, Team::leads>(At<S>(), &e.packs[i * V], span.column(k), totals);
             }
         }
         if (has_single) {
-            p.template add<1>(At<S>(), &e.single, span.single(team.rank()), totals);
+            p.template add<1, Team::leads>(At<S>(), &e.single, span.single(team.rank()), totals);
         }
-        finish_stage<P, S>(p, team, row, totals, r);
+        finish_stage<P, S, Team::leads>(p, team, row, totals, r);
     }
     if constexpr (S + 1 < P::stages) {
-        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e);
+        Loaded<P, S + 1, Items, V> next;
+        next.load(p, team, row, span);
+        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e, next);
     }
 }
 
@@ -287,19 +300,17 @@ __device__ __forceinline__ void packed_stage(
     }
 }
 
-// One row in registers.
+// One row in registers, of which the inputs of the first stage are `loaded`.
 template <class P, int Items, int V, class Team>
-__device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
+__device__ __forceinline__ void loaded_row(const P& p, const Team& team, i64 row, Loaded<P, 0, Items, V>& loaded) {
     typename P::Row r;
     p.begin(row, r);
     const Span<P, V, int> span(p, row);
     if constexpr (P::packed) {
-        Loaded<P, 0, Items, V> loaded;
-        loaded.load(p, team, row, span);
         packed_stage<P, 0, Items, Items, V>(p, team, row, span, r, loaded);
     } else {
         Elements<P, Items, V> e;
-        resident_stage<P, 0, Items, V>(p, team, row, span, r, e);
+        resident_stage<P, 0, Items, V>(p, team, row, span, r, e, loaded);
     }
     if (team.rank() == 0) {
         p.commit(row, r);
@@ -309,33 +320,27 @@ __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 r
 // Rows rows in registers, `step` apart, of those that the matrix has: all are loaded before the first is computed.
 template <class P, int Items, int V, int Rows, class Team>
 __device__ __forceinline__ void resident_rows(const P& p, const Team& team, i64 first, i64 step) {
-    if constexpr (Rows == 1) {
-        if (first < p.rows) {
-            resident_row<P, Items, V>(p, team, first);
-        }
-    } else {
-        static_assert(P::packed, "several rows are held as they were loaded");
-        Loaded<P, 0, Items, V> loaded[Rows];
+    Loaded<P, 0, Items, V> loaded[Rows];
 #pragma unroll
-        for (int k = 0; k < Rows; ++k) {
-            const i64 row = first + k * step;
-            if (row < p.rows) {
-                loaded[k].load(p, team, row, Span<P, V, int>(p, row));
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < Rows; ++k) {
-            const i64 row = first + k * step;
-            if (row < p.rows) {
-                typename P::Row r;
-                p.begin(row, r);
-                packed_stage<P, 0, Items, Items, V>(p, team, row, Span<P, V, int>(p, row), r, loaded[k]);
-                if (team.rank() == 0) {
-                    p.commit(row, r);
-                }
-            }
+    for (int k = 0; k < Rows; ++k) {
+        const i64 row = first + k * step;
+        if (row < p.rows) {
+            loaded[k].load(p, team, row, Span<P, V, int>(p, row));
         }
     }
+#pragma unroll
+    for (int k = 0; k < Rows; ++k) {
+        const i64 row = first + k * step;
+        if (row < p.rows) {
+            loaded_row(p, team, row, loaded[k]);
+        }
+    }
+}
+
+// One row in registers.
+template <class P, int Items, int V, class Team>
+__device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
+    resident_rows<P, Items, V, 1>(p, team, row, 0);
 }
 
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements. Single

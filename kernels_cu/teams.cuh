@@ -2,7 +2,8 @@
 //
 // After reduce(totals), every thread of the team holds the same totals; after reduce_first(totals), only the threads with
 // first(), rank 0 among them. All threads of the team have to call both. `Totals` has lead(), settle() and exchange()
-// (see reductions.cuh).
+// (see reductions.cuh). A team that `leads` can combine what they look ahead for before elements are added, in `lead`, and the
+// rest in `gather`; both together are `reduce`.
 #pragma once
 
 #include "reductions.cuh"
@@ -21,6 +22,7 @@ struct Solo {
 // G consecutive lanes of a warp, G a power of two.
 template <int G>
 struct Lanes {
+    static constexpr bool leads = true;
     __device__ __forceinline__ int rank() const { return threadIdx.x % G; }
     __device__ __forceinline__ int size() const { return G; }
     __device__ __forceinline__ u32 members() const {
@@ -28,16 +30,24 @@ struct Lanes {
     }
     __device__ __forceinline__ bool first() const { return true; }
     template <class Totals>
-    __device__ __forceinline__ void reduce(Totals& totals) const {
+    __device__ __forceinline__ void lead(Totals& totals) const {
 #pragma unroll
         for (int mask = 1; mask < G; mask *= 2) {
             totals.lead(mask, members());
         }
         totals.settle();
+    }
+    template <class Totals>
+    __device__ __forceinline__ void gather(Totals& totals) const {
 #pragma unroll
         for (int mask = 1; mask < G; mask *= 2) {
             totals.exchange(mask, (threadIdx.x & mask) != 0, members());
         }
+    }
+    template <class Totals>
+    __device__ __forceinline__ void reduce(Totals& totals) const {
+        lead(totals);
+        gather(totals);
     }
     template <class Totals>
     __device__ __forceinline__ void reduce_first(Totals& totals) const {
@@ -48,6 +58,7 @@ struct Lanes {
 // A whole block of Threads threads, Threads a multiple of 32. `shared` holds `bytes`: two slots of `Slot` bytes for each warp.
 template <int Threads, int Slot>
 struct Block {
+    static constexpr bool leads = false;
     static constexpr int warps = Threads / 32, bytes = 2 * warps * Slot;
     char* shared;
     mutable int turn = 0;

@@ -36,7 +36,15 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     streamed = config.template in ("row_stream", "row_shares", "row_shared")
     held = config.packs > 0
     writer = Writer(
-        program, streamed, conditional, config.packed, config.shifted, config.apart, shared=held, merges=config.merges
+        program,
+        streamed,
+        conditional,
+        config.packed,
+        config.shifted,
+        config.apart,
+        shared=held,
+        merges=config.merges,
+        leads=config.template == "row_lanes",
     )
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
@@ -68,6 +76,8 @@ class Writer:
         Whether rows are held in shared memory as they were loaded.
     merges : bool
         Whether a second kernel merges the totals that blocks leave.
+    leads : bool
+        Whether the extremes of whole rows are known before elements are added to what is relative to them.
 
     Attributes
     ----------
@@ -87,6 +97,7 @@ class Writer:
         apart: bool = False,
         shared: bool = False,
         merges: bool = False,
+        leads: bool = False,
     ):
         self.program = program
         self.merges = merges
@@ -95,6 +106,7 @@ class Writer:
         self.shifted = shifted
         self.apart = apart
         self.shared = shared
+        self.leads = leads
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
@@ -146,7 +158,7 @@ class Writer:
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
-            *(totals_struct(s, self.program.accumulators(s), self.read_field) for s in stages),
+            *(totals_struct(s, self.program.accumulators(s), self.read_field, self.held) for s in stages),
             f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
@@ -256,6 +268,9 @@ class Writer:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
+        if self.leads and not self.streamed:
+            terms = (a.term for a in program.accumulators(stage))
+            self.held.update((n, self.element_field(n)) for n in terms if n is not None)
         return self._emit_element_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
@@ -314,7 +329,7 @@ class Writer:
             f"    return {' + '.join(fast.checks) or '0.0f'};",
             "}",
         ]
-        if self.packed and stage == 0:
+        if stage == 0 and (self.packed or not self.streamed):
             kept = " ".join(f"keep_packed(t.{p.name});" for p in tile if p.extent == FULL)
             lines += ["template <int V>", f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}"]
         if self.shared:
