@@ -3,7 +3,7 @@
 // Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add_pack(accumulator, x, at) for
 // each pack of neighbours, of which `at` is the first one's position along the reduced axis. That calls add(x, at) for each
 // element, or adds up the pack first. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
-// per tile instead of once per element.
+// per tile instead of once per element. Before anything is added, start() does what settle() does.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
 // every mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All
@@ -18,6 +18,7 @@ struct Sum {
     T v = T(0);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v += x; }
     __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
@@ -30,6 +31,7 @@ struct Product {
     T v = T(1);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v *= x; }
     __device__ __forceinline__ void merge(const Product& o) { v *= o.v; }
@@ -42,6 +44,7 @@ struct Max {
     T v = -infinity<T>();
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v = nan_max(v, x); }
     __device__ __forceinline__ void merge(const Max& o) { v = nan_max(v, o.v); }
@@ -56,6 +59,7 @@ struct Min {
     T v = infinity<T>();
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v = nan_min(v, x); }
     __device__ __forceinline__ void merge(const Min& o) { v = nan_min(v, o.v); }
@@ -77,6 +81,7 @@ struct Extreme {
 
     __device__ __forceinline__ void peek(T x) { ahead = best(ahead, x); }
     __device__ __forceinline__ void settle() { m = ahead; }
+    __device__ __forceinline__ void start() { m = ahead; }
     __device__ __forceinline__ void add(T, i64) {}
     __device__ __forceinline__ void lead(int mask, u32 members) {
         ahead = best(ahead, __shfl_xor_sync(members, ahead, mask));
@@ -238,6 +243,7 @@ struct Moments {
     T m2 = T(0);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) {
         first = n == T(0) ? x : first;

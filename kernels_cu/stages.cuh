@@ -17,7 +17,11 @@ struct Span {
     static constexpr bool has_singles = P::shifted && V > 1;
     Index before, packed, cols;  // single elements before the first pack; elements in packs; all
 
-    __device__ __forceinline__ Span(const P& p, i64 row) : before(0), packed(p.cols), cols(p.cols) {
+    __device__ __forceinline__ Span(const P& p, i64 row, bool is_row = true)
+        : before(0), packed(is_row ? p.cols : 0), cols(packed) {
+        if (!is_row) {
+            return;
+        }
         if constexpr (has_singles) {
             before = p.template misaligned<V>(row);
             packed = (cols - before - (P::apart ? V - 1 : 0)) / V * V;
@@ -111,7 +115,11 @@ __device__ __forceinline__ Computed<P, V> compute_held(
 template <class P, int S, bool Led = false, class Team, class Totals>
 __device__ __forceinline__ void finish_stage(
     const P& p, const Team& team, i64 row, Totals& totals, typename P::Row& r) {
-    if constexpr (Led) {
+    if constexpr (Team::leads) {
+        if constexpr (!Led) {
+            team.lead(totals);
+            totals.settle();
+        }
         team.gather(totals);
         p.finish(At<S>(), totals, team, row, r);
     } else if constexpr (P::shared_finish(S)) {
@@ -125,13 +133,14 @@ __device__ __forceinline__ void finish_stage(
     }
 }
 
-// What a thread has loaded of a row for stage S: packs, and a single element.
-template <class P, int S, int Items, int V>
+// What a thread has loaded of a row for stage S: packs, and a single element; with Columns the values of columns, too.
+template <class P, int S, int Items, int V, bool Columns = false>
 struct Loaded {
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<S>())) packs[Items];
     decltype(static_cast<const P*>(nullptr)->template tile<1>(At<S>())) single;
 
     static constexpr bool indexed = false;  // registers are not
+    static constexpr bool has_columns = Columns;
 
     // Read pack i, and the single element, as stage `Again` of a program whose stages have the same tiles.
     template <int Again, class Tile>
@@ -158,6 +167,55 @@ struct Loaded {
             }
         }
     }
+    // The columns of a thread are the same in each row where rows have no single elements.
+    template <class Team>
+    __device__ __forceinline__ void load_columns(const P& p, const Team& team) {
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+            const int col = (i * team.size() + team.rank()) * V;
+            if (col < p.cols) {
+                p.template load_columns<V>(At<S>(), col, packs[i]);
+            }
+        }
+    }
+    template <class Other>
+    __device__ __forceinline__ void take_columns(const Other& other) {
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+            P::take_columns(other.packs[i], packs[i]);
+        }
+    }
+};
+
+// What is on its way of a row to a thread.
+template <class P, int Items, int V>
+struct Coming {
+    typename P::template Coming<V> packs[Items];
+    typename P::template Coming<1> single;
+
+    template <class Team>
+    __device__ __forceinline__ void load(const P& p, const Team& team, i64 row, const Span<P, V, int>& span) {
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+            const int k = (i * team.size() + team.rank()) * V;
+            if (k < span.packed) {
+                p.load(row, span.column(k), packs[i]);
+            }
+        }
+        if constexpr (Span<P, V, int>::has_singles) {
+            if (span.has_single(team.rank())) {
+                p.load(row, span.single(team.rank()), single);
+            }
+        }
+    }
+    template <class To>
+    __device__ __forceinline__ void give(To& to) const {
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+            P::take_rows(packs[i], to.packs[i]);
+        }
+        P::take_rows(single, to.single);
+    }
 };
 
 // The elements of a row that a thread has.
@@ -168,19 +226,21 @@ struct Elements {
 };
 
 // Stage S, whose inputs are `loaded`, and the stages after it, elements in registers.
-template <class P, int S, int Items, int V, class Team>
+template <class P, int S, int Items, int V, class Team, class Source>
 __device__ __forceinline__ void resident_stage(
     const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Elements<P, Items, V>& e,
-    Loaded<P, S, Items, V>& loaded) {
+    Source& loaded) {
     const bool has_single = span.has_single(team.rank());
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
         const int k = (i * team.size() + team.rank()) * V;
         if (k < span.packed) {
-            if constexpr (S == 0) {
+            if constexpr (S == 0 && P::one_tile) {
                 P::keep(loaded.packs[i]);
             }
-            p.template load_columns<V>(At<S>(), span.column(k), loaded.packs[i]);
+            if constexpr (!Source::has_columns) {
+                p.template load_columns<V>(At<S>(), span.column(k), loaded.packs[i]);
+            }
             compute_pack<P, S, V>(p, loaded.packs[i], row, span.column(k), r, &e.packs[i * V]);
         }
     }
@@ -207,6 +267,7 @@ __device__ __forceinline__ void resident_stage(
         }
         if constexpr (Team::leads) {
             team.lead(totals);
+            totals.start();
         } else {
             totals.settle();
         }
@@ -222,7 +283,9 @@ __device__ __forceinline__ void resident_stage(
         }
         finish_stage<P, S, Team::leads>(p, team, row, totals, r);
     }
-    if constexpr (S + 1 < P::stages) {
+    if constexpr (S + 1 < P::stages && P::one_tile) {
+        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e, loaded);
+    } else if constexpr (S + 1 < P::stages) {
         Loaded<P, S + 1, Items, V> next;
         next.load(p, team, row, span);
         resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e, next);
@@ -262,7 +325,9 @@ __device__ __forceinline__ bool accumulate_packs(
             if (k < span.packed) {
                 auto tile = p.template tile<V>(At<S>());
                 source.template take<S>(p, i, tile);
-                p.template load_columns<V>(At<S>(), span.column(k), tile);
+                if constexpr (!Source::has_columns) {
+                    p.template load_columns<V>(At<S>(), span.column(k), tile);
+                }
                 done &= accumulate_pack<P, S, V, How>(p, tile, row, span.column(k), r, totals);
             }
         }
@@ -300,47 +365,30 @@ __device__ __forceinline__ void packed_stage(
     }
 }
 
-// One row in registers, of which the inputs of the first stage are `loaded`.
-template <class P, int Items, int V, class Team>
-__device__ __forceinline__ void loaded_row(const P& p, const Team& team, i64 row, Loaded<P, 0, Items, V>& loaded) {
+// One row in registers, of which the inputs of the first stage are `loaded`. A team without a row has an empty span.
+template <class P, int Items, int V, class Team, class Source>
+__device__ __forceinline__ void loaded_row(
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, Source& loaded, bool is_row = true) {
     typename P::Row r;
     p.begin(row, r);
-    const Span<P, V, int> span(p, row);
     if constexpr (P::packed) {
         packed_stage<P, 0, Items, Items, V>(p, team, row, span, r, loaded);
     } else {
         Elements<P, Items, V> e;
         resident_stage<P, 0, Items, V>(p, team, row, span, r, e, loaded);
     }
-    if (team.rank() == 0) {
+    if (is_row && team.rank() == 0) {
         p.commit(row, r);
-    }
-}
-
-// Rows rows in registers, `step` apart, of those that the matrix has: all are loaded before the first is computed.
-template <class P, int Items, int V, int Rows, class Team>
-__device__ __forceinline__ void resident_rows(const P& p, const Team& team, i64 first, i64 step) {
-    Loaded<P, 0, Items, V> loaded[Rows];
-#pragma unroll
-    for (int k = 0; k < Rows; ++k) {
-        const i64 row = first + k * step;
-        if (row < p.rows) {
-            loaded[k].load(p, team, row, Span<P, V, int>(p, row));
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < Rows; ++k) {
-        const i64 row = first + k * step;
-        if (row < p.rows) {
-            loaded_row(p, team, row, loaded[k]);
-        }
     }
 }
 
 // One row in registers.
 template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
-    resident_rows<P, Items, V, 1>(p, team, row, 0);
+    const Span<P, V, int> span(p, row);
+    Loaded<P, 0, Items, V> loaded;
+    loaded.load(p, team, row, span);
+    loaded_row<P, Items, V>(p, team, row, span, loaded);
 }
 
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements. Single

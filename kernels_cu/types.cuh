@@ -208,6 +208,18 @@ __device__ __forceinline__ Pack<T, V> load_pack(const T* from) {
     return bits.pack;
 }
 
+// A pack as the word that it is loaded as. In a loop, registers of single 16-bit elements would be put together in each turn.
+template <class T, int V>
+__device__ __forceinline__ typename Word<sizeof(T) * V>::type word_of(const Pack<T, V>& pack) {
+    typename Word<sizeof(T) * V>::type word;
+    memcpy(&word, &pack, sizeof word);
+    return word;
+}
+template <class T, int V>
+__device__ __forceinline__ void unpack(const typename Word<sizeof(T) * V>::type& word, Pack<T, V>& pack) {
+    memcpy(&pack, &word, sizeof pack);
+}
+
 // The same from any address, one element after the other.
 template <int V, class T>
 __device__ __forceinline__ Pack<T, V> load_each(const T* from) {

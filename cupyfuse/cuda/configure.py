@@ -98,7 +98,7 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
             count = rows_at_a_time(program, group, items * vec) if packed else 1
             blocks = _blocks(THREADS, _is_double(program))
             found = Config("row_lanes", THREADS, items, vec, group, blocks=blocks, packed=packed)
-            return replace(found, rows=count)
+            return replace(found, rows=count, turns=count)
     if reduces:
         return _stream(program, packs, vec)
     if packed:

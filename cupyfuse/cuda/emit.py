@@ -7,8 +7,10 @@ know nothing of operators. Everything here is text: neither a GPU nor CuPy is ne
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Sequence
 from functools import cached_property, partial
 
+from ..dtypes import ITEMSIZE
 from ..ir.graph import Node
 from .config import Config
 from .configure import held_bytes
@@ -107,6 +109,7 @@ class Writer:
         self.apart = apart
         self.shared = shared
         self.leads = leads
+        self.one_tile = packed or leads  # of all stages
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
@@ -148,11 +151,13 @@ class Writer:
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
         exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
+        column_bytes = sum(ITEMSIZE[p.dtype] for p in self.program.parameters if p.extent == COLUMN and not p.is_number)
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
             f"static constexpr bool packed = {str(self.packed).lower()}, shifted = {str(self.shifted).lower()}, "
-            f"apart = {str(self.apart).lower()};\n"
+            f"apart = {str(self.apart).lower()}, one_tile = {str(self.one_tile).lower()};\n"
+            f"static constexpr int column_bytes = {column_bytes};  // of an element\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
             f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
@@ -290,7 +295,7 @@ class Writer:
         """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         read = [p for p in tile if p.node is not self.program.product]
-        if self.packed:  # the same tile in all stages; per-column inputs are loaded by each
+        if self.one_tile:  # per-column inputs are loaded by each
             tile = [p for p in self.program.loaded.values() if p.extent in (FULL, COLUMN)]
             read = [p for p in tile if p.extent == FULL or p in read]
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
@@ -311,7 +316,7 @@ class Writer:
         lines = [
             (
                 f"template <int V> using Tile{stage} = Tile0<V>;"
-                if self.packed and stage > 0
+                if self.one_tile and stage > 0
                 else f"template <int V> struct Tile{stage} {{ {' '.join(fields)} }};"
             ),
             f"template <int V> struct Out{stage} {{ {' '.join(outs)} }};",
@@ -329,9 +334,8 @@ class Writer:
             f"    return {' + '.join(fast.checks) or '0.0f'};",
             "}",
         ]
-        if stage == 0 and (self.packed or not self.streamed):
-            kept = " ".join(f"keep_packed(t.{p.name});" for p in tile if p.extent == FULL)
-            lines += ["template <int V>", f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}"]
+        if stage == 0 and self.one_tile:
+            lines += _tile_functions(tile, self.apart)
         if self.shared:
             lines += take_functions(stage, read)
         if exact is not None:
@@ -408,3 +412,25 @@ class Writer:
             nested = partial(self.emit_repair, team="Solo()")
             self.repairs[name] = repair_function(name, node, self.row_scope(), nested)
         return f"{name}({team}, row, r)"
+
+
+def _tile_functions(tile: Sequence[Parameter], apart: bool) -> list[str]:
+    """Emit, as lines, how a tile that all stages have takes what is on its way: words of rows, and values of columns."""
+    rows = [p for p in tile if p.extent == FULL]
+    load = "load_between" if apart else "load_pack"
+    words = " ".join(f"typename Word<sizeof({stored_type(p.dtype)}) * V>::type {p.name};" for p in rows)
+    loads = " ".join(f"to.{p.name} = word_of({load}<V>({p.element_address}));" for p in rows)
+    kept = " ".join(f"keep_packed(t.{p.name});" for p in rows)
+    taken = " ".join(f"unpack(from.{p.name}, to.{p.name});" for p in rows)
+    columns = " ".join(f"to.{p.name} = from.{p.name};" for p in tile if p.extent == COLUMN)
+    return [
+        f"template <int V> struct Coming {{ {words} }};",
+        "template <int V>",
+        f"__device__ void load(i64 row, i64 col, Coming<V>& to) const {{ {loads} }}",
+        "template <int V>",
+        f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}",
+        "template <int V>",
+        f"__device__ static void take_rows(const Coming<V>& from, Tile0<V>& to) {{ {taken} }}",
+        "template <int V>",
+        f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {columns} }}",
+    ]

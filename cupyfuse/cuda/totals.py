@@ -31,10 +31,12 @@ def totals_struct(
     lines += [f"    {a.kind} {a.name};" for a in accumulators]
     lead = " ".join(f"{a.name}.lead(mask, members);" for a in accumulators)
     settle = " ".join(f"{a.name}.settle();" for a in accumulators)
+    start = " ".join(f"{a.name}.start();" for a in accumulators)
     merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
     exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
     lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
     lines.append(f"    __device__ void settle() {{ {settle} }}")
+    lines.append(f"    __device__ void start() {{ {start} }}")
     lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
     lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
     lines.append("};")
