@@ -31,7 +31,7 @@ __device__ __forceinline__ void row_lanes(const P& p) {
     static_assert(!P::shifted || V == 1 || G >= (P::apart ? 3 : 2) * (V - 1), "each single element of a row needs a lane");
     static_assert(Rows <= Turns, "rows that are loaded are computed");
     // Values of columns stay in registers where they are few.
-    constexpr bool columns = Turns > 1 && !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= 64;
+    constexpr bool columns = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= 64;
     const Lanes<G> team;
     const LaneRows<P, Threads / G, G, V> rows(p, Turns);
     Loaded<P, 0, Items, V> held;
