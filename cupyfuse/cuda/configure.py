@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..plan.schedule import column_splits, row_shares, state_size
 from .config import Access, Config, power_of_two, widest_vec
 from .program import FULL, ROW, Program
-from .short_rows import SHORT, THREADS, lanes, rows_at_a_time
+from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
 
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
@@ -89,16 +89,11 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
         return Config("elementwise", 256, 1, vec)
     packs = max(1, -(-cols // vec))
     packed = _is_packed(program)
-    most = _most_packed(program) if packed else _most_held(program)
     reduces = program.stages == 1 and not _writes_rows(program)
     if cols <= SHORT:
-        group = lanes(program, packs, access, most, reduces)
-        items = -(-packs // group)
-        if items * vec <= most:
-            count = rows_at_a_time(program, group, items * vec) if packed else 1
-            blocks = _blocks(THREADS, _is_double(program))
-            found = Config("row_lanes", THREADS, items, vec, group, blocks=blocks, packed=packed)
-            return replace(found, rows=count, turns=count)
+        in_lanes = _in_lanes(program, packs, access, packed, reduces)
+        if in_lanes is not None:
+            return in_lanes
     if reduces:
         return _stream(program, packs, vec)
     if packed:
@@ -106,7 +101,7 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
         if in_registers is not None:
             return in_registers
     elif not (clusters and _holds_much(program)):
-        double = _is_double(program)
+        double, most = _is_double(program), _most_held(program)
         for threads, held in [(128, 16), (256, 16), (512, 16), (512 if double else 1024, _MAX_HELD)]:
             items = -(-packs // threads)
             if items * vec <= min(held, most):
@@ -116,6 +111,25 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
     if in_shared_memory is not None:
         return in_shared_memory
     return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec)
+
+
+def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduces: bool) -> Config | None:
+    """Choose the lanes of a short row, which hold values if these are few, else the row as it was loaded.
+
+    None if it is too long for both.
+    """
+    most = _most_held(program)
+    few = most if reduces or not packed else min(most, most_of_lane(program))
+    for held, as_loaded in [(few, False)] + [(_most_packed(program), True)] * packed:
+        group = lanes(program, packs, access, held, reduces)
+        items = -(-packs // group)
+        if items * access.vec <= held:
+            rows = rows_at_a_time(program, group, items * access.vec)
+            blocks = _blocks(THREADS, _is_double(program))
+            return Config(
+                "row_lanes", THREADS, items, access.vec, group, blocks=blocks, packed=as_loaded, rows=rows, turns=rows
+            )
+    return None
 
 
 def _is_packed(program: Program) -> bool:
