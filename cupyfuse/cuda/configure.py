@@ -120,7 +120,8 @@ def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduce
     """
     most = _most_held(program)
     few = most if reduces or not packed else min(most, most_of_lane(program))
-    for held, as_loaded in [(few, False)] + [(_most_packed(program), True)] * packed:
+    limits = [(few, False), (_most_packed(program), True)] if packed else [(few, False)]
+    for held, as_loaded in limits:
         group = lanes(program, packs, access, held, reduces)
         items = -(-packs // group)
         if items * access.vec <= held:

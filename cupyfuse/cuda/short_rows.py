@@ -78,7 +78,7 @@ def rows_at_a_time(program: Program, group: int, elements: int) -> int:
     """
     held = elements * program.input_bytes
     moved = held + elements * program.output_bytes
-    if moved >= _MOVED_BYTES:
+    if not 0 < moved < _MOVED_BYTES:
         return 1
     is_long = program.stages > 2
     wanted = _MOVED_BYTES * (2 if is_long or program.reads_columns > 1 else 1)

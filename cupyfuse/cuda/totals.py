@@ -50,7 +50,7 @@ def totals_struct(
         lines.append(f"    {kind} of_{a.name}[V];")
         lines.append(f"    for (int j = 0; j < V; ++j) of_{a.name}[j] = {operand};")
         lines.append(f"    add_pack<Whole>(t.{a.name}, of_{a.name}, at);")
-        if a.term in held:
+        if a.term is not None and a.term in held:
             term = f"t.{a.name}.template term<Whole>(of_{a.name}[j])"
             lines.append(f"    for (int j = 0; j < V; ++j) {field(a.term, 'e[j]')} = {term};")
     lines.append("}")
