@@ -1,63 +1,72 @@
-// Row program for short rows: G lanes of a warp per row, which compute Turns rows one after the other. Rows of them are in their
-// registers at a time, so that the next ones are on their way while one is computed.
+// Row program for short rows: G lanes of a warp per row, Rows rows in their registers at a time.
 //
 // P: as in row_block.cu; cols <= G * Items * V.
-// Launch: Threads threads, a multiple of 32; ceil(rows / (Threads / G * Turns)) blocks. V > 1 needs cols, all row strides and all
+// Launch: Threads threads, a multiple of 32; ceil(rows / (Threads / G * Rows)) blocks. V > 1 needs cols, all row strides and all
 //   pointers to be multiples of V elements.
 #pragma once
 
 #include "stages.cuh"
 
-// The rows of a group of lanes: one in each turn, as far as the matrix has them.
-template <class P, int Step, int G, int V>
-struct LaneRows {
-    const P& p;
-    i64 first;
+// The values of columns that a lane needs for its packs. They are the same in each row if there are no single elements; if they
+// are few, they are loaded once, while a row is on its way.
+template <class P, int Items, int V>
+struct Columns {
+    static constexpr bool are_held = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= 64;
+    typename P::template Tile0<V> packs[Items];
 
-    __device__ __forceinline__ explicit LaneRows(const P& program, int turns)
-        : p(program), first(static_cast<i64>(blockIdx.x) * (Step * turns)) {}
-    __device__ __forceinline__ i64 row(int turn) const { return first + turn * Step + threadIdx.x / G; }
-    __device__ __forceinline__ bool has(int turn) const { return row(turn) < p.rows; }
-    __device__ __forceinline__ bool warp_has(int turn) const {
-        return first + turn * Step + threadIdx.x / 32 * (32 / G) < p.rows;
+    template <class Team>
+    __device__ __forceinline__ Columns(const P& p, const Team& team) {
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+            const int col = (i * team.size() + team.rank()) * V;
+            if (are_held && col < p.cols) {
+                p.template load_columns<V>(At<0>(), col, packs[i]);
+            }
+        }
     }
-    __device__ __forceinline__ Span<P, V, int> span(int turn) const { return Span<P, V, int>(p, row(turn), has(turn)); }
 };
 
-// The loop is not unrolled: each row is computed by the same instructions, so that its bits do not depend on its place. All lanes
-// of a warp compute as long as one has a row, as they shuffle together; those without one load and store nothing.
-template <class P, int Threads, int G, int Items, int V, int Rows, int Turns>
+// A row in registers, and values of columns if they are held.
+template <class P, int Items, int V>
+struct LaneRow : Words<P, Items, V> {
+    static constexpr bool has_columns = Columns<P, Items, V>::are_held;
+    const Columns<P, Items, V>& columns;
+
+    __device__ __forceinline__ LaneRow(const Words<P, Items, V>& row, const Columns<P, Items, V>& values)
+        : Words<P, Items, V>(row), columns(values) {}
+    template <int S, class Tile>
+    __device__ __forceinline__ void take(const P& p, int i, Tile& tile) {
+        Words<P, Items, V>::template take<S>(p, i, tile);
+        if constexpr (has_columns) {
+            P::take_columns(columns.packs[i], tile);
+        }
+    }
+};
+
+// All lanes of a warp compute as long as one has a row, as they shuffle together. Those without one load and store nothing.
+template <class P, int Threads, int G, int Items, int V, int Rows>
 __device__ __forceinline__ void row_lanes(const P& p) {
     static_assert(!P::shifted || V == 1 || G >= (P::apart ? 3 : 2) * (V - 1), "each single element of a row needs a lane");
-    static_assert(Rows <= Turns, "rows that are loaded are computed");
-    // Values of columns stay in registers where they are few.
-    constexpr bool columns = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= 64;
+    constexpr int step = Threads / G;
     const Lanes<G> team;
-    const LaneRows<P, Threads / G, G, V> rows(p, Turns);
-    Loaded<P, 0, Items, V> held;
-    if constexpr (columns) {
-        held.load_columns(p, team);
+    const i64 first = static_cast<i64>(blockIdx.x) * (step * Rows), own = first + threadIdx.x / G;
+    const i64 warp = first + threadIdx.x / 32 * (32 / G);  // the first row of the warp
+    if (warp >= p.rows) {
+        return;
     }
-    Coming<P, Items, V> coming[Rows];
+    Words<P, Items, V> coming[Rows];
 #pragma unroll
     for (int k = 0; k < Rows; ++k) {
-        coming[k].load(p, team, rows.row(k), rows.span(k));
+        // The rows of a warp are one where it is a team: that it has.
+        coming[k].load(p, team, own + k * step, (G == 32 && k == 0) || own + k * step < p.rows);
     }
-#pragma unroll 1
-    for (int turn = 0; turn < Turns && rows.warp_has(turn); ++turn) {
-        Loaded<P, 0, Items, V, columns> loaded;
-        coming[0].give(loaded);
-        if constexpr (columns) {
-            loaded.take_columns(held);
-        }
+    const Columns<P, Items, V> columns(p, team);
 #pragma unroll
-        for (int k = 0; k + 1 < Rows; ++k) {
-            coming[k] = coming[k + 1];
+    for (int k = 0; k < Rows; ++k) {
+        if (k == 0 || warp + k * step < p.rows) {
+            LaneRow<P, Items, V> source(coming[k], columns);
+            const bool is_row = G == 32 || own + k * step < p.rows;
+            loaded_row<P, Items, V>(p, team, is_row ? own + k * step : p.rows - 1, is_row, source.r, source);
         }
-        if (turn + Rows < Turns) {
-            coming[Rows - 1].load(p, team, rows.row(turn + Rows), rows.span(turn + Rows));
-        }
-        const bool is_row = rows.has(turn);
-        loaded_row<P, Items, V>(p, team, is_row ? rows.row(turn) : p.rows - 1, rows.span(turn), loaded, is_row);
     }
 }

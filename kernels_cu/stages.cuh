@@ -133,19 +133,16 @@ __device__ __forceinline__ void finish_stage(
     }
 }
 
-// What a thread has loaded of a row for stage S: packs, and a single element; with Columns the values of columns, too.
-template <class P, int S, int Items, int V, bool Columns = false>
+// What a thread has loaded of a row for stage S: packs, and a single element.
+template <class P, int S, int Items, int V>
 struct Loaded {
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<S>())) packs[Items];
     decltype(static_cast<const P*>(nullptr)->template tile<1>(At<S>())) single;
 
-    static constexpr bool indexed = false;  // registers are not
-    static constexpr bool has_columns = Columns;
+    static constexpr bool has_columns = false;
 
-    // Read pack i, and the single element, as stage `Again` of a program whose stages have the same tiles.
     template <int Again, class Tile>
-    __device__ __forceinline__ void take(const P&, int i, Tile& tile) {
-        P::keep(packs[i]);
+    __device__ __forceinline__ void take(const P&, int i, Tile& tile) const {
         tile = packs[i];
     }
     template <int Again, class Tile>
@@ -167,34 +164,34 @@ struct Loaded {
             }
         }
     }
-    // The columns of a thread are the same in each row where rows have no single elements.
-    template <class Team>
-    __device__ __forceinline__ void load_columns(const P& p, const Team& team) {
-#pragma unroll
-        for (int i = 0; i < Items; ++i) {
-            const int col = (i * team.size() + team.rank()) * V;
-            if (col < p.cols) {
-                p.template load_columns<V>(At<S>(), col, packs[i]);
-            }
-        }
-    }
-    template <class Other>
-    __device__ __forceinline__ void take_columns(const Other& other) {
-#pragma unroll
-        for (int i = 0; i < Items; ++i) {
-            P::take_columns(other.packs[i], packs[i]);
-        }
-    }
 };
 
-// What is on its way of a row to a thread.
+// What a thread has loaded of a row for all stages, of a program with one tile: values of the row alone, and packs as the words
+// that they were loaded as. Of a row that is missing it is the values of the last row alone.
 template <class P, int Items, int V>
-struct Coming {
-    typename P::template Coming<V> packs[Items];
-    typename P::template Coming<1> single;
+struct Words {
+    typename P::Row r;
+    typename P::template Words<V> packs[Items];
+    typename P::template Words<1> single;
 
+    static constexpr bool indexed = false, has_columns = false;  // registers are not indexed
+
+    // Read pack i, or the single element, as stage S. Where values are held, that is the first stage.
+    template <int S, class Tile>
+    __device__ __forceinline__ void take(const P&, int i, Tile& tile) {
+        if constexpr (P::packed || S == 0) {
+            P::keep(packs[i]);
+        }
+        P::take_rows(packs[i], tile);
+    }
+    template <int S, class Tile>
+    __device__ __forceinline__ void take_single(const P&, Tile& tile) const {
+        P::take_rows(single, tile);
+    }
     template <class Team>
-    __device__ __forceinline__ void load(const P& p, const Team& team, i64 row, const Span<P, V, int>& span) {
+    __device__ __forceinline__ void load(const P& p, const Team& team, i64 row, bool is_row = true) {
+        const Span<P, V, int> span(p, row, is_row);
+        p.begin(is_row ? row : p.rows - 1, r);
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             const int k = (i * team.size() + team.rank()) * V;
@@ -208,14 +205,6 @@ struct Coming {
             }
         }
     }
-    template <class To>
-    __device__ __forceinline__ void give(To& to) const {
-#pragma unroll
-        for (int i = 0; i < Items; ++i) {
-            P::take_rows(packs[i], to.packs[i]);
-        }
-        P::take_rows(single, to.single);
-    }
 };
 
 // The elements of a row that a thread has.
@@ -225,30 +214,31 @@ struct Elements {
     typename P::Element single;
 };
 
-// Stage S, whose inputs are `loaded`, and the stages after it, elements in registers.
+// Stage S, whose inputs are in `source`, and the stages after it, elements in registers.
 template <class P, int S, int Items, int V, class Team, class Source>
 __device__ __forceinline__ void resident_stage(
     const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Elements<P, Items, V>& e,
-    Source& loaded) {
+    Source& source) {
     const bool has_single = span.has_single(team.rank());
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
         const int k = (i * team.size() + team.rank()) * V;
         if (k < span.packed) {
-            if constexpr (S == 0 && P::one_tile) {
-                P::keep(loaded.packs[i]);
-            }
+            auto tile = p.template tile<V>(At<S>());
+            source.template take<S>(p, i, tile);
             if constexpr (!Source::has_columns) {
-                p.template load_columns<V>(At<S>(), span.column(k), loaded.packs[i]);
+                p.template load_columns<V>(At<S>(), span.column(k), tile);
             }
-            compute_pack<P, S, V>(p, loaded.packs[i], row, span.column(k), r, &e.packs[i * V]);
+            compute_pack<P, S, V>(p, tile, row, span.column(k), r, &e.packs[i * V]);
         }
     }
     if constexpr (Span<P, V, int>::has_singles) {
         if (has_single) {
             const int col = span.single(team.rank());
-            p.template load_columns<1>(At<S>(), col, loaded.single);
-            compute_pack<P, S, 1>(p, loaded.single, row, col, r, &e.single);
+            auto tile = p.template tile<1>(At<S>());
+            source.template take_single<S>(p, tile);
+            p.template load_columns<1>(At<S>(), col, tile);
+            compute_pack<P, S, 1>(p, tile, row, col, r, &e.single);
         }
     }
     if constexpr (P::reduces(S)) {
@@ -284,7 +274,7 @@ __device__ __forceinline__ void resident_stage(
         finish_stage<P, S, Team::leads>(p, team, row, totals, r);
     }
     if constexpr (S + 1 < P::stages && P::one_tile) {
-        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e, loaded);
+        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e, source);
     } else if constexpr (S + 1 < P::stages) {
         Loaded<P, S + 1, Items, V> next;
         next.load(p, team, row, span);
@@ -365,17 +355,16 @@ __device__ __forceinline__ void packed_stage(
     }
 }
 
-// One row in registers, of which the inputs of the first stage are `loaded`. A team without a row has an empty span.
+// One row in registers, of which the inputs of the first stage are in `source`. A team without a row computes nothing of elements.
 template <class P, int Items, int V, class Team, class Source>
 __device__ __forceinline__ void loaded_row(
-    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, Source& loaded, bool is_row = true) {
-    typename P::Row r;
-    p.begin(row, r);
+    const P& p, const Team& team, i64 row, bool is_row, typename P::Row& r, Source& source) {
+    const Span<P, V, int> span(p, row, is_row);
     if constexpr (P::packed) {
-        packed_stage<P, 0, Items, Items, V>(p, team, row, span, r, loaded);
+        packed_stage<P, 0, Items, Items, V>(p, team, row, span, r, source);
     } else {
         Elements<P, Items, V> e;
-        resident_stage<P, 0, Items, V>(p, team, row, span, r, e, loaded);
+        resident_stage<P, 0, Items, V>(p, team, row, span, r, e, source);
     }
     if (is_row && team.rank() == 0) {
         p.commit(row, r);
@@ -385,10 +374,17 @@ __device__ __forceinline__ void loaded_row(
 // One row in registers.
 template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
-    const Span<P, V, int> span(p, row);
-    Loaded<P, 0, Items, V> loaded;
-    loaded.load(p, team, row, span);
-    loaded_row<P, Items, V>(p, team, row, span, loaded);
+    if constexpr (P::one_tile) {
+        Words<P, Items, V> words;
+        words.load(p, team, row);
+        loaded_row<P, Items, V>(p, team, row, true, words.r, words);
+    } else {
+        typename P::Row r;
+        p.begin(row, r);
+        Loaded<P, 0, Items, V> loaded;
+        loaded.load(p, team, row, Span<P, V, int>(p, row));
+        loaded_row<P, Items, V>(p, team, row, true, r, loaded);
+    }
 }
 
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements. Single

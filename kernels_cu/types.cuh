@@ -298,14 +298,14 @@ __device__ __forceinline__ void store_global(T* to, const Pack<T, V>& pack) {
     store_pack<V>(to, pack);
 }
 
-// Keep the compiler from widening elements before this point: it would hold wide ones beside those of the pack.
-template <class T, int V>
-__device__ __forceinline__ void keep_packed(Pack<T, V>& pack) {
+// Keep the compiler from widening elements before this point: it would hold wide ones beside those of the word.
+template <class W>
+__device__ __forceinline__ void keep_word(W& word) {
 #ifdef __CUDA_ARCH__
-    if constexpr (sizeof(pack) % 4 == 0) {
-        u32* const words = reinterpret_cast<u32*>(&pack);
+    if constexpr (sizeof(W) % 4 == 0) {
+        u32* const words = reinterpret_cast<u32*>(&word);
 #pragma unroll
-        for (int i = 0; i < sizeof(pack) / 4; ++i) {
+        for (int i = 0; i < sizeof(W) / 4; ++i) {
             asm volatile("" : "+r"(words[i]));
         }
     }

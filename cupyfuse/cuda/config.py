@@ -30,7 +30,6 @@ class Config:
     group : lanes per row (row_lanes), or columns per strip (column_stats)
     rows : rows that the lanes of a row load before they compute the first (row_lanes); rows that a block reads at a
         time, one with all its threads or several with a warp each (row_stream)
-    turns : rows that the lanes of a row compute, one after the other (row_lanes)
     shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)
@@ -53,7 +52,6 @@ class Config:
     shifted: bool = False
     apart: bool = False
     rows: int = 1
-    turns: int = 1
 
     @property
     def merges(self) -> bool:
@@ -77,7 +75,7 @@ class Config:
             parameters = [self.threads, self.vec]
         else:
             lanes = [self.group] if self.template == "row_lanes" else []
-            rows = {"row_lanes": [self.rows, self.turns], "row_stream": [self.rows]}.get(self.template, [])
+            rows = [self.rows] if self.template in ("row_lanes", "row_stream") else []
             held, last = ([self.packs], [self.cluster]) if self.packs else ([], rows)
             parameters = [self.threads, *lanes, *held, self.items, self.vec, *last]
         return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"

@@ -114,23 +114,28 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
 
 
 def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduces: bool) -> Config | None:
-    """Choose the lanes of a short row, which hold values if these are few, else the row as it was loaded.
+    """Choose the lanes of a short row, which hold values if these are few, else the row as it was loaded; None if too long."""
+    if not packed:
+        return _lanes_of(program, packs, access, reduces, _most_held(program), packed=False)
+    as_loaded = _lanes_of(program, packs, access, reduces, _most_packed(program), packed=True)
+    values = _lanes_of(program, packs, access, reduces, most_of_lane(program, reduces), packed=False)
+    if values is None or as_loaded is None:
+        return values or as_loaded
+    # With fewer elements a lane, more of the lanes may be idle.
+    return values if values.group * values.items <= as_loaded.group * as_loaded.items else as_loaded
 
-    None if it is too long for both.
-    """
-    most = _most_held(program)
-    few = most if reduces or not packed else min(most, most_of_lane(program))
-    limits = [(few, False), (_most_packed(program), True)] if packed else [(few, False)]
-    for held, as_loaded in limits:
-        group = lanes(program, packs, access, held, reduces)
-        items = -(-packs // group)
-        if items * access.vec <= held:
-            rows = rows_at_a_time(program, group, items * access.vec)
-            blocks = _blocks(THREADS, _is_double(program))
-            return Config(
-                "row_lanes", THREADS, items, access.vec, group, blocks=blocks, packed=as_loaded, rows=rows, turns=rows
-            )
-    return None
+
+def _lanes_of(program: Program, packs: int, access: Access, reduces: bool, most: int, packed: bool) -> Config | None:
+    """Choose the lanes of a row, of which each may hold so many elements; None if they do not suffice."""
+    if most < access.vec:
+        return None
+    group = lanes(program, packs, access, most, reduces, packed)
+    items = -(-packs // group)
+    if items * access.vec > most:
+        return None
+    rows = rows_at_a_time(program, group, items * access.vec)
+    blocks = _blocks(THREADS, _is_double(program))
+    return Config("row_lanes", THREADS, items, access.vec, group, blocks=blocks, packed=packed, rows=rows)
 
 
 def _is_packed(program: Program) -> bool:

@@ -415,22 +415,22 @@ class Writer:
 
 
 def _tile_functions(tile: Sequence[Parameter], apart: bool) -> list[str]:
-    """Emit, as lines, how a tile that all stages have takes what is on its way: words of rows, and values of columns."""
+    """Emit, as lines, how a tile that all stages have takes rows, from the words that were loaded, and values of columns."""
     rows = [p for p in tile if p.extent == FULL]
     load = "load_between" if apart else "load_pack"
     words = " ".join(f"typename Word<sizeof({stored_type(p.dtype)}) * V>::type {p.name};" for p in rows)
     loads = " ".join(f"to.{p.name} = word_of({load}<V>({p.element_address}));" for p in rows)
-    kept = " ".join(f"keep_packed(t.{p.name});" for p in rows)
+    kept = " ".join(f"keep_word(w.{p.name});" for p in rows)
     taken = " ".join(f"unpack(from.{p.name}, to.{p.name});" for p in rows)
     columns = " ".join(f"to.{p.name} = from.{p.name};" for p in tile if p.extent == COLUMN)
     return [
-        f"template <int V> struct Coming {{ {words} }};",
+        f"template <int V> struct Words {{ {words} }};",
         "template <int V>",
-        f"__device__ void load(i64 row, i64 col, Coming<V>& to) const {{ {loads} }}",
+        f"__device__ void load(i64 row, i64 col, Words<V>& to) const {{ {loads} }}",
         "template <int V>",
-        f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}",
+        f"__device__ static void keep(Words<V>& w) {{ {kept} }}",
         "template <int V>",
-        f"__device__ static void take_rows(const Coming<V>& from, Tile0<V>& to) {{ {taken} }}",
+        f"__device__ static void take_rows(const Words<V>& from, Tile0<V>& to) {{ {taken} }}",
         "template <int V>",
         f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {columns} }}",
     ]

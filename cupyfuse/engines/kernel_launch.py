@@ -295,7 +295,7 @@ def _grids(config: Config, rows: int, cols: int) -> list[tuple[int, int]]:
 def _thread_blocks(config: Config, rows: int, cols: int) -> int:
     """Return the number of thread blocks that a row template is launched with."""
     if config.template == "row_lanes":
-        blocks = -(-rows // (config.threads // config.group * config.turns))
+        blocks = -(-rows // (config.threads // config.group * config.rows))
     elif config.template == "elementwise":
         # As many as elementwise.cu counts.
         packs = 1 + (cols + config.vec - 2) // config.vec if config.shifted else cols // config.vec
