@@ -39,6 +39,8 @@ _PACKS_OF_A_WARP = 192
 _MOST_BLOCKS = 16  # of a cluster on Hopper; more than 8 have to be allowed (compile.py)
 # Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
 _MOST_SHARED_PACKS, _MOST_SHARED_DOUBLE_PACKS = 14, 16
+# Short rows are held as they were loaded where else lanes would have room for so many times as many packs.
+_MOST_IDLE = 1.1
 # Rows so long, and so many, get a block each where elements depend on several values of the row, which would be loaded
 # for each pack: so an H200 makes the gradient of the logits of a loss 1.2 to 1.5 times as fast; with one value it is
 # up to 15 % slower.
@@ -122,7 +124,7 @@ def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduce
     if values is None or as_loaded is None:
         return values or as_loaded
     # With fewer elements a lane, more of the lanes may be idle.
-    return values if values.group * values.items <= as_loaded.group * as_loaded.items else as_loaded
+    return values if values.group * values.items <= _MOST_IDLE * as_loaded.group * as_loaded.items else as_loaded
 
 
 def _lanes_of(program: Program, packs: int, access: Access, reduces: bool, most: int, packed: bool) -> Config | None:

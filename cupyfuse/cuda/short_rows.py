@@ -18,8 +18,8 @@ _SHIFTED, _NARROW, _SINGLE, _SEVERAL, _ONE_MERGE = 4.8, 4.0, 3.2, 2.0, 3.0
 # they have so many times as many packs.
 _MERGES, _MERGED = 3, 2.0
 # Elements of a row that is read once, that a lane should have: by bytes an element where to merge takes few FLOPs; and
-# of 16 bits where it takes many.
-_CHEAP_FLOPS, _ELEMENTS, _COSTLY = 2, {2: 16, 4: 16}, 32
+# of 16 bits where it takes many, of values and as they were loaded.
+_CHEAP_FLOPS, _ELEMENTS, _COSTLY, _COSTLY_LOADED = 2, {2: 16, 4: 16}, 32, 56
 # Elements at most of which a lane holds values, one or two of each: to compute them once saves time as long as registers
 # suffice. Of one value more: of 16-bit elements of which it is an exponential, and of rows that are read once. On an H200
 # the softmax of standardised rows of 16 to 768 columns is so 1.05 to 1.25 times as fast as with all values computed again
@@ -74,7 +74,7 @@ def lanes(program: Program, packs: int, access: Access, most: int, reduces: bool
     if program.input_bytes == 2 and any(
         REDUCTIONS[n.op].flops > _CHEAP_FLOPS for nodes in program.reductions(0).values() for n in nodes
     ):
-        elements = _COSTLY
+        elements = _COSTLY_LOADED if packed else _COSTLY
     return max(fewest, min(most_lanes, power_of_two(-(-program.domain[1] // elements))))
 
 
