@@ -3,7 +3,7 @@
 // P: an emitted struct with
 //   rows, cols                               the domain
 //   stages, reduces(S), slot                 number of stages; whether stage S reduces; bytes of the largest totals
-//   packed, keep(words)                      whether each stage computes what it needs from the same tile; see keep_word
+//   packed, keep(tile)                       whether each stage computes what it needs from the same tile; see keep_packed
 //   shifted, misaligned<V>(row)              whether rows may begin between packs; elements before the first pack
 //   apart                                    whether those that are read may begin elsewhere than those that are written
 //   shared_finish(S)                         whether all threads need the per-row values that follow stage S

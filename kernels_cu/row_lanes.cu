@@ -26,19 +26,24 @@ struct Columns {
     }
 };
 
-// A row in registers, and values of columns if they are held.
+// A row in registers, and values of columns if they are held. Of a row that is missing it is values of the last row alone.
 template <class P, int Items, int V>
-struct LaneRow : Words<P, Items, V> {
+struct LaneRow : Loaded<P, 0, Items, V> {
+    typedef Loaded<P, 0, Items, V> Base;
     static constexpr bool has_columns = Columns<P, Items, V>::are_held;
-    const Columns<P, Items, V>& columns;
+    typename P::Row r;
+    const Columns<P, Items, V>* columns;
 
-    __device__ __forceinline__ LaneRow(const Words<P, Items, V>& row, const Columns<P, Items, V>& values)
-        : Words<P, Items, V>(row), columns(values) {}
+    template <class Team>
+    __device__ __forceinline__ void load(const P& p, const Team& team, i64 row, bool is_row) {
+        p.begin(is_row ? row : p.rows - 1, r);
+        Base::load(p, team, row, Span<P, V, int>(p, row, is_row));
+    }
     template <int S, class Tile>
     __device__ __forceinline__ void take(const P& p, int i, Tile& tile) {
-        Words<P, Items, V>::template take<S>(p, i, tile);
+        Base::template take<S>(p, i, tile);
         if constexpr (has_columns) {
-            P::take_columns(columns.packs[i], tile);
+            P::take_columns(columns->packs[i], tile);
         }
     }
 };
@@ -50,23 +55,19 @@ __device__ __forceinline__ void row_lanes(const P& p) {
     constexpr int step = Threads / G;
     const Lanes<G> team;
     const i64 first = static_cast<i64>(blockIdx.x) * (step * Rows), own = first + threadIdx.x / G;
-    const i64 warp = first + threadIdx.x / 32 * (32 / G);  // the first row of the warp
-    if (warp >= p.rows) {
-        return;
-    }
-    Words<P, Items, V> coming[Rows];
+    const i64 warp = first + threadIdx.x / 32 * (32 / G);  // the first row of the warp, which is its only one if G is 32
+    LaneRow<P, Items, V> rows[Rows];
 #pragma unroll
     for (int k = 0; k < Rows; ++k) {
-        // The rows of a warp are one where it is a team: that it has.
-        coming[k].load(p, team, own + k * step, (G == 32 && k == 0) || own + k * step < p.rows);
+        rows[k].load(p, team, own + k * step, own + k * step < p.rows);
     }
     const Columns<P, Items, V> columns(p, team);
 #pragma unroll
     for (int k = 0; k < Rows; ++k) {
-        if (k == 0 || warp + k * step < p.rows) {
-            LaneRow<P, Items, V> source(coming[k], columns);
+        if (warp + k * step < p.rows) {
             const bool is_row = G == 32 || own + k * step < p.rows;
-            loaded_row<P, Items, V>(p, team, is_row ? own + k * step : p.rows - 1, is_row, source.r, source);
+            rows[k].columns = &columns;
+            loaded_row<P, Items, V>(p, team, is_row ? own + k * step : p.rows - 1, is_row, rows[k].r, rows[k]);
         }
     }
 }

@@ -133,16 +133,20 @@ __device__ __forceinline__ void finish_stage(
     }
 }
 
-// What a thread has loaded of a row for stage S: packs, and a single element.
+// What a thread has loaded of a row for stage S, or for all stages of a program with one tile: packs, and a single element.
 template <class P, int S, int Items, int V>
 struct Loaded {
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<S>())) packs[Items];
     decltype(static_cast<const P*>(nullptr)->template tile<1>(At<S>())) single;
 
-    static constexpr bool has_columns = false;
+    static constexpr bool indexed = false, has_columns = false;  // registers are not indexed
 
+    // Read pack i, or the single element, as stage `Again`. Where values are held, that is the first stage.
     template <int Again, class Tile>
-    __device__ __forceinline__ void take(const P&, int i, Tile& tile) const {
+    __device__ __forceinline__ void take(const P&, int i, Tile& tile) {
+        if constexpr (P::one_tile && (P::packed || Again == 0)) {
+            P::keep(packs[i]);
+        }
         tile = packs[i];
     }
     template <int Again, class Tile>
@@ -161,47 +165,6 @@ struct Loaded {
         if constexpr (Span<P, V, int>::has_singles) {
             if (span.has_single(team.rank())) {
                 p.template load<1>(At<S>(), row, span.single(team.rank()), single);
-            }
-        }
-    }
-};
-
-// What a thread has loaded of a row for all stages, of a program with one tile: values of the row alone, and packs as the words
-// that they were loaded as. Of a row that is missing it is the values of the last row alone.
-template <class P, int Items, int V>
-struct Words {
-    typename P::Row r;
-    typename P::template Words<V> packs[Items];
-    typename P::template Words<1> single;
-
-    static constexpr bool indexed = false, has_columns = false;  // registers are not indexed
-
-    // Read pack i, or the single element, as stage S. Where values are held, that is the first stage.
-    template <int S, class Tile>
-    __device__ __forceinline__ void take(const P&, int i, Tile& tile) {
-        if constexpr (P::packed || S == 0) {
-            P::keep(packs[i]);
-        }
-        P::take_rows(packs[i], tile);
-    }
-    template <int S, class Tile>
-    __device__ __forceinline__ void take_single(const P&, Tile& tile) const {
-        P::take_rows(single, tile);
-    }
-    template <class Team>
-    __device__ __forceinline__ void load(const P& p, const Team& team, i64 row, bool is_row = true) {
-        const Span<P, V, int> span(p, row, is_row);
-        p.begin(is_row ? row : p.rows - 1, r);
-#pragma unroll
-        for (int i = 0; i < Items; ++i) {
-            const int k = (i * team.size() + team.rank()) * V;
-            if (k < span.packed) {
-                p.load(row, span.column(k), packs[i]);
-            }
-        }
-        if constexpr (Span<P, V, int>::has_singles) {
-            if (span.has_single(team.rank())) {
-                p.load(row, span.single(team.rank()), single);
             }
         }
     }
@@ -374,17 +337,11 @@ __device__ __forceinline__ void loaded_row(
 // One row in registers.
 template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
-    if constexpr (P::one_tile) {
-        Words<P, Items, V> words;
-        words.load(p, team, row);
-        loaded_row<P, Items, V>(p, team, row, true, words.r, words);
-    } else {
-        typename P::Row r;
-        p.begin(row, r);
-        Loaded<P, 0, Items, V> loaded;
-        loaded.load(p, team, row, Span<P, V, int>(p, row));
-        loaded_row<P, Items, V>(p, team, row, true, r, loaded);
-    }
+    typename P::Row r;
+    p.begin(row, r);
+    Loaded<P, 0, Items, V> loaded;
+    loaded.load(p, team, row, Span<P, V, int>(p, row));
+    loaded_row<P, Items, V>(p, team, row, true, r, loaded);
 }
 
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements. Single

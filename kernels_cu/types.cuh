@@ -208,18 +208,6 @@ __device__ __forceinline__ Pack<T, V> load_pack(const T* from) {
     return bits.pack;
 }
 
-// A pack as the word that it is loaded as. In a loop, registers of single 16-bit elements would be put together in each turn.
-template <class T, int V>
-__device__ __forceinline__ typename Word<sizeof(T) * V>::type word_of(const Pack<T, V>& pack) {
-    typename Word<sizeof(T) * V>::type word;
-    memcpy(&word, &pack, sizeof word);
-    return word;
-}
-template <class T, int V>
-__device__ __forceinline__ void unpack(const typename Word<sizeof(T) * V>::type& word, Pack<T, V>& pack) {
-    memcpy(&pack, &word, sizeof pack);
-}
-
 // The same from any address, one element after the other.
 template <int V, class T>
 __device__ __forceinline__ Pack<T, V> load_each(const T* from) {
@@ -298,14 +286,14 @@ __device__ __forceinline__ void store_global(T* to, const Pack<T, V>& pack) {
     store_pack<V>(to, pack);
 }
 
-// Keep the compiler from widening elements before this point: it would hold wide ones beside those of the word.
-template <class W>
-__device__ __forceinline__ void keep_word(W& word) {
+// Keep the compiler from widening elements before this point: it would hold wide ones beside those of the pack.
+template <class T, int V>
+__device__ __forceinline__ void keep_packed(Pack<T, V>& pack) {
 #ifdef __CUDA_ARCH__
-    if constexpr (sizeof(W) % 4 == 0) {
-        u32* const words = reinterpret_cast<u32*>(&word);
+    if constexpr (sizeof(pack) % 4 == 0) {
+        u32* const words = reinterpret_cast<u32*>(&pack);
 #pragma unroll
-        for (int i = 0; i < sizeof(W) / 4; ++i) {
+        for (int i = 0; i < sizeof(pack) / 4; ++i) {
             asm volatile("" : "+r"(words[i]));
         }
     }

@@ -335,7 +335,7 @@ class Writer:
             "}",
         ]
         if stage == 0 and self.one_tile:
-            lines += _tile_functions(tile, self.apart)
+            lines += _tile_functions(tile)
         if self.shared:
             lines += take_functions(stage, read)
         if exact is not None:
@@ -414,23 +414,14 @@ class Writer:
         return f"{name}({team}, row, r)"
 
 
-def _tile_functions(tile: Sequence[Parameter], apart: bool) -> list[str]:
-    """Emit, as lines, how a tile that all stages have takes rows, from the words that were loaded, and values of columns."""
-    rows = [p for p in tile if p.extent == FULL]
-    load = "load_between" if apart else "load_pack"
-    words = " ".join(f"typename Word<sizeof({stored_type(p.dtype)}) * V>::type {p.name};" for p in rows)
-    loads = " ".join(f"to.{p.name} = word_of({load}<V>({p.element_address}));" for p in rows)
-    kept = " ".join(f"keep_word(w.{p.name});" for p in rows)
-    taken = " ".join(f"unpack(from.{p.name}, to.{p.name});" for p in rows)
+def _tile_functions(tile: Sequence[Parameter]) -> list[str]:
+    """Emit, as lines, how a tile that all stages have is kept as it was loaded, and takes values of columns."""
+    narrow = [p for p in tile if p.extent == FULL and ITEMSIZE[p.dtype] < ITEMSIZE["float32"]]
+    kept = " ".join(f"keep_packed(t.{p.name});" for p in narrow)
     columns = " ".join(f"to.{p.name} = from.{p.name};" for p in tile if p.extent == COLUMN)
     return [
-        f"template <int V> struct Words {{ {words} }};",
         "template <int V>",
-        f"__device__ void load(i64 row, i64 col, Words<V>& to) const {{ {loads} }}",
-        "template <int V>",
-        f"__device__ static void keep(Words<V>& w) {{ {kept} }}",
-        "template <int V>",
-        f"__device__ static void take_rows(const Words<V>& from, Tile0<V>& to) {{ {taken} }}",
+        f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}",
         "template <int V>",
         f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {columns} }}",
     ]
