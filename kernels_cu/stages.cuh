@@ -15,11 +15,13 @@
 template <class P, int V, class Index>
 struct Span {
     static constexpr bool has_singles = P::shifted && V > 1;
+    bool is_row;                 // else it is empty
     Index before, packed, cols;  // single elements before the first pack; elements in packs; all
 
-    __device__ __forceinline__ Span(const P& p, i64 row, bool is_row = true)
-        : before(0), packed(is_row ? p.cols : 0), cols(packed) {
-        if (!is_row) {
+    __device__ __forceinline__ Span() {}
+    __device__ __forceinline__ Span(const P& p, i64 row, bool exists = true)
+        : is_row(exists), before(0), packed(exists ? p.cols : 0), cols(packed) {
+        if (!exists) {
             return;
         }
         if constexpr (has_singles) {
@@ -321,15 +323,14 @@ __device__ __forceinline__ void packed_stage(
 // One row in registers, of which the inputs of the first stage are in `source`. A team without a row computes nothing of elements.
 template <class P, int Items, int V, class Team, class Source>
 __device__ __forceinline__ void loaded_row(
-    const P& p, const Team& team, i64 row, bool is_row, typename P::Row& r, Source& source) {
-    const Span<P, V, int> span(p, row, is_row);
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Source& source) {
     if constexpr (P::packed) {
         packed_stage<P, 0, Items, Items, V>(p, team, row, span, r, source);
     } else {
         Elements<P, Items, V> e;
         resident_stage<P, 0, Items, V>(p, team, row, span, r, e, source);
     }
-    if (is_row && team.rank() == 0) {
+    if (span.is_row && team.rank() == 0) {
         p.commit(row, r);
     }
 }
@@ -339,9 +340,10 @@ template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
     typename P::Row r;
     p.begin(row, r);
+    const Span<P, V, int> span(p, row);
     Loaded<P, 0, Items, V> loaded;
-    loaded.load(p, team, row, Span<P, V, int>(p, row));
-    loaded_row<P, Items, V>(p, team, row, true, r, loaded);
+    loaded.load(p, team, row, span);
+    loaded_row<P, Items, V>(p, team, row, span, r, loaded);
 }
 
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements. Single
