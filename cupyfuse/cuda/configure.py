@@ -116,7 +116,7 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
 
 
 def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduces: bool) -> Config | None:
-    """Choose the lanes of a short row, which hold values if these are few, else the row as it was loaded; None if too long."""
+    """Choose the lanes of a short row, which hold few values or the row as it was loaded; None if it is too long."""
     if not packed:
         return _lanes_of(program, packs, access, reduces, _most_held(program), packed=False)
     as_loaded = _lanes_of(program, packs, access, reduces, _most_packed(program), packed=True)

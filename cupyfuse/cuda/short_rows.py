@@ -14,17 +14,17 @@ THREADS = 128  # of a block
 # idle. Of rows that are shifted, of packs narrower than they may be, of one matrix, of several; of one matrix of wide
 # elements where lanes merge one accumulator.
 _SHIFTED, _NARROW, _SINGLE, _SEVERAL, _ONE_MERGE = 4.8, 4.0, 3.2, 2.0, 3.0
-# Where lanes merge accumulators at least so often, and compute values again, store no row, or have packs of one element,
-# they have so many times as many packs.
+# Where lanes merge accumulators at least so often, and compute values again, store no row, or have packs of one
+# element, they have so many times as many packs.
 _MERGES, _MERGED = 3, 2.0
 # Elements of a row that is read once, that a lane should have: by bytes an element where to merge takes few FLOPs; and
 # of 16 bits where it takes many, of values and as they were loaded.
 _CHEAP_FLOPS, _ELEMENTS, _COSTLY, _COSTLY_LOADED = 2, {2: 16, 4: 16}, 32, 56
-# Elements at most of which a lane holds values, one or two of each: to compute them once saves time as long as registers
-# suffice. Of one value more: of 16-bit elements of which it is an exponential, and of rows that are read once. On an H200
-# the softmax of standardised rows of 16 to 768 columns is so 1.05 to 1.25 times as fast as with all values computed again
-# in each stage, of 1000 of bfloat16 1.15, of float32 0.77 times; the backward pass of a layer norm in bfloat16, with
-# three values, 0.5 to 0.9 times.
+# Elements at most of which a lane holds one or two values each, of 16-bit ones of which it holds exponentials, and of
+# rows that are read once: to compute them once saves time as long as registers suffice. On an H200 the softmax of
+# standardised rows of 16 to 768 columns is so 1.05 to 1.25 times as fast as with all values computed again in each
+# stage, of 1000 of bfloat16 1.15, of float32 0.77 times; the backward pass of a layer norm in bfloat16, with three
+# values, 0.5 to 0.9 times.
 _VALUES, _EXPONENTIALS, _READ_ONCE = 24, 32, 32
 # Bytes that a lane should read and write: else the GPU would have to start more blocks than it can, 0.8 in a nanosecond
 # on an H200. Twice as many where a lane with less waits for two arrays of columns, or for the reductions of two stages.

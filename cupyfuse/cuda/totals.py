@@ -15,8 +15,9 @@ def totals_struct(
     """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
 
     Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
-    the first one's position along the reduced axis, and whether what they looked ahead for is of whole rows. Lanes of a warp combine by `lead`, `settle` and `exchange`;
-    `merge` adds the totals of others (see `reductions.cuh`).
+    the first one's position along the reduced axis, and whether what they looked ahead for is of whole rows. Then
+    `start` may take the place of `settle`. Lanes of a warp combine by `lead`, `settle` and `exchange`; `merge` adds
+    the totals of others (see `reductions.cuh`).
 
     Parameters
     ----------
