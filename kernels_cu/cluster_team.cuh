@@ -14,6 +14,7 @@
 // issued between.
 template <int Threads, int Blocks, int Slot>
 struct Cluster {
+    static constexpr bool leads = false;
     static constexpr int slots_at = Block<Threads, Slot>::bytes, barriers_at = slots_at + 2 * Blocks * Slot;  // behind those of the block
     static constexpr int bytes = Blocks == 1 ? slots_at : barriers_at + 16;
     static_assert(Slot % 8 == 0, "the alignment of barriers");

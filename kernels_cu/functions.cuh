@@ -41,9 +41,24 @@ __device__ __forceinline__ float nan_min<float>(float a, float b) {
 
 // Division of many elements by one divisor: multiply by its reciprocal, then correct by the exact remainder. Where this could
 // fail (an extreme or NaN divisor, an infinite quotient) the result is not finite, and the caller divides.
+__device__ __forceinline__ float approximate_reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
+#endif
+}
+// One step of Newton's method, which rounds the reciprocals of all floats in question as a division does.
+__device__ __forceinline__ float rounded_reciprocal(float d) {
+    const float y = approximate_reciprocal(d);
+    return fmaf(y, fmaf(-d, y, 1.0f), y);
+}
+__device__ __forceinline__ double rounded_reciprocal(double d) { return 1.0 / d; }
 template <class T>
 __device__ __forceinline__ T reciprocal_of(T d) {
-    return (fabs(d) > T(1e-30) && fabs(d) < T(1e30)) ? T(1) / d : infinity<T>() - infinity<T>();
+    return (fabs(d) > T(1e-30) && fabs(d) < T(1e30)) ? rounded_reciprocal(d) : infinity<T>() - infinity<T>();
 }
 template <class T>
 __device__ __forceinline__ T divide_by(T x, typename Same<T>::type d, typename Same<T>::type reciprocal) {

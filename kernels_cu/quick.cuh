@@ -8,17 +8,8 @@
 
 #include "functions.cuh"
 
-// 1 / x, log2(x) and the square root of x by one instruction each: the relative error of the first and third, and the error of
+// log2(x) and the square root of x by one instruction each: the relative error of the first and third, and the error of
 // the second for x from 1/2 to 2, is 2^-22 at most.
-__device__ __forceinline__ float approximate_reciprocal(float x) {
-#ifdef __CUDA_ARCH__
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    return 1.0f / x;
-#endif
-}
 __device__ __forceinline__ float approximate_log2(float x) {
 #ifdef __CUDA_ARCH__
     float y;

@@ -3,7 +3,7 @@
 // Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add_pack(accumulator, x, at) for
 // each pack of neighbours, of which `at` is the first one's position along the reduced axis. That calls add(x, at) for each
 // element, or adds up the pack first. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
-// per tile instead of once per element.
+// per tile instead of once per element. Before anything is added, start() does what settle() does.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
 // every mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All
@@ -18,6 +18,7 @@ struct Sum {
     T v = T(0);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v += x; }
     __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
@@ -30,6 +31,7 @@ struct Product {
     T v = T(1);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v *= x; }
     __device__ __forceinline__ void merge(const Product& o) { v *= o.v; }
@@ -42,6 +44,7 @@ struct Max {
     T v = -infinity<T>();
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v = nan_max(v, x); }
     __device__ __forceinline__ void merge(const Max& o) { v = nan_max(v, o.v); }
@@ -56,6 +59,7 @@ struct Min {
     T v = infinity<T>();
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v = nan_min(v, x); }
     __device__ __forceinline__ void merge(const Min& o) { v = nan_min(v, o.v); }
@@ -77,6 +81,7 @@ struct Extreme {
 
     __device__ __forceinline__ void peek(T x) { ahead = best(ahead, x); }
     __device__ __forceinline__ void settle() { m = ahead; }
+    __device__ __forceinline__ void start() { m = ahead; }
     __device__ __forceinline__ void add(T, i64) {}
     __device__ __forceinline__ void lead(int mask, u32 members) {
         ahead = best(ahead, __shfl_xor_sync(members, ahead, mask));
@@ -105,7 +110,12 @@ struct ExpSum : Base {
             Base::settle();
         }
     }
-    __device__ __forceinline__ T term(T x) const { return exp_in_sum(x - base(this->m)); }
+    // Where m is that of Whole rows, terms are the exponentials that a softmax divides, and are computed once for both: they may be
+    // NaN where m is infinite, as total() is.
+    template <bool Whole = false>
+    __device__ __forceinline__ T term(T x) const {
+        return exp_in_sum(x - (Whole ? this->m : base(this->m)));
+    }
     __device__ __forceinline__ void add(T x, i64) { s += term(x); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ExpSum& o) {
@@ -233,6 +243,7 @@ struct Moments {
     T m2 = T(0);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) {
         first = n == T(0) ? x : first;
@@ -284,15 +295,15 @@ __device__ __forceinline__ T sum_in_pairs(T (&x)[V]) {
     return x[0];
 }
 
-// Add V elements at neighbouring positions, from `at` on.
-template <class Accumulator, class X, int V>
+// Add V elements at neighbouring positions, from `at` on, to what may have looked ahead at Whole rows.
+template <bool Whole, class Accumulator, class X, int V>
 __device__ __forceinline__ void add_pack(Accumulator& to, const X (&x)[V], i64 at) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
         to.add(x[j], at + j);
     }
 }
-template <class T, class X, int V>
+template <bool Whole, class T, class X, int V>
 __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     T terms[V];
 #pragma unroll
@@ -302,12 +313,12 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     to.add(sum_in_pairs(terms), at);
 }
 // Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element.
-template <class Base, class X, int V>
+template <bool Whole, class Base, class X, int V>
 __device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
     typename Base::Value terms[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-        terms[j] = to.term(x[j]);
+        terms[j] = to.template term<Whole>(x[j]);
     }
     to.s += sum_in_pairs(terms);
 }

@@ -20,7 +20,7 @@
 // computed as soon as it has arrived.
 template <class P, int Threads, int Packs, int Items, int V>
 struct HeldPacks {
-    static constexpr bool indexed = true;
+    static constexpr bool indexed = true, has_columns = false;
     typename P::template Held<V> held;
     typename P::Single single;
 

@@ -15,9 +15,15 @@
 template <class P, int V, class Index>
 struct Span {
     static constexpr bool has_singles = P::shifted && V > 1;
+    bool is_row;                 // else it is empty
     Index before, packed, cols;  // single elements before the first pack; elements in packs; all
 
-    __device__ __forceinline__ Span(const P& p, i64 row) : before(0), packed(p.cols), cols(p.cols) {
+    __device__ __forceinline__ Span() {}
+    __device__ __forceinline__ Span(const P& p, i64 row, bool exists = true)
+        : is_row(exists), before(0), packed(exists ? p.cols : 0), cols(packed) {
+        if (!exists) {
+            return;
+        }
         if constexpr (has_singles) {
             before = p.template misaligned<V>(row);
             packed = (cols - before - (P::apart ? V - 1 : 0)) / V * V;
@@ -106,11 +112,19 @@ __device__ __forceinline__ Computed<P, V> compute_held(
     return found;
 }
 
-// Compute the per-row values in every thread that reads them; after the last stage that is the one that stores them.
-template <class P, int S, class Team, class Totals>
+// Compute the per-row values in every thread that reads them; after the last stage that is the one that stores them. If the team
+// has Led, the totals have been combined as far as they look ahead.
+template <class P, int S, bool Led = false, class Team, class Totals>
 __device__ __forceinline__ void finish_stage(
     const P& p, const Team& team, i64 row, Totals& totals, typename P::Row& r) {
-    if constexpr (P::shared_finish(S)) {
+    if constexpr (Team::leads) {
+        if constexpr (!Led) {
+            team.lead(totals);
+            totals.settle();
+        }
+        team.gather(totals);
+        p.finish(At<S>(), totals, team, row, r);
+    } else if constexpr (P::shared_finish(S)) {
         team.reduce(totals);
         p.finish(At<S>(), totals, team, row, r);
     } else {
@@ -121,18 +135,20 @@ __device__ __forceinline__ void finish_stage(
     }
 }
 
-// What a thread has loaded of a row for stage S: packs, and a single element.
+// What a thread has loaded of a row for stage S, or for all stages of a program with one tile: packs, and a single element.
 template <class P, int S, int Items, int V>
 struct Loaded {
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<S>())) packs[Items];
     decltype(static_cast<const P*>(nullptr)->template tile<1>(At<S>())) single;
 
-    static constexpr bool indexed = false;  // registers are not
+    static constexpr bool indexed = false, has_columns = false;  // registers are not indexed
 
-    // Read pack i, and the single element, as stage `Again` of a program whose stages have the same tiles.
+    // Read pack i, or the single element, as stage `Again`. Where values are held, that is the first stage.
     template <int Again, class Tile>
     __device__ __forceinline__ void take(const P&, int i, Tile& tile) {
-        P::keep(packs[i]);
+        if constexpr (P::one_tile && (P::packed || Again == 0)) {
+            P::keep(packs[i]);
+        }
         tile = packs[i];
     }
     template <int Again, class Tile>
@@ -163,26 +179,31 @@ struct Elements {
     typename P::Element single;
 };
 
-// Stage S and the stages after it, elements in registers.
-template <class P, int S, int Items, int V, class Team>
+// Stage S, whose inputs are in `source`, and the stages after it, elements in registers.
+template <class P, int S, int Items, int V, class Team, class Source>
 __device__ __forceinline__ void resident_stage(
-    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Elements<P, Items, V>& e) {
-    Loaded<P, S, Items, V> loaded;
-    loaded.load(p, team, row, span);
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Elements<P, Items, V>& e,
+    Source& source) {
     const bool has_single = span.has_single(team.rank());
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
         const int k = (i * team.size() + team.rank()) * V;
         if (k < span.packed) {
-            p.template load_columns<V>(At<S>(), span.column(k), loaded.packs[i]);
-            compute_pack<P, S, V>(p, loaded.packs[i], row, span.column(k), r, &e.packs[i * V]);
+            auto tile = p.template tile<V>(At<S>());
+            source.template take<S>(p, i, tile);
+            if constexpr (!Source::has_columns) {
+                p.template load_columns<V>(At<S>(), span.column(k), tile);
+            }
+            compute_pack<P, S, V>(p, tile, row, span.column(k), r, &e.packs[i * V]);
         }
     }
     if constexpr (Span<P, V, int>::has_singles) {
         if (has_single) {
             const int col = span.single(team.rank());
-            p.template load_columns<1>(At<S>(), col, loaded.single);
-            compute_pack<P, S, 1>(p, loaded.single, row, col, r, &e.single);
+            auto tile = p.template tile<1>(At<S>());
+            source.template take_single<S>(p, tile);
+            p.template load_columns<1>(At<S>(), col, tile);
+            compute_pack<P, S, 1>(p, tile, row, col, r, &e.single);
         }
     }
     if constexpr (P::reduces(S)) {
@@ -199,20 +220,30 @@ __device__ __forceinline__ void resident_stage(
         if (has_single) {
             p.peek(At<S>(), e.single, totals);
         }
-        totals.settle();
+        if constexpr (Team::leads) {
+            team.lead(totals);
+            totals.start();
+        } else {
+            totals.settle();
+        }
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            if ((i * team.size() + team.rank()) * V < span.packed) {
-                p.template add<V>(At<S>(), &e.packs[i * V], span.column((i * team.size() + team.rank()) * V), totals);
+            const int k = (i * team.size() + team.rank()) * V;
+            if (k < span.packed) {
+                p.template add<V, Team::leads>(At<S>(), &e.packs[i * V], span.column(k), totals);
             }
         }
         if (has_single) {
-            p.template add<1>(At<S>(), &e.single, span.single(team.rank()), totals);
+            p.template add<1, Team::leads>(At<S>(), &e.single, span.single(team.rank()), totals);
         }
-        finish_stage<P, S>(p, team, row, totals, r);
+        finish_stage<P, S, Team::leads>(p, team, row, totals, r);
     }
-    if constexpr (S + 1 < P::stages) {
-        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e);
+    if constexpr (S + 1 < P::stages && P::one_tile) {
+        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e, source);
+    } else if constexpr (S + 1 < P::stages) {
+        Loaded<P, S + 1, Items, V> next;
+        next.load(p, team, row, span);
+        resident_stage<P, S + 1, Items, V>(p, team, row, span, r, e, next);
     }
 }
 
@@ -249,7 +280,9 @@ __device__ __forceinline__ bool accumulate_packs(
             if (k < span.packed) {
                 auto tile = p.template tile<V>(At<S>());
                 source.template take<S>(p, i, tile);
-                p.template load_columns<V>(At<S>(), span.column(k), tile);
+                if constexpr (!Source::has_columns) {
+                    p.template load_columns<V>(At<S>(), span.column(k), tile);
+                }
                 done &= accumulate_pack<P, S, V, How>(p, tile, row, span.column(k), r, totals);
             }
         }
@@ -287,55 +320,30 @@ __device__ __forceinline__ void packed_stage(
     }
 }
 
+// One row in registers, of which the inputs of the first stage are in `source`. A team without a row computes nothing of elements.
+template <class P, int Items, int V, class Team, class Source>
+__device__ __forceinline__ void loaded_row(
+    const P& p, const Team& team, i64 row, const Span<P, V, int>& span, typename P::Row& r, Source& source) {
+    if constexpr (P::packed) {
+        packed_stage<P, 0, Items, Items, V>(p, team, row, span, r, source);
+    } else {
+        Elements<P, Items, V> e;
+        resident_stage<P, 0, Items, V>(p, team, row, span, r, e, source);
+    }
+    if (span.is_row && team.rank() == 0) {
+        p.commit(row, r);
+    }
+}
+
 // One row in registers.
 template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
     typename P::Row r;
     p.begin(row, r);
     const Span<P, V, int> span(p, row);
-    if constexpr (P::packed) {
-        Loaded<P, 0, Items, V> loaded;
-        loaded.load(p, team, row, span);
-        packed_stage<P, 0, Items, Items, V>(p, team, row, span, r, loaded);
-    } else {
-        Elements<P, Items, V> e;
-        resident_stage<P, 0, Items, V>(p, team, row, span, r, e);
-    }
-    if (team.rank() == 0) {
-        p.commit(row, r);
-    }
-}
-
-// Rows rows in registers, `step` apart, of those that the matrix has: all are loaded before the first is computed.
-template <class P, int Items, int V, int Rows, class Team>
-__device__ __forceinline__ void resident_rows(const P& p, const Team& team, i64 first, i64 step) {
-    if constexpr (Rows == 1) {
-        if (first < p.rows) {
-            resident_row<P, Items, V>(p, team, first);
-        }
-    } else {
-        static_assert(P::packed, "several rows are held as they were loaded");
-        Loaded<P, 0, Items, V> loaded[Rows];
-#pragma unroll
-        for (int k = 0; k < Rows; ++k) {
-            const i64 row = first + k * step;
-            if (row < p.rows) {
-                loaded[k].load(p, team, row, Span<P, V, int>(p, row));
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < Rows; ++k) {
-            const i64 row = first + k * step;
-            if (row < p.rows) {
-                typename P::Row r;
-                p.begin(row, r);
-                packed_stage<P, 0, Items, Items, V>(p, team, row, Span<P, V, int>(p, row), r, loaded[k]);
-                if (team.rank() == 0) {
-                    p.commit(row, r);
-                }
-            }
-        }
-    }
+    Loaded<P, 0, Items, V> loaded;
+    loaded.load(p, team, row, span);
+    loaded_row<P, Items, V>(p, team, row, span, r, loaded);
 }
 
 // Compute share number `share` of `shares` of a row in stage S, Items packs at a time, and accumulate its elements. Single

@@ -2,7 +2,8 @@
 //
 // After reduce(totals), every thread of the team holds the same totals; after reduce_first(totals), only the threads with
 // first(), rank 0 among them. All threads of the team have to call both. `Totals` has lead(), settle() and exchange()
-// (see reductions.cuh).
+// (see reductions.cuh). A team that `leads` can combine what they look ahead for before elements are added, by lead(totals), and the
+// rest afterwards, by gather(totals).
 #pragma once
 
 #include "reductions.cuh"
@@ -18,26 +19,37 @@ struct Solo {
     __device__ __forceinline__ void reduce_first(Totals&) const {}
 };
 
-// G consecutive lanes of a warp, G a power of two.
+// G consecutive lanes of a warp, G a power of two. A team may reduce() alone; all teams of a warp have to lead() and gather()
+// together, which takes fewer instructions than to name the lanes of one.
 template <int G>
 struct Lanes {
+    static constexpr bool leads = true;
+    static constexpr u32 all = 0xffffffffu;
     __device__ __forceinline__ int rank() const { return threadIdx.x % G; }
     __device__ __forceinline__ int size() const { return G; }
     __device__ __forceinline__ u32 members() const {
-        return G == 32 ? 0xffffffffu : ((1u << (G % 32)) - 1u) << (threadIdx.x % 32 / G * G);
+        return G == 32 ? all : ((1u << (G % 32)) - 1u) << (threadIdx.x % 32 / G * G);
     }
     __device__ __forceinline__ bool first() const { return true; }
     template <class Totals>
+    __device__ __forceinline__ void lead(Totals& totals, u32 members = all) const {
+#pragma unroll
+        for (int mask = 1; mask < G; mask *= 2) {
+            totals.lead(mask, members);
+        }
+    }
+    template <class Totals>
+    __device__ __forceinline__ void gather(Totals& totals, u32 members = all) const {
+#pragma unroll
+        for (int mask = 1; mask < G; mask *= 2) {
+            totals.exchange(mask, (threadIdx.x & mask) != 0, members);
+        }
+    }
+    template <class Totals>
     __device__ __forceinline__ void reduce(Totals& totals) const {
-#pragma unroll
-        for (int mask = 1; mask < G; mask *= 2) {
-            totals.lead(mask, members());
-        }
+        lead(totals, members());
         totals.settle();
-#pragma unroll
-        for (int mask = 1; mask < G; mask *= 2) {
-            totals.exchange(mask, (threadIdx.x & mask) != 0, members());
-        }
+        gather(totals, members());
     }
     template <class Totals>
     __device__ __forceinline__ void reduce_first(Totals& totals) const {
@@ -48,6 +60,7 @@ struct Lanes {
 // A whole block of Threads threads, Threads a multiple of 32. `shared` holds `bytes`: two slots of `Slot` bytes for each warp.
 template <int Threads, int Slot>
 struct Block {
+    static constexpr bool leads = false;
     static constexpr int warps = Threads / 32, bytes = 2 * warps * Slot;
     char* shared;
     mutable int turn = 0;

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..plan.schedule import column_splits, row_shares, state_size
 from .config import Access, Config, power_of_two, widest_vec
 from .program import FULL, ROW, Program
-from .short_rows import SHORT, THREADS, lanes, rows_at_a_time
+from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
 
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
@@ -39,6 +39,8 @@ _PACKS_OF_A_WARP = 192
 _MOST_BLOCKS = 16  # of a cluster on Hopper; more than 8 have to be allowed (compile.py)
 # Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
 _MOST_SHARED_PACKS, _MOST_SHARED_DOUBLE_PACKS = 14, 16
+# Short rows are held as they were loaded where else lanes would have room for so many times as many packs.
+_MOST_IDLE = 1.1
 # Rows so long, and so many, get a block each where elements depend on several values of the row, which would be loaded
 # for each pack: so an H200 makes the gradient of the logits of a loss 1.2 to 1.5 times as fast; with one value it is
 # up to 15 % slower.
@@ -89,16 +91,11 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
         return Config("elementwise", 256, 1, vec)
     packs = max(1, -(-cols // vec))
     packed = _is_packed(program)
-    most = _most_packed(program) if packed else _most_held(program)
     reduces = program.stages == 1 and not _writes_rows(program)
     if cols <= SHORT:
-        group = lanes(program, packs, access, most, reduces)
-        items = -(-packs // group)
-        if items * vec <= most:
-            count = rows_at_a_time(program, group, items * vec) if packed else 1
-            blocks = _blocks(THREADS, _is_double(program))
-            found = Config("row_lanes", THREADS, items, vec, group, blocks=blocks, packed=packed)
-            return replace(found, rows=count)
+        in_lanes = _in_lanes(program, packs, access, packed, reduces)
+        if in_lanes is not None:
+            return in_lanes
     if reduces:
         return _stream(program, packs, vec)
     if packed:
@@ -106,7 +103,7 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
         if in_registers is not None:
             return in_registers
     elif not (clusters and _holds_much(program)):
-        double = _is_double(program)
+        double, most = _is_double(program), _most_held(program)
         for threads, held in [(128, 16), (256, 16), (512, 16), (512 if double else 1024, _MAX_HELD)]:
             items = -(-packs // threads)
             if items * vec <= min(held, most):
@@ -116,6 +113,31 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
     if in_shared_memory is not None:
         return in_shared_memory
     return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec)
+
+
+def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduces: bool) -> Config | None:
+    """Choose the lanes of a short row, which hold few values or the row as it was loaded; None if it is too long."""
+    if not packed:
+        return _lanes_of(program, packs, access, reduces, _most_held(program), packed=False)
+    as_loaded = _lanes_of(program, packs, access, reduces, _most_packed(program), packed=True)
+    values = _lanes_of(program, packs, access, reduces, most_of_lane(program, reduces), packed=False)
+    if values is None or as_loaded is None:
+        return values or as_loaded
+    # With fewer elements a lane, more of the lanes may be idle.
+    return values if values.group * values.items <= _MOST_IDLE * as_loaded.group * as_loaded.items else as_loaded
+
+
+def _lanes_of(program: Program, packs: int, access: Access, reduces: bool, most: int, packed: bool) -> Config | None:
+    """Choose the lanes of a row, of which each may hold so many elements; None if they do not suffice."""
+    if most < access.vec:
+        return None
+    group = lanes(program, packs, access, most, reduces, packed)
+    items = -(-packs // group)
+    if items * access.vec > most:
+        return None
+    rows = rows_at_a_time(program, group, items * access.vec)
+    blocks = _blocks(THREADS, _is_double(program))
+    return Config("row_lanes", THREADS, items, access.vec, group, blocks=blocks, packed=packed, rows=rows)
 
 
 def _is_packed(program: Program) -> bool:

@@ -7,8 +7,10 @@ know nothing of operators. Everything here is text: neither a GPU nor CuPy is ne
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Sequence
 from functools import cached_property, partial
 
+from ..dtypes import ITEMSIZE
 from ..ir.graph import Node
 from .config import Config
 from .configure import held_bytes
@@ -36,7 +38,15 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     streamed = config.template in ("row_stream", "row_shares", "row_shared")
     held = config.packs > 0
     writer = Writer(
-        program, streamed, conditional, config.packed, config.shifted, config.apart, shared=held, merges=config.merges
+        program,
+        streamed,
+        conditional,
+        config.packed,
+        config.shifted,
+        config.apart,
+        shared=held,
+        merges=config.merges,
+        leads=config.template == "row_lanes",
     )
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
@@ -68,6 +78,8 @@ class Writer:
         Whether rows are held in shared memory as they were loaded.
     merges : bool
         Whether a second kernel merges the totals that blocks leave.
+    leads : bool
+        Whether the extremes of whole rows are known before elements are added to what is relative to them.
 
     Attributes
     ----------
@@ -87,6 +99,7 @@ class Writer:
         apart: bool = False,
         shared: bool = False,
         merges: bool = False,
+        leads: bool = False,
     ):
         self.program = program
         self.merges = merges
@@ -95,6 +108,8 @@ class Writer:
         self.shifted = shifted
         self.apart = apart
         self.shared = shared
+        self.leads = leads
+        self.one_tile = packed or leads  # of all stages
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
@@ -136,17 +151,19 @@ class Writer:
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
         exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
+        column_bytes = sum(ITEMSIZE[p.dtype] for p in self.program.parameters if p.extent == COLUMN and not p.is_number)
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
             f"static constexpr bool packed = {str(self.packed).lower()}, shifted = {str(self.shifted).lower()}, "
-            f"apart = {str(self.apart).lower()};\n"
+            f"apart = {str(self.apart).lower()}, one_tile = {str(self.one_tile).lower()};\n"
+            f"static constexpr int column_bytes = {column_bytes};  // of an element\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
             f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
-            *(totals_struct(s, self.program.accumulators(s), self.read_field) for s in stages),
+            *(totals_struct(s, self.program.accumulators(s), self.read_field, self.held) for s in stages),
             f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
@@ -256,6 +273,9 @@ class Writer:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
+        if self.leads and not self.streamed:
+            terms = (a.term for a in program.accumulators(stage))
+            self.held.update((n, self.element_field(n)) for n in terms if n is not None)
         return self._emit_element_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
@@ -275,7 +295,7 @@ class Writer:
         """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         read = [p for p in tile if p.node is not self.program.product]
-        if self.packed:  # the same tile in all stages; per-column inputs are loaded by each
+        if self.one_tile:  # per-column inputs are loaded by each
             tile = [p for p in self.program.loaded.values() if p.extent in (FULL, COLUMN)]
             read = [p for p in tile if p.extent == FULL or p in read]
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
@@ -296,7 +316,7 @@ class Writer:
         lines = [
             (
                 f"template <int V> using Tile{stage} = Tile0<V>;"
-                if self.packed and stage > 0
+                if self.one_tile and stage > 0
                 else f"template <int V> struct Tile{stage} {{ {' '.join(fields)} }};"
             ),
             f"template <int V> struct Out{stage} {{ {' '.join(outs)} }};",
@@ -314,9 +334,8 @@ class Writer:
             f"    return {' + '.join(fast.checks) or '0.0f'};",
             "}",
         ]
-        if self.packed and stage == 0:
-            kept = " ".join(f"keep_packed(t.{p.name});" for p in tile if p.extent == FULL)
-            lines += ["template <int V>", f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}"]
+        if stage == 0 and self.one_tile:
+            lines += _tile_functions(tile)
         if self.shared:
             lines += take_functions(stage, read)
         if exact is not None:
@@ -393,3 +412,16 @@ class Writer:
             nested = partial(self.emit_repair, team="Solo()")
             self.repairs[name] = repair_function(name, node, self.row_scope(), nested)
         return f"{name}({team}, row, r)"
+
+
+def _tile_functions(tile: Sequence[Parameter]) -> list[str]:
+    """Emit, as lines, how a tile that all stages have is kept as it was loaded, and takes values of columns."""
+    narrow = [p for p in tile if p.extent == FULL and ITEMSIZE[p.dtype] < ITEMSIZE["float32"]]
+    kept = " ".join(f"keep_packed(t.{p.name});" for p in narrow)
+    columns = " ".join(f"to.{p.name} = from.{p.name};" for p in tile if p.extent == COLUMN)
+    return [
+        "template <int V>",
+        f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}",
+        "template <int V>",
+        f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {columns} }}",
+    ]

@@ -57,12 +57,16 @@ class Parameter:
 
 
 class Accumulator(NamedTuple):
-    """An accumulator of a stage: its field in the totals, its device type, its operand, the reductions that read it."""
+    """An accumulator of a stage: its field in the totals, its device type, its operand, the reductions that read it.
+
+    `term` is a value of later stages that is what it adds up for each element, where it knows the maximum of the row.
+    """
 
     name: str
     kind: str
     operand: Node
     readers: list[Node]
+    term: Node | None = None
 
 
 @dataclass
@@ -306,8 +310,19 @@ class Program:
             # Those that extend nothing come first.
             for op, readers in sorted(groups.items(), key=lambda group: any(n.op != group[0] for n in group[1])):
                 kind = _accumulator_type(op, readers)
-                result.append(Accumulator(f"t{len(result)}", kind, operand, readers))
+                term = self._exponential(operand, readers) if kind.startswith("ExpSum<Top<") else None
+                result.append(Accumulator(f"t{len(result)}", kind, operand, readers, term))
         return result
+
+    def _exponential(self, operand: Node, readers: list[Node]) -> Node | None:
+        """Return the value exp(x - m) for the operand x and its maximum m, if the step computes it."""
+        tops = [n for n in readers if n.op == "max"]
+        for node in self.step.nodes:
+            if node.op == "exp" and node.inputs[0].op == "subtract" and node.dtype == operand.dtype:
+                x, top = node.inputs[0].inputs
+                if x is operand and top in tops:
+                    return node
+        return None
 
 
 def _gives_whole_numbers(node: Node) -> bool:

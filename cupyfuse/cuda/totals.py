@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
 from .program import Accumulator, c_type
 
 
-def totals_struct(stage: int, accumulators: list[Accumulator], field: Callable[[Node, str], str]) -> str:
+def totals_struct(
+    stage: int, accumulators: list[Accumulator], field: Callable[[Node, str], str], held: Container[Node]
+) -> str:
     """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
 
     Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
-    the first one's position along the reduced axis. Lanes of a warp combine by `lead`, `settle` and `exchange`;
-    `merge` adds the totals of others (see `reductions.cuh`).
+    the first one's position along the reduced axis, and whether what they looked ahead for is of whole rows. Then
+    `start` may take the place of `settle`. Lanes of a warp combine by `lead`, `settle` and `exchange`; `merge` adds
+    the totals of others (see `reductions.cuh`).
 
     Parameters
     ----------
@@ -22,28 +25,35 @@ def totals_struct(stage: int, accumulators: list[Accumulator], field: Callable[[
     accumulators : list of Accumulator
     field : callable
         Returns the expression of a value that an Element, named by its second argument, holds.
+    held : container of Node
+        The values that an Element holds, among which terms of the accumulators may be.
     """
     lines = [f"struct Totals{stage} {{"]
     lines += [f"    {a.kind} {a.name};" for a in accumulators]
     lead = " ".join(f"{a.name}.lead(mask, members);" for a in accumulators)
     settle = " ".join(f"{a.name}.settle();" for a in accumulators)
+    start = " ".join(f"{a.name}.start();" for a in accumulators)
     merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
     exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
     lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
     lines.append(f"    __device__ void settle() {{ {settle} }}")
+    lines.append(f"    __device__ void start() {{ {start} }}")
     lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
     lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
     lines.append("};")
     lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
     peek = " ".join(f"t.{a.name}.peek({field(a.operand, 'e')});" for a in accumulators)
     lines.append(f"__device__ void peek(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {peek} }}")
-    lines.append("template <int V>")
-    lines.append(f"__device__ void add(At<{stage}>, const Element* e, i64 at, Totals{stage}& t) const {{")
+    lines.append("template <int V, bool Whole = false>")
+    lines.append(f"__device__ void add(At<{stage}>, Element* e, i64 at, Totals{stage}& t) const {{")
     for a in accumulators:
         operand, kind = field(a.operand, "e[j]"), c_type(a.operand.dtype)
         lines.append(f"    {kind} of_{a.name}[V];")
         lines.append(f"    for (int j = 0; j < V; ++j) of_{a.name}[j] = {operand};")
-        lines.append(f"    add_pack(t.{a.name}, of_{a.name}, at);")
+        lines.append(f"    add_pack<Whole>(t.{a.name}, of_{a.name}, at);")
+        if a.term is not None and a.term in held:
+            term = f"t.{a.name}.template term<Whole>(of_{a.name}[j])"
+            lines.append(f"    for (int j = 0; j < V; ++j) {field(a.term, 'e[j]')} = {term};")
     lines.append("}")
     return "\n".join(lines)
 

@@ -37,6 +37,7 @@ def results_of(case: Case) -> tuple[Any, ...]:
 # One block or several for a row, in registers or read again; a thread has one pack, or several.
 CONFIGURATIONS = [
     Config("row_lanes", 64, 3, 4, 32),
+    Config("row_lanes", 64, 3, 4, 16, rows=3),  # twelve rows a block: some lanes of a warp, and warps, have none
     Config("row_block", 64, 2, 8),
     Config("row_block", 32, 4, 4),
     Config("row_stream", 64, 2, 4),
@@ -270,9 +271,11 @@ def test_every_single_element_has_a_lane(function: Any, dtype: str) -> None:
         (softmax, (1 << 24, 16), "float32", 1),  # a lane reads and writes enough of a row
         (lambda x: cf.logsumexp(x, axis=1), (1 << 24, 16), "float32", 1),
         (lambda x: x.max(axis=1), (1 << 24, 64), "bfloat16", 2),
-        (normalised, (1 << 24, 16), "float32", 2),  # a lane waits for two reductions
+        (normalised, (1 << 24, 16), "float32", 1),
+        (normalised, (1 << 24, 16), "bfloat16", 2),  # a lane waits for two reductions
         (softmax, (1 << 12, 16), "bfloat16", 1),  # there would be too few blocks
-        (softmax, (1 << 24, 16), "float64", 1),  # not held as it was loaded
+        (softmax, (1 << 24, 16), "float64", 1),
+        (lambda x: x.sum(axis=1), (1 << 24, 4), "float64", 1),  # registers are for two halves of each
     ],
 )
 def test_lanes_load_several_rows_where_they_have_little_of_one(
@@ -281,6 +284,36 @@ def test_lanes_load_several_rows_where_they_have_little_of_one(
     program = program_of(function, cf.spec(shape, dtype))
     config = default_config(program, next(accesses(program)), clusters=True)
     assert (config.template, config.rows) == ("row_lanes", rows)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dtype", "packed"),
+    [
+        (softmax, [(1 << 20, 128)], "bfloat16", False),
+        (softmax, [(1 << 20, 1000)], "bfloat16", False),  # exponentials are held
+        (softmax, [(1 << 20, 1000)], "float32", True),  # so many registers has no lane
+        (normalised, [(1 << 20, 768)], "bfloat16", False),
+        (normalised, [(1 << 20, 1000)], "bfloat16", True),
+        (norm_and_shares, [(1 << 20, 256)] * 3, "bfloat16", True),  # three values of each element
+        (lambda x: cf.logsumexp(x, axis=1), [(1 << 20, 512)], "bfloat16", False),
+        (lambda x: cf.logsumexp(x, axis=1), [(1 << 20, 640)], "bfloat16", True),  # a fifth more lanes would be idle
+        (lambda x, y: cf.logsumexp(x, axis=1) + y.max(axis=1), [(1 << 20, 512)] * 2, "bfloat16", True),
+    ],
+)
+def test_lanes_hold_values_where_they_are_few(function: Any, shapes: Any, dtype: str, packed: bool) -> None:
+    program = program_of(function, *[cf.spec(shape, dtype) for shape in shapes])
+    config = default_config(program, next(accesses(program)), clusters=True)
+    assert (config.template, config.packed) == ("row_lanes", packed)
+
+
+def test_lanes_compute_the_exponentials_of_a_softmax_once() -> None:
+    """They are those that its sum adds up, as the maximum of the row is known to all lanes before."""
+    program = program_of(softmax, cf.spec((1 << 20, 128), "bfloat16"))
+    config = default_config(program, next(accesses(program)))
+    once, again = (
+        emit_kernels(program, replace(config, packed=p))[0].source.count("quick_exp(") for p in (False, True)
+    )
+    assert (once, again) == (0, 2)  # where the result is stored: rewritten, and as it was written
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ def kernels(select: str) -> tuple[str, ...]:
 
 
 ON_GPU = "tests/engines/test_cuda.py"
-REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh", "kernels_cu/stages.cuh"
+REDUCTIONS, TEAMS = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh"
 
 
 def rows(select: str) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def integers(select: str) -> tuple[str, ...]:
     return ("tests/trace/test_integers.py", "-k", f"host and {select}")
 
 
-STAGES = "kernels_cu/stages.cuh"
+STAGES, LANES = "kernels_cu/stages.cuh", "kernels_cu/row_lanes.cu"
 TYPES, COLUMNS = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu"
 FUNCTIONS, COPY = "kernels_cu/functions.cuh", "kernels_cu/split_copy.cuh"
 QUICK, ACTIVATIONS = "kernels_cu/quick.cuh", "cupyfuse/rewrite/activations.py"
@@ -374,8 +374,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a column too many computed",
         STAGES,
-        "if (k < span.packed) {\n            p.template load_columns",
-        "if (k <= span.packed) {\n            p.template load_columns",
+        "if (k < span.packed) {\n            auto tile",
+        "if (k <= span.packed) {\n            auto tile",
         rows("row_block and softmax and 256 and not packed"),
     ),
     Mutant(
@@ -395,30 +395,58 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the last pack of a thread left out of its totals",
         STAGES,
-        "p.template add<V>(At<S>(), &e.packs[i * V], span",
-        "if (i == 0) p.template add<V>(At<S>(), &e.packs[i * V], span",
+        "p.template add<V, Team::leads>(",
+        "if (i == 0) p.template add<V, Team::leads>(",
         rows("row_block and softmax and 256 and not packed"),
     ),
     Mutant(
-        "a row too many for groups of lanes",
-        STAGES,
-        "if (first < p.rows)",
-        "if (first <= p.rows)",
-        kernels("affine_softmax-37x3-float64"),
+        "a row too many for lanes that are a warp",
+        LANES,
+        "if (own < p.rows)",
+        "if (own <= p.rows)",
+        rows("row_lanes and packed and not 2rows"),
     ),
     Mutant(
-        "a row too many for groups of lanes that load several",
-        STAGES,
-        "if (row < p.rows) {\n                typename P::Row r;",
-        "if (row <= p.rows) {\n                typename P::Row r;",
-        rows("row_lanes and 2rows"),
+        "a row too many for groups of lanes",
+        LANES,
+        "own + k * step < p.rows)",
+        "own + k * step <= p.rows)",
+        rows("row_lanes and 3rows and softmax"),
+    ),
+    Mutant(
+        "a warp that ends where its last group has no row",
+        LANES,
+        "if (warp + k * step < p.rows)",
+        "if (own + k * step < p.rows)",
+        rows("row_lanes and 3rows and softmax"),
     ),
     Mutant(
         "the second of the rows that lanes load computed from the first",
+        LANES,
+        "rows[k].compute(p, team, columns)",
+        "rows[0].compute(p, team, columns)",
+        rows("row_lanes and 3rows and softmax"),
+    ),
+    Mutant(
+        "exponentials relative to the maximum of a lane",
         STAGES,
-        "row, Span<P, V, int>(p, row), r, loaded[k])",
-        "row, Span<P, V, int>(p, row), r, loaded[0])",
-        rows("row_lanes and 2rows"),
+        "team.lead(totals);\n            totals.start();",
+        "totals.start();",
+        rows("row_lanes and 3rows and softmax"),
+    ),
+    Mutant(
+        "groups of lanes that merge nothing",
+        STAGES,
+        "        team.gather(totals);\n",
+        "",
+        rows("row_lanes and 3rows and softmax"),
+    ),
+    Mutant(
+        "values of other columns than those of a lane's packs",
+        LANES,
+        "load_columns<V>(At<0>(), col, packs[i])",
+        "load_columns<V>(At<0>(), 0, packs[i])",
+        rows("row_lanes and 3rows and affine_softmax"),
     ),
     Mutant(
         "a share of a row left out",
@@ -855,8 +883,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "per-row results by a thread that lacks them",
         STAGES,
-        "if (team.rank() == 0) {\n        p.commit(row, r);",
-        "if (team.rank() == team.size() - 1) {\n        p.commit(row, r);",
+        "if (span.is_row && team.rank() == 0) {",
+        "if (span.is_row && team.rank() == team.size() - 1) {",
         kernels("reductions-2x1500-float32"),
     ),
     # Emission and launching
