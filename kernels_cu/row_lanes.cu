@@ -20,7 +20,7 @@ struct Columns {
         for (int i = 0; i < Items; ++i) {
             const int col = (i * team.size() + team.rank()) * V;
             if (are_held && col < p.cols) {
-                p.template load_columns<V>(At<0>(), col, packs[i]);
+                p.hold_columns(col, packs[i]);
             }
         }
     }
