@@ -11,7 +11,7 @@
 // are few, they are loaded once, while a row is on its way.
 template <class P, int Items, int V>
 struct Columns {
-    static constexpr bool are_held = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= (P::packed ? 32 : 64);
+    static constexpr bool are_held = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= 32;
     typename P::template Tile0<V> packs[Items];
 
     template <class Team>
@@ -20,7 +20,7 @@ struct Columns {
         for (int i = 0; i < Items; ++i) {
             const int col = (i * team.size() + team.rank()) * V;
             if (are_held && col < p.cols) {
-                p.template load_columns<V>(At<0>(), col, packs[i]);
+                p.hold_columns(col, packs[i]);
             }
         }
     }

@@ -123,7 +123,9 @@ def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduce
     values = _lanes_of(program, packs, access, reduces, most_of_lane(program, reduces), packed=False)
     if values is None or as_loaded is None:
         return values or as_loaded
-    # With fewer elements a lane, more of the lanes may be idle.
+    # With fewer elements a lane, more of the lanes may be idle, or all lanes of a warp merge accumulators for one row.
+    if reduces and values.group == 32 > as_loaded.group:
+        return as_loaded
     return values if values.group * values.items <= _MOST_IDLE * as_loaded.group * as_loaded.items else as_loaded
 
 

@@ -335,7 +335,7 @@ class Writer:
             "}",
         ]
         if stage == 0 and self.one_tile:
-            lines += _tile_functions(tile)
+            lines += _tile_functions(tile, self.packed)
         if self.shared:
             lines += take_functions(stage, read)
         if exact is not None:
@@ -414,14 +414,21 @@ class Writer:
         return f"{name}({team}, row, r)"
 
 
-def _tile_functions(tile: Sequence[Parameter]) -> list[str]:
-    """Emit, as lines, how a tile that all stages have is kept as it was loaded, and takes values of columns."""
-    narrow = [p for p in tile if p.extent == FULL and ITEMSIZE[p.dtype] < ITEMSIZE["float32"]]
-    kept = " ".join(f"keep_packed(t.{p.name});" for p in narrow)
-    columns = " ".join(f"to.{p.name} = from.{p.name};" for p in tile if p.extent == COLUMN)
+def _tile_functions(tile: Sequence[Parameter], packed: bool) -> list[str]:
+    """Emit, as lines, how a tile that all stages have is kept as it was loaded, and holds values of columns.
+
+    Where values are computed once, those of wide elements may take their place as soon as the compiler likes.
+    """
+    rows = [p for p in tile if p.extent == FULL and (packed or ITEMSIZE[p.dtype] < ITEMSIZE["float32"])]
+    columns = [p for p in tile if p.extent == COLUMN]
+    kept = " ".join(f"keep_packed(t.{p.name});" for p in rows)
+    loaded = " ".join(f"t.{p.name} = load_pack<V>({p.element_address});" for p in columns)
+    taken = " ".join(f"to.{p.name} = from.{p.name};" for p in columns)
     return [
         "template <int V>",
         f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}",
         "template <int V>",
-        f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {columns} }}",
+        f"__device__ void hold_columns(i64 col, Tile0<V>& t) const {{ {loaded} }}",
+        "template <int V>",
+        f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {taken} }}",
     ]

@@ -22,9 +22,9 @@ _MERGES, _MERGED = 3, 2.0
 _CHEAP_FLOPS, _ELEMENTS, _COSTLY, _COSTLY_LOADED = 2, {2: 16, 4: 16}, 32, 56
 # Elements at most of which a lane holds one or two values each, of 16-bit ones of which it holds exponentials, and of
 # rows that are read once: to compute them once saves time as long as registers suffice. On an H200 the softmax of
-# standardised rows of 16 to 768 columns is so 1.05 to 1.25 times as fast as with all values computed again in each
-# stage, of 1000 of bfloat16 1.15, of float32 0.77 times; the backward pass of a layer norm in bfloat16, with three
-# values, 0.5 to 0.9 times.
+# standardised rows of 16 to 768 columns is so 1.05 to 1.15 times as fast as with all values computed again in each
+# stage, of 1000 of bfloat16 1.13, of float32 0.77 times. Two values that are no exponentials, or three, take less time
+# to compute again from 16 bits: of a layer norm of 64 to 512 columns 0.95 of it, of its backward pass 0.5 to 0.9.
 _VALUES, _EXPONENTIALS, _READ_ONCE = 24, 32, 32
 # Bytes that a lane should read and write: else the GPU would have to start more blocks than it can, 0.8 in a nanosecond
 # on an H200. Twice as many where a lane with less waits for two arrays of columns, or for the reductions of two stages.
@@ -84,11 +84,13 @@ def most_of_lane(program: Program, reduces: bool) -> int:
     `reduces` tells whether the row is read once, and no row is written.
     """
     values, is_narrow = program.held_values, program.input_bytes == 2 * len(program.full_inputs)
-    if values > 2:
-        return 0 if is_narrow else 32 // (values - 1)
+    holds_terms = any(a.term is not None for stage in range(program.stages) for a in program.accumulators(stage))
+    if values > 1 and is_narrow and not (values == 2 and holds_terms):
+        return 0
     if reduces:
         return _READ_ONCE if values == 1 else 0
-    holds_terms = any(a.term is not None for stage in range(program.stages) for a in program.accumulators(stage))
+    if values > 2:
+        return 32 // (values - 1)
     return _EXPONENTIALS if holds_terms and is_narrow else _VALUES
 
 

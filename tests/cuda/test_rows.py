@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_cases import Case, affine_softmax, normalised, places, reductions, softmax
+from kernel_cases import Case, affine_softmax, layer_norm, normalised, places, reductions, softmax
 from support import HOST, assert_equal, dtype_of, normal
 
 import cupyfuse as cf
@@ -99,7 +99,7 @@ def check_in_orders(case: Case) -> None:
 @pytest.mark.rotates
 @pytest.mark.parametrize("config", CONFIGURATIONS + PACKED, ids=name_of)
 @pytest.mark.parametrize("shape", [(5, 256), (5, 251)], ids=lambda s: "x".join(map(str, s)))
-@pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax, places])
+@pytest.mark.parametrize("program", [softmax, layer_norm, reductions, affine_softmax, places])
 def test_every_way_to_hold_a_row(
     monkeypatch: pytest.MonkeyPatch, config: Config, shape: tuple[int, int], program: Any
 ) -> None:
@@ -114,7 +114,7 @@ def test_every_way_to_hold_a_row(
 @pytest.mark.parametrize("config", [c for c in CONFIGURATIONS + PACKED if c.packs == 0], ids=name_of)
 @pytest.mark.parametrize("layout", ["row_gap", "offset"])
 @pytest.mark.parametrize("cols", [251, 253, 256])
-@pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax, places])
+@pytest.mark.parametrize("program", [softmax, layer_norm, reductions, affine_softmax, places])
 def test_rows_are_read_elsewhere_in_a_pack(
     monkeypatch: pytest.MonkeyPatch, config: Config, layout: str, cols: int, program: Any
 ) -> None:
@@ -123,6 +123,19 @@ def test_rows_are_read_elsewhere_in_a_pack(
     dtype = "float16" if config.vec == 8 else "float32"
     for special in (False, True):
         check_in_orders(Case(program, (5, cols), dtype, layout, special))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("program", [layer_norm, affine_softmax])
+def test_values_of_columns_stay_in_registers(
+    monkeypatch: pytest.MonkeyPatch, program: Any, rows: int, packed: bool
+) -> None:
+    """They are loaded once for all stages and rows of a lane, also those that only the last stage reads."""
+    config = Config("row_lanes", 64, 1, 8, 2, rows=rows, packed=packed)
+    force(monkeypatch, config, 16)
+    case = Case(program, (5, 16), "float16")  # of the first block's rows most groups have none
+    case.check(results_of(case))
 
 
 def summed_and_shifted(x: Any) -> Any:
@@ -292,11 +305,13 @@ def test_lanes_load_several_rows_where_they_have_little_of_one(
         (softmax, [(1 << 20, 128)], "bfloat16", False),
         (softmax, [(1 << 20, 1000)], "bfloat16", False),  # exponentials are held
         (softmax, [(1 << 20, 1000)], "float32", True),  # so many registers has no lane
-        (normalised, [(1 << 20, 768)], "bfloat16", False),
-        (normalised, [(1 << 20, 1000)], "bfloat16", True),
+        (normalised, [(1 << 20, 768)], "float32", False),
+        (normalised, [(1 << 20, 768)], "bfloat16", True),  # two values, neither of them an exponential
+        (lambda x: cf.softmax(normalised(x), axis=1), [(1 << 20, 768)], "bfloat16", False),
         (norm_and_shares, [(1 << 20, 256)] * 3, "bfloat16", True),  # three values of each element
         (lambda x: cf.logsumexp(x, axis=1), [(1 << 20, 512)], "bfloat16", False),
         (lambda x: cf.logsumexp(x, axis=1), [(1 << 20, 640)], "bfloat16", True),  # a fifth more lanes would be idle
+        (lambda x: cf.logsumexp(x, axis=1), [(1 << 20, 1000)], "bfloat16", True),  # all of a warp would merge
         (lambda x, y: cf.logsumexp(x, axis=1) + y.max(axis=1), [(1 << 20, 512)] * 2, "bfloat16", True),
     ],
 )

@@ -35,6 +35,11 @@ def normalised(y: Any) -> Any:
     return d / np.sqrt((d * d).mean(axis=1, keepdims=True) + 0.25)
 
 
+def layer_norm(y: Any, a: Any, c: Any) -> Any:
+    """The same, and per-column inputs that no stage but the last reads."""
+    return normalised(y) * a + c
+
+
 def reductions(y: Any) -> Any:
     """Every accumulator in one pass; the product is of numbers near 1."""
     near = 1 + y / (8.0 * y.shape[1])
@@ -148,7 +153,8 @@ class Case:
         if self.special:
             y[rows // 2, cols // 2], y[0] = NAN, -INF
             y[-1, cols // 3] = INF
-        shapes = {affine_softmax: [(cols,)] * 2, pointwise: [(cols,), (rows, 1)], per_row: [(rows, 1)]}
+        columns = [(cols,)] * 2
+        shapes = {affine_softmax: columns, layer_norm: columns, pointwise: [(cols,), (rows, 1)], per_row: [(rows, 1)]}
         return [y, *(normal(rng, shape, self.dtype) for shape in shapes.get(self.program, []))]
 
     def _linear(self, rng: np.random.Generator) -> Arrays:
@@ -215,6 +221,8 @@ CASES: list[Case] = [
     *(Case(softmax, shape) for shape in [*LANES[1::3], *BLOCKS, (1, 32768), (2, 32769), (1, 40001)]),
     *(Case(softmax, shape, dtype) for dtype in ("float16", "bfloat16", "float64") for shape in [(3, 1032), (2, 4099)]),
     *(Case(normalised, shape) for shape in [(5, 7), (3, 200), (2, 3000), (1, 40002)]),
+    *(Case(layer_norm, shape, dtype) for shape in LANES[2:10:2] for dtype in ("float32", "bfloat16")),
+    *(Case(layer_norm, shape) for shape in [(3, 1000), (2, 5000)]),
     *(
         Case(normalised, (4, 300), layout=layout)
         for layout in ("fortran", "row_gap", "column_gap", "reversed", "offset")

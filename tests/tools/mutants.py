@@ -444,9 +444,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "values of other columns than those of a lane's packs",
         LANES,
-        "load_columns<V>(At<0>(), col, packs[i])",
-        "load_columns<V>(At<0>(), 0, packs[i])",
-        rows("row_lanes and 3rows and affine_softmax"),
+        "hold_columns(col, packs[i])",
+        "hold_columns(0, packs[i])",
+        rows("values_of_columns"),
     ),
     Mutant(
         "a share of a row left out",
