@@ -90,7 +90,7 @@ def most_of_lane(program: Program, reduces: bool) -> int:
     if reduces:
         return _READ_ONCE if values == 1 else 0
     if values > 2:
-        return 32 // (values - 1)
+        return 32 // values
     return _EXPONENTIALS if holds_terms and is_narrow else _VALUES
 
 
