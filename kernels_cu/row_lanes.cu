@@ -7,8 +7,8 @@
 
 #include "stages.cuh"
 
-// The values of columns that a lane needs for its packs. They are the same in each row if there are no single elements; if they
-// are few, they are loaded once, while a row is on its way.
+// The values of columns that a lane needs for its packs, in whichever stage. They are the same in each row if there are no single
+// elements; if they are few, they are loaded once, while a row is on its way.
 template <class P, int Items, int V>
 struct Columns {
     static constexpr bool are_held = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= (P::packed ? 32 : 64);
@@ -20,7 +20,7 @@ struct Columns {
         for (int i = 0; i < Items; ++i) {
             const int col = (i * team.size() + team.rank()) * V;
             if (are_held && col < p.cols) {
-                p.template load_columns<V>(At<0>(), col, packs[i]);
+                p.template load_all_columns<V>(col, packs[i]);
             }
         }
     }

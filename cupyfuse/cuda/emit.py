@@ -415,13 +415,20 @@ class Writer:
 
 
 def _tile_functions(tile: Sequence[Parameter]) -> list[str]:
-    """Emit, as lines, how a tile that all stages have is kept as it was loaded, and takes values of columns."""
+    """Emit, as lines, how a tile that all stages have is kept as it was loaded, and loads and takes values of columns.
+
+    Stages load the values that they read alone; once for all of them they are loaded where no row is shifted.
+    """
     narrow = [p for p in tile if p.extent == FULL and ITEMSIZE[p.dtype] < ITEMSIZE["float32"]]
     kept = " ".join(f"keep_packed(t.{p.name});" for p in narrow)
-    columns = " ".join(f"to.{p.name} = from.{p.name};" for p in tile if p.extent == COLUMN)
+    columns = [p for p in tile if p.extent == COLUMN]
+    loads = " ".join(f"t.{p.name} = load_pack<V>({p.element_address});" for p in columns)
+    takes = " ".join(f"to.{p.name} = from.{p.name};" for p in columns)
     return [
         "template <int V>",
         f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}",
         "template <int V>",
-        f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {columns} }}",
+        f"__device__ void load_all_columns(i64 col, Tile0<V>& t) const {{ {loads} }}",
+        "template <int V>",
+        f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {takes} }}",
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_cases import Case, affine_softmax, normalised, places, reductions, softmax
+from kernel_cases import Case, affine_softmax, normalised, places, reductions, scaled_norm, softmax
 from support import HOST, assert_equal, dtype_of, normal
 
 import cupyfuse as cf
@@ -99,7 +99,7 @@ def check_in_orders(case: Case) -> None:
 @pytest.mark.rotates
 @pytest.mark.parametrize("config", CONFIGURATIONS + PACKED, ids=name_of)
 @pytest.mark.parametrize("shape", [(5, 256), (5, 251)], ids=lambda s: "x".join(map(str, s)))
-@pytest.mark.parametrize("program", [softmax, normalised, reductions, affine_softmax, places])
+@pytest.mark.parametrize("program", [softmax, normalised, scaled_norm, reductions, affine_softmax, places])
 def test_every_way_to_hold_a_row(
     monkeypatch: pytest.MonkeyPatch, config: Config, shape: tuple[int, int], program: Any
 ) -> None:

@@ -35,6 +35,11 @@ def normalised(y: Any) -> Any:
     return d / np.sqrt((d * d).mean(axis=1, keepdims=True) + 0.25)
 
 
+def scaled_norm(y: Any, a: Any, c: Any) -> Any:
+    """Per-column inputs that only the last of three stages reads."""
+    return normalised(y) * a + c
+
+
 def reductions(y: Any) -> Any:
     """Every accumulator in one pass; the product is of numbers near 1."""
     near = 1 + y / (8.0 * y.shape[1])
@@ -148,7 +153,7 @@ class Case:
         if self.special:
             y[rows // 2, cols // 2], y[0] = NAN, -INF
             y[-1, cols // 3] = INF
-        shapes = {affine_softmax: [(cols,)] * 2, pointwise: [(cols,), (rows, 1)], per_row: [(rows, 1)]}
+        shapes = {affine_softmax: [(cols,)] * 2, scaled_norm: [(cols,)] * 2, pointwise: [(cols,), (rows, 1)], per_row: [(rows, 1)]}
         return [y, *(normal(rng, shape, self.dtype) for shape in shapes.get(self.program, []))]
 
     def _linear(self, rng: np.random.Generator) -> Arrays:
@@ -219,6 +224,7 @@ CASES: list[Case] = [
         Case(normalised, (4, 300), layout=layout)
         for layout in ("fortran", "row_gap", "column_gap", "reversed", "offset")
     ),
+    *(Case(scaled_norm, shape) for shape in [(5, 7), (9, 16), (3, 1032)]),
     *(Case(reductions, shape) for shape in [(5, 1), (9, 30), (3, 513), (2, 1500), (3, 5001), (1, 70000)]),
     # Nothing but negative and nothing but positive numbers.
     *(Case(p, (30, 70), offset=offset) for p in (extremes, column_extremes) for offset in (-6.0, 6.0)),
