@@ -153,7 +153,12 @@ class Case:
         if self.special:
             y[rows // 2, cols // 2], y[0] = NAN, -INF
             y[-1, cols // 3] = INF
-        shapes = {affine_softmax: [(cols,)] * 2, scaled_norm: [(cols,)] * 2, pointwise: [(cols,), (rows, 1)], per_row: [(rows, 1)]}
+        shapes = {
+            affine_softmax: [(cols,)] * 2,
+            scaled_norm: [(cols,)] * 2,
+            pointwise: [(cols,), (rows, 1)],
+            per_row: [(rows, 1)],
+        }
         return [y, *(normal(rng, shape, self.dtype) for shape in shapes.get(self.program, []))]
 
     def _linear(self, rng: np.random.Generator) -> Arrays:

@@ -444,8 +444,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "values of other columns than those of a lane's packs",
         LANES,
-        "load_columns<V>(At<0>(), col, packs[i])",
-        "load_columns<V>(At<0>(), 0, packs[i])",
+        "load_all_columns<V>(col, packs[i])",
+        "load_all_columns<V>(0, packs[i])",
         rows("row_lanes and 3rows and affine_softmax"),
     ),
     Mutant(
