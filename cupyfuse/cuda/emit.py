@@ -152,6 +152,7 @@ class Writer:
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
         exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
         column_bytes = sum(ITEMSIZE[p.dtype] for p in self.program.parameters if p.extent == COLUMN and not p.is_number)
+        terms = self.held if self.leads else {}  # else what is added is relative to the maximum of some elements
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
@@ -163,7 +164,7 @@ class Writer:
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
-            *(totals_struct(s, self.program.accumulators(s), self.read_field, self.held) for s in stages),
+            *(totals_struct(s, self.program.accumulators(s), self.read_field, terms) for s in stages),
             f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
