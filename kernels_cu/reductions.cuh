@@ -110,12 +110,7 @@ struct ExpSum : Base {
             Base::settle();
         }
     }
-    // Where m is that of Whole rows, terms are the exponentials that a softmax divides, and are computed once for both: they may be
-    // NaN where m is infinite, as total() is.
-    template <bool Whole = false>
-    __device__ __forceinline__ T term(T x) const {
-        return exp_in_sum(x - (Whole ? this->m : base(this->m)));
-    }
+    __device__ __forceinline__ T term(T x) const { return exp_in_sum(x - base(this->m)); }
     __device__ __forceinline__ void add(T x, i64) { s += term(x); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ExpSum& o) {
@@ -295,15 +290,15 @@ __device__ __forceinline__ T sum_in_pairs(T (&x)[V]) {
     return x[0];
 }
 
-// Add V elements at neighbouring positions, from `at` on, to what may have looked ahead at Whole rows.
-template <bool Whole, class Accumulator, class X, int V>
+// Add V elements at neighbouring positions, from `at` on.
+template <class Accumulator, class X, int V>
 __device__ __forceinline__ void add_pack(Accumulator& to, const X (&x)[V], i64 at) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
         to.add(x[j], at + j);
     }
 }
-template <bool Whole, class T, class X, int V>
+template <class T, class X, int V>
 __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     T terms[V];
 #pragma unroll
@@ -313,12 +308,17 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     to.add(sum_in_pairs(terms), at);
 }
 // Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element.
-template <bool Whole, class Base, class X, int V>
+template <class Base, class X, int V>
 __device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
     typename Base::Value terms[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-        terms[j] = to.template term<Whole>(x[j]);
+        terms[j] = to.term(x[j]);
     }
+    to.s += sum_in_pairs(terms);
+}
+// Of V terms, computed where the maximum was known. Overwrites them.
+template <class Base, int V>
+__device__ __forceinline__ void add_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
     to.s += sum_in_pairs(terms);
 }

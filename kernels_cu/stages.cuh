@@ -230,11 +230,11 @@ __device__ __forceinline__ void resident_stage(
         for (int i = 0; i < Items; ++i) {
             const int k = (i * team.size() + team.rank()) * V;
             if (k < span.packed) {
-                p.template add<V, Team::leads>(At<S>(), &e.packs[i * V], span.column(k), totals);
+                p.template add<V>(At<S>(), &e.packs[i * V], span.column(k), totals);
             }
         }
         if (has_single) {
-            p.template add<1, Team::leads>(At<S>(), &e.single, span.single(team.rank()), totals);
+            p.template add<1>(At<S>(), &e.single, span.single(team.rank()), totals);
         }
         finish_stage<P, S, Team::leads>(p, team, row, totals, r);
     }

@@ -115,6 +115,7 @@ class Writer:
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
         self.element_fields: dict[str, str] = {}  # likewise of the Element's
         self.held: dict[Node, str] = {}  # values of earlier stages, by the fields of the Element that hold them
+        self.terms: dict[Node, str] = {}  # those of them that accumulators add up, by expressions of a `distance`
         self.exact_stages: set[int] = set()  # stages with guards, which may have to be recomputed as written
         # Stages after which all threads need the per-row values: all but the last, and those that repair together.
         self.shared_finish = set(range(program.stages - 1))
@@ -152,7 +153,6 @@ class Writer:
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
         exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
         column_bytes = sum(ITEMSIZE[p.dtype] for p in self.program.parameters if p.extent == COLUMN and not p.is_number)
-        terms = self.held if self.leads else {}  # else what is added is relative to the maximum of some elements
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
@@ -164,7 +164,7 @@ class Writer:
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
-            *(totals_struct(s, self.program.accumulators(s), self.read_field, terms) for s in stages),
+            *(totals_struct(s, self.program.accumulators(s), self.read_field, self.terms) for s in stages),
             f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
@@ -275,9 +275,16 @@ class Writer:
             exact = write_body(optimistic=False)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
         if self.leads and not self.streamed:
-            terms = (a.term for a in program.accumulators(stage))
-            self.held.update((n, self.element_field(n)) for n in terms if n is not None)
+            for term in (a.term for a in program.accumulators(stage) if a.term is not None):
+                self.held[term] = self.element_field(term)
+                self.terms[term] = self.term_of_distance(term)
         return self._emit_element_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
+
+    def term_of_distance(self, term: Node) -> str:
+        """Return the expression of a value that depends on the `distance` to a row's maximum, its operand."""
+        body = Body(self.row_scope())
+        body.scope.expressions[term.inputs[0]] = "distance"
+        return body.expression(term)
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
         """Return the full-size values computed in a stage's body that later stages read: the Element holds them."""

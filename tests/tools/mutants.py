@@ -395,8 +395,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the last pack of a thread left out of its totals",
         STAGES,
-        "p.template add<V, Team::leads>(",
-        "if (i == 0) p.template add<V, Team::leads>(",
+        "p.template add<V>(At<S>(), &e.packs",
+        "if (i == 0) p.template add<V>(At<S>(), &e.packs",
         rows("row_block and softmax and 256 and not packed"),
     ),
     Mutant(
