@@ -3,7 +3,7 @@
 // Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add_pack(accumulator, x, at) for
 // each pack of neighbours, of which `at` is the first one's position along the reduced axis. That calls add(x, at) for each
 // element, or adds up the pack first. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
-// per tile instead of once per element. Before anything is added, start() does what settle() does.
+// per tile instead of once per element. Before anything is added start() takes the place of settle(): no sum has to be moved.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
 // every mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All
@@ -307,6 +307,11 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     }
     to.add(sum_in_pairs(terms), at);
 }
+// Of V terms, computed where the maximum was known. Overwrites them.
+template <class Base, int V>
+__device__ __forceinline__ void add_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
+    to.s += sum_in_pairs(terms);
+}
 // Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element.
 template <class Base, class X, int V>
 __device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
@@ -315,10 +320,5 @@ __device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64)
     for (int j = 0; j < V; ++j) {
         terms[j] = to.term(x[j]);
     }
-    to.s += sum_in_pairs(terms);
-}
-// Of V terms, computed where the maximum was known. Overwrites them.
-template <class Base, int V>
-__device__ __forceinline__ void add_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
-    to.s += sum_in_pairs(terms);
+    add_terms(to, terms);
 }
