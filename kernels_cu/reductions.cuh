@@ -3,7 +3,7 @@
 // Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add_pack(accumulator, x, at) for
 // each pack of neighbours, of which `at` is the first one's position along the reduced axis. That calls add(x, at) for each
 // element, or adds up the pack first. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
-// per tile instead of once per element. Before anything is added, start() does what settle() does.
+// per tile instead of once per element. Before anything is added start() takes the place of settle(): no sum has to be moved.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
 // every mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All
@@ -110,12 +110,7 @@ struct ExpSum : Base {
             Base::settle();
         }
     }
-    // Where m is that of Whole rows, terms are the exponentials that a softmax divides, and are computed once for both: they may be
-    // NaN where m is infinite, as total() is.
-    template <bool Whole = false>
-    __device__ __forceinline__ T term(T x) const {
-        return exp_in_sum(x - (Whole ? this->m : base(this->m)));
-    }
+    __device__ __forceinline__ T term(T x) const { return exp_in_sum(x - base(this->m)); }
     __device__ __forceinline__ void add(T x, i64) { s += term(x); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ExpSum& o) {
@@ -295,15 +290,15 @@ __device__ __forceinline__ T sum_in_pairs(T (&x)[V]) {
     return x[0];
 }
 
-// Add V elements at neighbouring positions, from `at` on, to what may have looked ahead at Whole rows.
-template <bool Whole, class Accumulator, class X, int V>
+// Add V elements at neighbouring positions, from `at` on.
+template <class Accumulator, class X, int V>
 __device__ __forceinline__ void add_pack(Accumulator& to, const X (&x)[V], i64 at) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
         to.add(x[j], at + j);
     }
 }
-template <bool Whole, class T, class X, int V>
+template <class T, class X, int V>
 __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     T terms[V];
 #pragma unroll
@@ -312,13 +307,18 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     }
     to.add(sum_in_pairs(terms), at);
 }
+// Of V terms, computed where the maximum was known. Overwrites them.
+template <class Base, int V>
+__device__ __forceinline__ void add_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
+    to.s += sum_in_pairs(terms);
+}
 // Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element.
-template <bool Whole, class Base, class X, int V>
+template <class Base, class X, int V>
 __device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
     typename Base::Value terms[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-        terms[j] = to.template term<Whole>(x[j]);
+        terms[j] = to.term(x[j]);
     }
-    to.s += sum_in_pairs(terms);
+    add_terms(to, terms);
 }

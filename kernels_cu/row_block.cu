@@ -3,7 +3,8 @@
 // P: an emitted struct with
 //   rows, cols                               the domain
 //   stages, reduces(S), slot                 number of stages; whether stage S reduces; bytes of the largest totals
-//   packed, keep(tile)                       whether each stage computes what it needs from the same tile; see keep_packed
+//   packed, keep(tile)                       whether each stage computes what it needs from the tile as loaded; see keep_packed
+//   one_tile, column_bytes                   whether all stages have Tile0; bytes of an element's per-column inputs
 //   shifted, misaligned<V>(row)              whether rows may begin between packs; elements before the first pack
 //   apart                                    whether those that are read may begin elsewhere than those that are written
 //   shared_finish(S)                         whether all threads need the per-row values that follow stage S
@@ -12,10 +13,13 @@
 //   begin(row, r)                            loads the per-row inputs
 //   load<V>(At<S>, row, col, tile)           loads V elements of each full input of stage S
 //   load_columns<V>(At<S>, col, tile)        the same for per-column inputs
+//   hold_columns<V>(col, tile)               the same for all stages, aligned: where there are no single elements
+//   take_columns<V>(from, to)                copies them
 //   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j; not finite if it has to be recomputed by
 //   exact_element(...)                       the same as it was written, without rewrites; present if has_exact(S)
 //   store<V>(At<S>, row, col, out)           stores the stage's full results
-//   peek(At<S>, e, totals), add<V>(At<S>, e, at, totals)  accumulate an element; V of them, from a position on
+//   peek(At<S>, e, totals), add<V>(At<S>, e, at, totals)  accumulate an element; V of them, from a position on,
+//                                            whose terms `e` may keep
 //   finish(At<S>, totals, team, row, r)      computes the per-row values that follow
 //   commit(row, r)                           stores the per-row results
 // Launch: Threads threads, any number of blocks (grid-stride loop over rows); cols <= Threads * Items * V. V > 1 needs cols,

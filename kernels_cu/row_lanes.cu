@@ -7,83 +7,72 @@
 
 #include "stages.cuh"
 
-// The values of columns that a lane needs for its packs. They are the same in each row if there are no single elements; if they
-// are few, they are loaded once, while a row is on its way.
-template <class P, int Items, int V>
-struct Columns {
-    static constexpr bool are_held = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= 32;
-    typename P::template Tile0<V> packs[Items];
-
-    template <class Team>
-    __device__ __forceinline__ Columns(const P& p, const Team& team) {
-#pragma unroll
-        for (int i = 0; i < Items; ++i) {
-            const int col = (i * team.size() + team.rank()) * V;
-            if (are_held && col < p.cols) {
-                p.hold_columns(col, packs[i]);
-            }
-        }
-    }
-};
-
-// A row in registers, and values of columns if they are held. Of a row that is missing it is values of the last row alone.
+// A row in the registers of a lane, and values of columns of its packs, in whichever stage they are read: they are the same in each
+// row without single elements and, if they are few, loaded once. For a missing row, `r` is that of the last row and the span is empty.
 template <class P, int Items, int V>
 struct LaneRow : Loaded<P, 0, Items, V> {
-    typedef Loaded<P, 0, Items, V> Base;
-    static constexpr bool has_columns = Columns<P, Items, V>::are_held;
+    static constexpr bool has_columns = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= 32;
     i64 row;
     Span<P, V, int> span;
     typename P::Row r;
-    const Columns<P, Items, V>* columns;
 
     template <class Team>
-    __device__ __forceinline__ void load(const P& p, const Team& team, i64 at, bool is_row) {
-        row = is_row ? at : p.rows - 1;
-        span = Span<P, V, int>(p, row, is_row);
+    __device__ __forceinline__ void load(const P& p, const Team& team, i64 at) {
+        const bool exists = at < p.rows;
+        row = exists ? at : p.rows - 1;
+        span = Span<P, V, int>(p, row, exists);
         p.begin(row, r);
-        Base::load(p, team, row, span);
-    }
-    template <int S, class Tile>
-    __device__ __forceinline__ void take(const P& p, int i, Tile& tile) {
-        Base::template take<S>(p, i, tile);
-        if constexpr (has_columns) {
-            P::take_columns(columns->packs[i], tile);
-        }
+        Loaded<P, 0, Items, V>::load(p, team, row, span);
     }
     template <class Team>
-    __device__ __forceinline__ void compute(const P& p, const Team& team, const Columns<P, Items, V>& values) {
-        columns = &values;
-        loaded_row<P, Items, V>(p, team, row, span, r, *this);
+    __device__ __forceinline__ void load_columns(const P& p, const Team& team) {
+        if constexpr (has_columns) {
+#pragma unroll
+            for (int i = 0; i < Items; ++i) {
+                const int col = (i * team.size() + team.rank()) * V;
+                if (col < p.cols) {
+                    p.hold_columns(col, this->packs[i]);
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ void take_columns(const LaneRow& other) {
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+            P::take_columns(other.packs[i], this->packs[i]);
+        }
     }
 };
 
-// Where several rows are a warp's, all its lanes compute as long as one has a row, as they shuffle together; those without one
-// load and store nothing. They load before a warp without any row ends: behind that, the compiler would load many packs where they
-// are needed. It does not where packs stay as they were loaded and a warp has one row, and registers suffice for more of them so.
+// All lanes of a warp compute if any has a row, as they shuffle together. A lane without one reads the per-row inputs of the last
+// row, runs `finish` on empty totals, and stores nothing. Loads are issued before warps without rows exit, else the compiler moves
+// many to where they are used. Packed rows, alone in their warps, exit first: their loads stay, and leave more registers.
 template <class P, int Threads, int G, int Items, int V, int Rows>
 __device__ __forceinline__ void row_lanes(const P& p) {
     static_assert(!P::shifted || V == 1 || G >= (P::apart ? 3 : 2) * (V - 1), "each single element of a row needs a lane");
     constexpr int step = Threads / G;
     const Lanes<G> team;
-    const i64 first = static_cast<i64>(blockIdx.x) * (step * Rows), own = first + threadIdx.x / G;
-    LaneRow<P, Items, V> rows[Rows];
+    const i64 first = static_cast<i64>(blockIdx.x) * (step * Rows);
+    const i64 warp = first + threadIdx.x / 32 * (32 / G);  // the first row of the warp
     if constexpr (P::packed && G == 32 && Rows == 1) {
-        if (own < p.rows) {
-            rows[0].load(p, team, own, true);
-            rows[0].compute(p, team, Columns<P, Items, V>(p, team));
+        if (warp >= p.rows) {
+            return;
         }
-    } else {
+    }
+    LaneRow<P, Items, V> rows[Rows];
 #pragma unroll
-        for (int k = 0; k < Rows; ++k) {
-            rows[k].load(p, team, own + k * step, own + k * step < p.rows);
-        }
-        const Columns<P, Items, V> columns(p, team);
-        const i64 warp = first + threadIdx.x / 32 * (32 / G);  // the first row of the warp
+    for (int k = 0; k < Rows; ++k) {
+        rows[k].load(p, team, first + k * step + threadIdx.x / G);
+    }
+    rows[0].load_columns(p, team);
 #pragma unroll
-        for (int k = 0; k < Rows; ++k) {
-            if (warp + k * step < p.rows) {
-                rows[k].compute(p, team, columns);
-            }
+    for (int k = 1; k < Rows; ++k) {
+        rows[k].take_columns(rows[0]);
+    }
+#pragma unroll
+    for (int k = 0; k < Rows; ++k) {
+        if (warp + k * step < p.rows) {
+            loaded_row<P, Items, V>(p, team, rows[k].row, rows[k].span, rows[k].r, rows[k]);
         }
     }
 }

@@ -15,18 +15,17 @@
 template <class P, int V, class Index>
 struct Span {
     static constexpr bool has_singles = P::shifted && V > 1;
-    bool is_row;                 // else it is empty
+    bool exists;                 // else the row is missing, and the span empty
     Index before, packed, cols;  // single elements before the first pack; elements in packs; all
 
     __device__ __forceinline__ Span() {}
     __device__ __forceinline__ Span(const P& p, i64 row, bool exists = true)
-        : is_row(exists), before(0), packed(exists ? p.cols : 0), cols(packed) {
-        if (!exists) {
-            return;
-        }
+        : exists(exists), before(0), packed(exists ? p.cols : 0), cols(packed) {
         if constexpr (has_singles) {
-            before = p.template misaligned<V>(row);
-            packed = (cols - before - (P::apart ? V - 1 : 0)) / V * V;
+            if (exists) {
+                before = p.template misaligned<V>(row);
+                packed = (cols - before - (P::apart ? V - 1 : 0)) / V * V;
+            }
         }
     }
     // The column of the k-th element in packs.
@@ -112,8 +111,8 @@ __device__ __forceinline__ Computed<P, V> compute_held(
     return found;
 }
 
-// Compute the per-row values in every thread that reads them; after the last stage that is the one that stores them. If the team
-// has Led, the totals have been combined as far as they look ahead.
+// Compute the per-row values in every thread that reads them; after the last stage that is the one that stores them. If Led,
+// the team has called lead() and start() before elements were added.
 template <class P, int S, bool Led = false, class Team, class Totals>
 __device__ __forceinline__ void finish_stage(
     const P& p, const Team& team, i64 row, Totals& totals, typename P::Row& r) {
@@ -141,12 +140,12 @@ struct Loaded {
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<S>())) packs[Items];
     decltype(static_cast<const P*>(nullptr)->template tile<1>(At<S>())) single;
 
-    static constexpr bool indexed = false, has_columns = false;  // registers are not indexed
+    static constexpr bool indexed = false, has_columns = false;  // registers are not; values of columns are loaded by each stage
 
-    // Read pack i, or the single element, as stage `Again`. Where values are held, that is the first stage.
+    // Read pack i, or the single element, for stage `Again`: as it was loaded in every stage if P::packed, else in the first.
     template <int Again, class Tile>
     __device__ __forceinline__ void take(const P&, int i, Tile& tile) {
-        if constexpr (P::one_tile && (P::packed || Again == 0)) {
+        if constexpr (P::packed || (P::one_tile && Again == 0)) {
             P::keep(packs[i]);
         }
         tile = packs[i];
@@ -230,11 +229,11 @@ __device__ __forceinline__ void resident_stage(
         for (int i = 0; i < Items; ++i) {
             const int k = (i * team.size() + team.rank()) * V;
             if (k < span.packed) {
-                p.template add<V, Team::leads>(At<S>(), &e.packs[i * V], span.column(k), totals);
+                p.template add<V>(At<S>(), &e.packs[i * V], span.column(k), totals);
             }
         }
         if (has_single) {
-            p.template add<1, Team::leads>(At<S>(), &e.single, span.single(team.rank()), totals);
+            p.template add<1>(At<S>(), &e.single, span.single(team.rank()), totals);
         }
         finish_stage<P, S, Team::leads>(p, team, row, totals, r);
     }
@@ -330,7 +329,7 @@ __device__ __forceinline__ void loaded_row(
         Elements<P, Items, V> e;
         resident_stage<P, 0, Items, V>(p, team, row, span, r, e, source);
     }
-    if (span.is_row && team.rank() == 0) {
+    if (span.exists && team.rank() == 0) {
         p.commit(row, r);
     }
 }

@@ -12,11 +12,8 @@
 struct Solo {
     __device__ __forceinline__ int rank() const { return 0; }
     __device__ __forceinline__ int size() const { return 1; }
-    __device__ __forceinline__ bool first() const { return true; }
     template <class Totals>
     __device__ __forceinline__ void reduce(Totals&) const {}
-    template <class Totals>
-    __device__ __forceinline__ void reduce_first(Totals&) const {}
 };
 
 // G consecutive lanes of a warp, G a power of two. A team may reduce() alone; all teams of a warp have to lead() and gather()
@@ -30,7 +27,6 @@ struct Lanes {
     __device__ __forceinline__ u32 members() const {
         return G == 32 ? all : ((1u << (G % 32)) - 1u) << (threadIdx.x % 32 / G * G);
     }
-    __device__ __forceinline__ bool first() const { return true; }
     template <class Totals>
     __device__ __forceinline__ void lead(Totals& totals, u32 members = all) const {
 #pragma unroll
@@ -50,10 +46,6 @@ struct Lanes {
         lead(totals, members());
         totals.settle();
         gather(totals, members());
-    }
-    template <class Totals>
-    __device__ __forceinline__ void reduce_first(Totals& totals) const {
-        reduce(totals);
     }
 };
 

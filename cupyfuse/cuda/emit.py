@@ -46,7 +46,7 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
         config.apart,
         shared=held,
         merges=config.merges,
-        leads=config.template == "row_lanes",
+        in_lanes=config.template == "row_lanes",
     )
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
@@ -78,8 +78,9 @@ class Writer:
         Whether rows are held in shared memory as they were loaded.
     merges : bool
         Whether a second kernel merges the totals that blocks leave.
-    leads : bool
-        Whether the extremes of whole rows are known before elements are added to what is relative to them.
+    in_lanes : bool
+        Whether the lanes of a warp have rows in registers: those that hold values know the maximum of a row before
+        they add up what is relative to it.
 
     Attributes
     ----------
@@ -99,7 +100,7 @@ class Writer:
         apart: bool = False,
         shared: bool = False,
         merges: bool = False,
-        leads: bool = False,
+        in_lanes: bool = False,
     ):
         self.program = program
         self.merges = merges
@@ -108,13 +109,14 @@ class Writer:
         self.shifted = shifted
         self.apart = apart
         self.shared = shared
-        self.leads = leads
-        self.one_tile = packed or leads  # of all stages
+        self.in_lanes = in_lanes
+        self.one_tile = packed or in_lanes  # of all stages
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
         self.element_fields: dict[str, str] = {}  # likewise of the Element's
         self.held: dict[Node, str] = {}  # values of earlier stages, by the fields of the Element that hold them
+        self.terms: dict[Node, str] = {}  # those of them that accumulators add up, by expressions of a `distance`
         self.exact_stages: set[int] = set()  # stages with guards, which may have to be recomputed as written
         # Stages after which all threads need the per-row values: all but the last, and those that repair together.
         self.shared_finish = set(range(program.stages - 1))
@@ -151,7 +153,7 @@ class Writer:
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
         exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
-        column_bytes = sum(ITEMSIZE[p.dtype] for p in self.program.parameters if p.extent == COLUMN and not p.is_number)
+        column_bytes = sum(ITEMSIZE[p.dtype] for p in self.program.loaded.values() if p.extent == COLUMN)
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
@@ -163,7 +165,7 @@ class Writer:
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
-            *(totals_struct(s, self.program.accumulators(s), self.read_field, self.held) for s in stages),
+            *(totals_struct(s, self.program.accumulators(s), self.read_field, self.terms) for s in stages),
             f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
@@ -273,10 +275,17 @@ class Writer:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
-        if self.leads and not self.streamed:
-            terms = (a.term for a in program.accumulators(stage))
-            self.held.update((n, self.element_field(n)) for n in terms if n is not None)
+        if self.in_lanes and not self.streamed:
+            for term in (a.term for a in program.accumulators(stage) if a.term is not None):
+                self.held[term] = self.element_field(term)
+                self.terms[term] = self.term_of_distance(term)
         return self._emit_element_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
+
+    def term_of_distance(self, term: Node) -> str:
+        """Return the expression of a term exp(x - m), given the variable `distance`, which holds x - m."""
+        body = Body(self.row_scope())
+        body.scope.expressions[term.inputs[0]] = "distance"
+        return body.expression(term)
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
         """Return the full-size values computed in a stage's body that later stages read: the Element holds them."""
@@ -295,7 +304,7 @@ class Writer:
         """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         read = [p for p in tile if p.node is not self.program.product]
-        if self.one_tile:  # per-column inputs are loaded by each
+        if self.one_tile:  # per-column inputs are loaded by each, or once for all
             tile = [p for p in self.program.loaded.values() if p.extent in (FULL, COLUMN)]
             read = [p for p in tile if p.extent == FULL or p in read]
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]

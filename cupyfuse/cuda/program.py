@@ -59,7 +59,8 @@ class Parameter:
 class Accumulator(NamedTuple):
     """An accumulator of a stage: its field in the totals, its device type, its operand, the reductions that read it.
 
-    `term` is a value of later stages that is what it adds up for each element, where it knows the maximum of the row.
+    `term` is the value exp(x - m) of a later stage, if there is one that is what it adds up: x is its operand, m the
+    maximum that it finds. Lanes keep it as they add it up.
     """
 
     name: str
@@ -310,6 +311,7 @@ class Program:
             # Those that extend nothing come first.
             for op, readers in sorted(groups.items(), key=lambda group: any(n.op != group[0] for n in group[1])):
                 kind = _accumulator_type(op, readers)
+                # What extends the sum of exponentials adds element by element.
                 term = self._exponential(operand, readers) if kind.startswith("ExpSum<Top<") else None
                 result.append(Accumulator(f"t{len(result)}", kind, operand, readers, term))
         return result

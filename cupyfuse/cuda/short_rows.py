@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..dtypes import ITEMSIZE
 from ..ir.operators import REDUCTIONS
 from .config import Access, power_of_two, widest_vec
 from .program import Program
@@ -11,8 +12,8 @@ from .program import Program
 SHORT = 1024  # columns at most
 THREADS = 128  # of a block
 # Packs that a lane should have, on average: with fewer it has too little in flight, with more most lengths leave lanes
-# idle. Of rows that are shifted, of packs narrower than they may be, of one matrix, of several; of one matrix of wide
-# elements where lanes merge one accumulator.
+# idle. Of rows that are shifted, of packs narrower than they may be, of one matrix, of several; of one matrix in
+# packs of four elements at most where lanes merge one accumulator.
 _SHIFTED, _NARROW, _SINGLE, _SEVERAL, _ONE_MERGE = 4.8, 4.0, 3.2, 2.0, 3.0
 # Where lanes merge accumulators at least so often, and compute values again, store no row, or have packs of one
 # element, they have so many times as many packs.
@@ -26,6 +27,7 @@ _CHEAP_FLOPS, _ELEMENTS, _COSTLY, _COSTLY_LOADED = 2, {2: 16, 4: 16}, 32, 56
 # stage, of 1000 of bfloat16 1.13, of float32 0.77 times. Two values that are no exponentials, or three, take less time
 # to compute again from 16 bits: of a layer norm of 64 to 512 columns 0.95 of it, of its backward pass 0.5 to 0.9.
 _VALUES, _EXPONENTIALS, _READ_ONCE = 24, 32, 32
+_SEVERAL_VALUES = 32  # of all elements together, where they have more than two each
 # Bytes that a lane should read and write: else the GPU would have to start more blocks than it can, 0.8 in a nanosecond
 # on an H200. Twice as many where a lane with less waits for two arrays of columns, or for the reductions of two stages.
 _MOVED_BYTES = 64
@@ -79,18 +81,18 @@ def lanes(program: Program, packs: int, access: Access, most: int, reduces: bool
 
 
 def most_of_lane(program: Program, reduces: bool) -> int:
-    """Return the elements of a row at most of which a lane holds values, rather than computing them again; 0 if none.
+    """Return how many elements of a row a lane may hold as computed values; 0 if it should hold them as loaded.
 
     `reduces` tells whether the row is read once, and no row is written.
     """
-    values, is_narrow = program.held_values, program.input_bytes == 2 * len(program.full_inputs)
+    values, is_narrow = program.held_values, all(ITEMSIZE[p.dtype] <= 2 for p in program.full_inputs)
     holds_terms = any(a.term is not None for stage in range(program.stages) for a in program.accumulators(stage))
     if values > 1 and is_narrow and not (values == 2 and holds_terms):
         return 0
     if reduces:
         return _READ_ONCE if values == 1 else 0
     if values > 2:
-        return 32 // (values - 1)
+        return _SEVERAL_VALUES // values
     return _EXPONENTIALS if holds_terms and is_narrow else _VALUES
 
 

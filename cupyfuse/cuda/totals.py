@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
@@ -10,14 +10,14 @@ from .program import Accumulator, c_type
 
 
 def totals_struct(
-    stage: int, accumulators: list[Accumulator], field: Callable[[Node, str], str], held: Container[Node]
+    stage: int, accumulators: list[Accumulator], field: Callable[[Node, str], str], terms: dict[Node, str]
 ) -> str:
     """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
 
     Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
-    the first one's position along the reduced axis, and whether what they looked ahead for is of whole rows. Then
-    `start` may take the place of `settle`. Lanes of a warp combine by `lead`, `settle` and `exchange`; `merge` adds
-    the totals of others (see `reductions.cuh`).
+    the first one's position along the reduced axis. Lanes of a warp combine by `lead`, `settle` and `exchange`; if they
+    do so by `lead` before elements are added, `start` takes the place of `settle`. `merge` adds the totals of others
+    (see `reductions.cuh`).
 
     Parameters
     ----------
@@ -25,8 +25,9 @@ def totals_struct(
     accumulators : list of Accumulator
     field : callable
         Returns the expression of a value that an Element, named by its second argument, holds.
-    held : container of Node
-        The values that an Element holds, among which terms of the accumulators may be.
+    terms : dict
+        For values that an Element holds and that are terms of the accumulators, the expressions that compute them from
+        a `distance` to the maximum of the row.
     """
     lines = [f"struct Totals{stage} {{"]
     lines += [f"    {a.kind} {a.name};" for a in accumulators]
@@ -44,16 +45,22 @@ def totals_struct(
     lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
     peek = " ".join(f"t.{a.name}.peek({field(a.operand, 'e')});" for a in accumulators)
     lines.append(f"__device__ void peek(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {peek} }}")
-    lines.append("template <int V, bool Whole = false>")
+    lines.append("template <int V>")
     lines.append(f"__device__ void add(At<{stage}>, Element* e, i64 at, Totals{stage}& t) const {{")
     for a in accumulators:
         operand, kind = field(a.operand, "e[j]"), c_type(a.operand.dtype)
         lines.append(f"    {kind} of_{a.name}[V];")
         lines.append(f"    for (int j = 0; j < V; ++j) of_{a.name}[j] = {operand};")
-        lines.append(f"    add_pack<Whole>(t.{a.name}, of_{a.name}, at);")
-        if a.term is not None and a.term in held:
-            term = f"t.{a.name}.template term<Whole>(of_{a.name}[j])"
-            lines.append(f"    for (int j = 0; j < V; ++j) {field(a.term, 'e[j]')} = {term};")
+        if a.term is None or a.term not in terms:
+            lines.append(f"    add_pack(t.{a.name}, of_{a.name}, at);")
+            continue
+        lines += [
+            "    for (int j = 0; j < V; ++j) {",
+            f"        const {kind} distance = of_{a.name}[j] - t.{a.name}.extreme();",
+            f"        of_{a.name}[j] = {field(a.term, 'e[j]')} = {terms[a.term]};",
+            "    }",
+            f"    add_terms(t.{a.name}, of_{a.name});",
+        ]
     lines.append("}")
     return "\n".join(lines)
 

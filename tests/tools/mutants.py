@@ -395,36 +395,29 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the last pack of a thread left out of its totals",
         STAGES,
-        "p.template add<V, Team::leads>(",
-        "if (i == 0) p.template add<V, Team::leads>(",
+        "p.template add<V>(At<S>(), &e.packs",
+        "if (i == 0) p.template add<V>(At<S>(), &e.packs",
         rows("row_block and softmax and 256 and not packed"),
     ),
     Mutant(
-        "a row too many for lanes that are a warp",
+        "a row too many for lanes",
         LANES,
-        "if (own < p.rows)",
-        "if (own <= p.rows)",
-        rows("row_lanes and packed and not 2rows"),
-    ),
-    Mutant(
-        "a row too many for groups of lanes",
-        LANES,
-        "own + k * step < p.rows)",
-        "own + k * step <= p.rows)",
+        "const bool exists = at < p.rows;",
+        "const bool exists = at <= p.rows;",
         rows("row_lanes and 3rows and softmax"),
     ),
     Mutant(
         "a warp that ends where its last group has no row",
         LANES,
         "if (warp + k * step < p.rows)",
-        "if (own + k * step < p.rows)",
+        "if (first + threadIdx.x / G + k * step < p.rows)",
         rows("row_lanes and 3rows and softmax"),
     ),
     Mutant(
         "the second of the rows that lanes load computed from the first",
         LANES,
-        "rows[k].compute(p, team, columns)",
-        "rows[0].compute(p, team, columns)",
+        "rows[k].span, rows[k].r, rows[k])",
+        "rows[k].span, rows[k].r, rows[0])",
         rows("row_lanes and 3rows and softmax"),
     ),
     Mutant(
@@ -444,8 +437,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "values of other columns than those of a lane's packs",
         LANES,
-        "hold_columns(col, packs[i])",
-        "hold_columns(0, packs[i])",
+        "hold_columns(col, this->packs[i])",
+        "hold_columns(0, this->packs[i])",
         rows("values_of_columns"),
     ),
     Mutant(
@@ -883,8 +876,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "per-row results by a thread that lacks them",
         STAGES,
-        "if (span.is_row && team.rank() == 0) {",
-        "if (span.is_row && team.rank() == team.size() - 1) {",
+        "if (span.exists && team.rank() == 0) {",
+        "if (span.exists && team.rank() == team.size() - 1) {",
         kernels("reductions-2x1500-float32"),
     ),
     # Emission and launching
