@@ -117,57 +117,55 @@ def estimate(
         anonymous = replace(chain, names=tuple(f"input{k}" for k in range(len(chain.names))))
         signature = tuple((tuple(shape), dtype) for shape, dtype in metas)
         machine = Machine(device or devices.DEVICES[devices.DEFAULT], precision)
-        return _estimate(anonymous, signature, wanted, tuple(map(bool, permuted)), machine, compiled, frozen)
+        return _estimate(_Run(anonymous, signature, wanted, tuple(map(bool, permuted)), machine, compiled, frozen))
     except Exception as error:  # whatever the reason: a chain without an estimate is left to PyTorch
         unknown = Time(math.inf, math.inf)
         return Estimate(unknown, unknown, first_line(error))
 
 
+@dataclass(frozen=True)
+class _Run:
+    """A chain and what its times depend on, as `estimate` describes it."""
+
+    chain: Chain
+    metas: tuple[Meta, ...]
+    requires_grad: tuple[bool, ...]
+    permuted: tuple[bool, ...]
+    machine: Machine
+    compiled: bool
+    frozen: bool
+
+
 @lru_cache(maxsize=4096)
-def _estimate(
-    chain: Chain,
-    metas: Sequence[Meta],
-    requires_grad: tuple[bool, ...],
-    permuted: tuple[bool, ...],
-    machine: Machine,
-    compiled: bool,
-    frozen: bool,
-) -> Estimate:
-    traced = chain.trace(metas)
-    pytorch_time = inductor_time if compiled else eager_time
-    fixed = frozenset() if compiled else chain.fixed  # compiled graphs keep nothing from call to call
-    fused = fused_time(traced, requires_grad, machine, frozen, fixed)
-    pytorch = pytorch_time(traced, requires_grad, machine)
+def _estimate(run: _Run) -> Estimate:
+    traced = run.chain.trace(run.metas)
+    pytorch_time = inductor_time if run.compiled else eager_time
+    fixed = frozenset() if run.compiled else run.chain.fixed  # compiled graphs keep nothing from call to call
+    fused = fused_time(traced, run.requires_grad, run.machine, run.frozen, fixed)
+    pytorch = pytorch_time(traced, run.requires_grad, run.machine)
     results = [v.tracer._node for v in traced.outputs]
     products = [n for n in g.topological(results) if n.op == "matmul"]
-    if any(permuted):
-        ours, theirs = _copies(traced, products, requires_grad, permuted, machine, compiled)
+    if any(run.permuted):
+        ours, theirs = _copies(run, traced, products)
         fused, pytorch = total_time([fused, *ours]), total_time([pytorch, *theirs])
     product = max((n.nbytes for n in products), default=0)
     is_large = product > sum(n.nbytes for n in results)
     return Estimate(fused, pytorch, product=product if is_large else 0)
 
 
-def _copies(
-    traced: TracedChain,
-    products: Sequence[Node],
-    requires_grad: tuple[bool, ...],
-    permuted: tuple[bool, ...],
-    machine: Machine,
-    compiled: bool,
-) -> tuple[list[Time], list[Time]]:
+def _copies(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[list[Time], list[Time]]:
     """Return the times of the copies of permuted inputs that the chain makes, and of those that PyTorch makes.
 
     The backward pass gets the inputs as they were given: the chain copies those that it reads once more. Inductor
     copies what a product reads.
     """
-    settings = Settings(machine.precision, machine.device)
-    again = Backward(traced, requires_grad, settings).inputs if any(requires_grad) else []
+    settings = Settings(run.machine.precision, run.machine.device)
+    again = Backward(traced, run.requires_grad, settings).inputs if any(run.requires_grad) else []
     ours, theirs = [], []
     for k, value in enumerate(traced.inputs):
-        if permuted[k]:
-            copy = machine.copy_time(value.tracer._node.nbytes)
+        if run.permuted[k]:
+            copy = run.machine.copy_time(value.tracer._node.nbytes)
             ours += [copy, copy] if k in again else [copy]
             read = any(value.tracer._node in n.inputs for n in products)
-            theirs += [copy] if (read if compiled else copies_permuted(traced)) else []
+            theirs += [copy] if (read if run.compiled else copies_permuted(traced)) else []
     return ours, theirs
