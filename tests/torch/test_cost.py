@@ -340,11 +340,12 @@ def test_equal_chains_are_estimated_once():
 @pytest.mark.parametrize("build", [chains.mlp, chains.head_softmax, chains.add_layer_norm])
 def test_an_estimate_takes_milliseconds(build):
     chain, metas = build("float32", (512, 1024, 1024) if build is not chains.add_layer_norm else (512, 1024))
-    question = (chain, tuple(metas), (True,) * len(metas), (), Machine(devices.find("H200"), "highest"), True, False)
+    machine = Machine(devices.find("H200"), "highest")
+    run = cost._Run(chain, tuple(metas), (True,) * len(metas), (), machine, True, False)
     taken = []
     for _ in range(5):
         began = time.process_time()
-        cost._estimate.__wrapped__(*question)
+        cost._estimate.__wrapped__(run)
         taken.append(time.process_time() - began)
     assert min(taken) < 0.02  # 3 ms on an idle machine
 
