@@ -8,8 +8,8 @@
 
 #include "functions.cuh"
 
-// log2(x) and the square root of x by one instruction each: the relative error of the first and third, and the error of
-// the second for x from 1/2 to 2, is 2^-22 at most.
+// log2(x) and the square root of x by one instruction each: the error of the first for x from 1/2 to 2, and the relative error of
+// the second, is 2^-22 at most.
 __device__ __forceinline__ float approximate_log2(float x) {
 #ifdef __CUDA_ARCH__
     float y;

@@ -1,8 +1,8 @@
 // Teams: the threads that share a row, and how they combine accumulators.
 //
-// After reduce(totals), every thread of the team holds the same totals; after reduce_first(totals), only the threads with
-// first(), rank 0 among them. All threads of the team have to call both. `Totals` has lead(), settle() and exchange()
-// (see reductions.cuh). A team that `leads` can combine what they look ahead for before elements are added, by lead(totals), and the
+// After reduce(totals), every thread of the team holds the same totals; after reduce_first(totals), which blocks and clusters have,
+// only the threads with first(), rank 0 among them. All threads of the team have to call both. `Totals` has lead(), settle() and
+// exchange() (see reductions.cuh). A team that `leads` can combine what they look ahead for before elements are added, by lead(totals), and the
 // rest afterwards, by gather(totals).
 #pragma once
 

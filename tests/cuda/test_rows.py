@@ -128,10 +128,10 @@ def test_rows_are_read_elsewhere_in_a_pack(
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("program", [layer_norm, affine_softmax])
-def test_values_of_columns_stay_in_registers(
+def test_lanes_get_the_values_of_columns_of_every_stage(
     monkeypatch: pytest.MonkeyPatch, program: Any, rows: int, packed: bool
 ) -> None:
-    """They are loaded once for all stages and rows of a lane, also those that only the last stage reads."""
+    """Few are loaded once for all stages and rows of a lane, also those that only the last stage reads."""
     config = Config("row_lanes", 64, 1, 8, 2, rows=rows, packed=packed)
     force(monkeypatch, config, 16)
     case = Case(program, (5, 16), "float16")  # of the first block's rows most groups have none
@@ -304,7 +304,7 @@ def test_every_single_element_has_a_lane(function: Any, dtype: str) -> None:
         (normalised, (1 << 24, 16), "bfloat16", 2),  # a lane waits for two reductions
         (softmax, (1 << 12, 16), "bfloat16", 1),  # there would be too few blocks
         (softmax, (1 << 24, 16), "float64", 1),
-        (lambda x: x.sum(axis=1), (1 << 24, 4), "float64", 1),  # registers are for two halves of each
+        (lambda x: x.sum(axis=1), (1 << 24, 4), "float64", 1),  # an element takes two registers
     ],
 )
 def test_lanes_load_several_rows_where_they_have_little_of_one(

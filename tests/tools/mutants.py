@@ -439,7 +439,7 @@ MUTANTS: tuple[Mutant, ...] = (
         LANES,
         "hold_columns(col, this->packs[i])",
         "hold_columns(0, this->packs[i])",
-        rows("values_of_columns"),
+        rows("columns_of_every_stage"),
     ),
     Mutant(
         "a share of a row left out",
