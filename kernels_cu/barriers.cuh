@@ -1,9 +1,26 @@
-// Barriers in shared memory, of Hopper and later GPUs: threads arrive at them, and copies complete them.
+// Barriers of some threads of a block, by name; and barriers in shared memory, of Hopper and later GPUs: threads arrive at them,
+// and copies complete them.
 //
-// Barriers are 8 bytes, passed by their shared address, which is the same in each block of a cluster.
+// Those in shared memory are 8 bytes, passed by their shared address, which is the same in each block of a cluster.
 #pragma once
 
 #include "types.cuh"
+
+// Named barriers 1 to 15 of a block, for `threads` threads: arrive and wait, or arrive only.
+__device__ __forceinline__ void named_sync(u32 name, u32 threads) {
+#ifdef __CUDA_ARCH__
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+#else
+    host_cuda::named_barrier(HOST_SITE, name, threads, true);
+#endif
+}
+__device__ __forceinline__ void named_arrive(u32 name, u32 threads) {
+#ifdef __CUDA_ARCH__
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+#else
+    host_cuda::named_barrier(HOST_SITE, name, threads, false);
+#endif
+}
 
 // The 32-bit address of shared memory that instructions take.
 __device__ __forceinline__ u32 shared_address(const void* p) {

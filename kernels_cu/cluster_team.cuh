@@ -4,26 +4,29 @@
 #include "clusters.cuh"
 #include "teams.cuh"
 
-// All threads of a cluster of `Blocks` blocks of Threads threads; a single block needs no cluster. `shared` holds `bytes`. All
-// threads call meet() once, before the first reduction.
+// Threads threads of each of the `Blocks` blocks of a cluster; a single block needs no cluster. Blocks have `Teams` times as many, and
+// a cluster as many teams. `shared` holds `bytes`. All threads call meet() once, before the first reduction.
 //
 // Each block sends its totals to all, and waits for theirs, in two sets of slots that alternate: a block sends what
 // overwrites a set only after it has got totals that others sent when all their threads had read that set, for the
 // reduction within a block has a barrier. Warp 0 waits in every block: its arrival opens the phase of the block's barrier, and
 // it may not exit before it has got what was sent to it. So threads arrive in the constructor and wait in meet(): copies are
 // issued between.
-template <int Threads, int Blocks, int Slot>
+template <int Threads, int Blocks, int Slot, int Teams = 1>
 struct Cluster {
     static constexpr bool leads = false;
-    static constexpr int slots_at = Block<Threads, Slot>::bytes, barriers_at = slots_at + 2 * Blocks * Slot;  // behind those of the block
-    static constexpr int bytes = Blocks == 1 ? slots_at : barriers_at + 16;
+    typedef Block<Threads, Slot, Teams> Own;
+    static constexpr int slots_at = Teams * Own::bytes;  // behind those of the block
+    static constexpr int bytes_of_slots = 2 * Blocks * Slot, barriers_at = slots_at + Teams * bytes_of_slots;
+    static constexpr int bytes = Blocks == 1 ? slots_at : barriers_at + Teams * 16;
     static_assert(Slot % 8 == 0, "the alignment of barriers");
-    Block<Threads, Slot> block;
+    char* shared;
+    Own block;
     mutable u32 round = 0;
 
-    __device__ __forceinline__ explicit Cluster(char* memory) : block(memory) {
+    __device__ __forceinline__ explicit Cluster(char* memory) : shared(memory), block(memory) {
         if constexpr (Blocks > 1) {
-            if (threadIdx.x == 0) {
+            if (block.rank() == 0) {
                 barrier_init(barrier(0), 1);
                 barrier_init(barrier(1), 1);
                 barrier_init_fence();
@@ -36,7 +39,7 @@ struct Cluster {
             cluster_wait();
         }
     }
-    __device__ __forceinline__ int rank() const { return (Blocks == 1 ? 0 : cluster_rank() * Threads) + threadIdx.x; }
+    __device__ __forceinline__ int rank() const { return (Blocks == 1 ? 0 : cluster_rank() * Threads) + block.rank(); }
     __device__ __forceinline__ int size() const { return Blocks * Threads; }
     __device__ __forceinline__ bool first() const { return rank() < 32; }
 
@@ -52,9 +55,11 @@ struct Cluster {
 private:
     // The slot of a block in a set, and the barrier of the set.
     __device__ __forceinline__ char* slot(u32 set, u32 of) const {
-        return block.shared + slots_at + (set * Blocks + of) * Slot;
+        return shared + slots_at + block.number() * bytes_of_slots + (set * Blocks + of) * Slot;
     }
-    __device__ __forceinline__ u32 barrier(u32 set) const { return shared_address(block.shared + barriers_at) + 8 * set; }
+    __device__ __forceinline__ u32 barrier(u32 set) const {
+        return shared_address(shared + barriers_at) + 16 * block.number() + 8 * set;
+    }
 
     template <class Totals>
     __device__ __forceinline__ void combine(Totals& totals, bool wanted) const {
@@ -65,7 +70,7 @@ private:
             block.reduce_first(totals);
             const u32 set = round % 2, parity = round / 2 % 2, lane = threadIdx.x % 32;
             ++round;
-            if (threadIdx.x < 32) {
+            if (block.first()) {
                 if (lane == 0) {
                     barrier_arrive_expect(barrier(set), Blocks * sizeof(Totals));
                 }
@@ -77,7 +82,7 @@ private:
                     }
                 }
             }
-            if (wanted || threadIdx.x < 32) {
+            if (wanted || block.first()) {
                 barrier_wait(barrier(set), parity);
                 Totals mine;
                 if (lane < Blocks) {

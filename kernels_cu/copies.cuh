@@ -33,6 +33,14 @@ __device__ __forceinline__ Held* held_from(char*& memory, int count, const void*
     return reinterpret_cast<Held*>(first);
 }
 
+// Where `count` packs are held from `memory` on, which is moved behind them.
+template <class Held>
+__device__ __forceinline__ Held* packs_from(char*& memory, int count) {
+    Held* const first = reinterpret_cast<Held*>(memory);
+    memory += (count * sizeof(Held) + 127) / 128 * 128;
+    return first;
+}
+
 // End a group of this thread's copies.
 __device__ __forceinline__ void copies_commit() {
 #ifdef __CUDA_ARCH__

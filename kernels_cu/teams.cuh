@@ -6,6 +6,7 @@
 // rest afterwards, by gather(totals).
 #pragma once
 
+#include "barriers.cuh"
 #include "reductions.cuh"
 
 // A single thread.
@@ -49,19 +50,28 @@ struct Lanes {
     }
 };
 
-// A whole block of Threads threads, Threads a multiple of 32. `shared` holds `bytes`: two slots of `Slot` bytes for each warp.
-template <int Threads, int Slot>
+// A whole block of Threads threads, Threads a multiple of 32, or one of the `Teams` teams that a block has then. `shared` holds
+// `bytes` for each of them: two slots of `Slot` bytes for each warp.
+template <int Threads, int Slot, int Teams = 1>
 struct Block {
+    static_assert(Teams < 16, "each team has a named barrier");
     static constexpr bool leads = false;
     static constexpr int warps = Threads / 32, bytes = 2 * warps * Slot;
     char* shared;
     mutable int turn = 0;
 
-    __device__ __forceinline__ explicit Block(char* memory) : shared(memory) {}
-    __device__ __forceinline__ int rank() const { return threadIdx.x; }
+    __device__ __forceinline__ explicit Block(char* memory) : shared(memory + number() * bytes) {}
+    __device__ __forceinline__ static int number() { return Teams == 1 ? 0 : threadIdx.x / Threads; }  // of the team in its block
+    __device__ __forceinline__ static int rank() { return Teams == 1 ? threadIdx.x : threadIdx.x % Threads; }
     __device__ __forceinline__ int size() const { return Threads; }
-
-    __device__ __forceinline__ bool first() const { return threadIdx.x < 32; }
+    __device__ __forceinline__ static bool first() { return rank() < 32; }
+    __device__ __forceinline__ static void sync() {
+        if constexpr (Teams == 1) {
+            __syncthreads();
+        } else {
+            named_sync(1 + number(), Threads);
+        }
+    }
 
     template <class Totals>
     __device__ __forceinline__ void reduce(Totals& totals) const {
@@ -85,9 +95,9 @@ private:
         char* slots = shared + turn * warps * Slot;
         turn ^= 1;
         if (threadIdx.x % 32 == 0) {
-            *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot) = totals;
+            *reinterpret_cast<Totals*>(slots + rank() / 32 * Slot) = totals;
         }
-        __syncthreads();
+        sync();
         if (wanted) {
             const int lane = threadIdx.x % 32;
             Totals mine;

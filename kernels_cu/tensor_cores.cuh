@@ -9,22 +9,6 @@
 
 // Threads of a block -------------------------------------------------------------------------------------------------
 
-// Named barriers 1 to 15 of a block, for `threads` threads: arrive and wait, or arrive only.
-__device__ __forceinline__ void named_sync(u32 name, u32 threads) {
-#ifdef __CUDA_ARCH__
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-#else
-    host_cuda::named_barrier(HOST_SITE, name, threads, true);
-#endif
-}
-__device__ __forceinline__ void named_arrive(u32 name, u32 threads) {
-#ifdef __CUDA_ARCH__
-    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-#else
-    host_cuda::named_barrier(HOST_SITE, name, threads, false);
-#endif
-}
-
 // Set the registers per thread; called by all threads of a warpgroup.
 template <int Registers>
 __device__ __forceinline__ void grow_registers() {

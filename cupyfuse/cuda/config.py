@@ -29,11 +29,13 @@ class Config:
     vec : elements per memory access
     group : lanes per row (row_lanes), or columns per strip (column_stats)
     rows : rows that the lanes of a row load before they compute the first (row_lanes); rows that a block reads at a
-        time, one with all its threads or several with a warp each (row_stream)
+        time, one with all its threads or several with a warp each (row_stream); rows that a block computes at a time,
+        with as many threads each (row_shared)
     shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)
     packs : packs that a thread holds in shared memory (row_shared)
+    columns : whether values of columns stay in shared memory from row to row (row_shared)
     packed : whether rows stay in registers as they were loaded, and each stage computes what it needs from there
     shifted : whether rows may begin between two packs, at the same place in all arrays
     apart : whether rows that are read may begin elsewhere in a pack than those that are written
@@ -52,6 +54,7 @@ class Config:
     shifted: bool = False
     apart: bool = False
     rows: int = 1
+    columns: bool = False
 
     @property
     def merges(self) -> bool:
@@ -76,8 +79,9 @@ class Config:
         else:
             lanes = [self.group] if self.template == "row_lanes" else []
             rows = [self.rows] if self.template in ("row_lanes", "row_stream") else []
-            held, last = ([self.packs], [self.cluster]) if self.packs else ([], rows)
-            parameters = [self.threads, *lanes, *held, self.items, self.vec, *last]
+            held, last = ([self.packs], [self.cluster, self.rows]) if self.packs else ([], rows)
+            threads = self.threads // self.rows if self.packs else self.threads
+            parameters = [threads, *lanes, *held, self.items, self.vec, *last]
         return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
 
 

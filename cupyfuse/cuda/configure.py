@@ -8,57 +8,36 @@ from dataclasses import replace
 from ..plan.schedule import column_splits, row_shares, state_size
 from .config import Access, Config, power_of_two, widest_vec
 from .program import FULL, ROW, Program
+from .shared_rows import in_shared_memory, pays_where_shifted
 from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
 
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
 # Bytes of a row that a thread may hold as they were loaded.
 _BYTES_HELD_AS_LOADED = 128
-# Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs; then both of a
-# program that computes little. On an H200 the backward passes of softmax and of norms, with 24 FLOPs, 4 values and 12
-# bytes an element, run packed at 0.85 to 0.98 of a copy's rate from 256 to 8192 columns, and with their values in
-# registers at 0.26 to 0.6. Values that take more than so many FLOPs each to compute again are held instead in rows up
-# to so long: of 1000 columns of bfloat16 the softmax of a GELU takes 52 us so, and 102 packed, a layer norm of SiLU 52
-# and 60; from 8192 columns on the difference is below a tenth.
+# Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs. On an H200 the
+# backward passes of softmax and of norms, with 24 FLOPs, 4 values and 12 bytes an element, run packed at 0.85 to 0.98
+# of a copy's rate from 256 to 8192 columns, and with their values in registers at 0.26 to 0.6. Values that take more
+# than so many FLOPs each to compute again are held instead in rows up to so long: of 1000 columns of bfloat16 the
+# softmax of a GELU takes 52 us so, and 102 packed, a layer norm of SiLU 52 and 60; from 8192 columns on the difference
+# is below a tenth.
 _MOST_RECOMPUTED, _MOST_INPUT_BYTES = 40, 16
-_LITTLE_RECOMPUTED, _LITTLE_INPUT_BYTES = 8, 8
 _FLOPS_OF_HELD, _LONGEST_HELD = 12, 8192
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
-# Of a multiprocessor with clusters: shared memory, of which the system takes some for each block.
-_MULTIPROCESSOR_BYTES, _BLOCK_BYTES = 228 << 10, 1 << 10
-_LINE = 128  # bytes of a line of a cache
 # Threads on a multiprocessor that each have registers, 32 to 128. Rows that are read once: `_SIMPLE_THREADS` for
-# one accumulator of 16-bit elements as they are loaded, `_THREADS` for float64, else `_LIGHT_THREADS`. Rows in shared
-# memory: `_LIGHT_THREADS` for a program that computes little, `_COLUMN_THREADS` if it also widens 16-bit values of
-# columns. Any other rows: `_DOUBLE_THREADS` for float64, else `_THREADS`.
-_SIMPLE_THREADS, _LIGHT_THREADS, _COLUMN_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1280, 1024, 512
+# one accumulator of 16-bit elements as they are loaded, `_THREADS` for float64, else `_LIGHT_THREADS`. Rows in
+# registers: `_DOUBLE_THREADS` for float64, else `_THREADS`.
+_SIMPLE_THREADS, _LIGHT_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1024, 512
 # Rows that are read once have a warp each up to so many packs, longer ones a block. An H200 starts no more than 0.8
 # blocks in a nanosecond: it sums 61008 rows of 1100 bfloat16 in 43 us with a warp for each, in 77 with a block of 64
 # threads. Of longer rows, 2048 elements, few take 8 us with a warp for each, 6 with a block.
 _PACKS_OF_A_WARP = 192
-_MOST_BLOCKS = 16  # of a cluster on Hopper; more than 8 have to be allowed (compile.py)
-# Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
-_MOST_SHARED_PACKS, _MOST_SHARED_DOUBLE_PACKS = 14, 16
 # Short rows are held as they were loaded where else lanes would have room for so many times as many packs.
 _MOST_IDLE = 1.1
 # Rows so long, and so many, get a block each where elements depend on several values of the row, which would be loaded
 # for each pack: so an H200 makes the gradient of the logits of a loss 1.2 to 1.5 times as fast; with one value it is
 # up to 15 % slower.
 _LONG_ROW, _MANY_ROWS = 1024, 512
-# The rate at which blocks hold rows in shared memory, as a share of a copy's, of n on a multiprocessor: n / (n + the
-# first number) for single blocks, n / (n + the second) for those of clusters, which wait for each other. For them it
-# grows with this power of the bytes that a multiprocessor holds, up to so many, and is this share where rows begin
-# between two packs. Fitted to 534 measurements of an H200 from 16384 to 1048576 columns, among which it chooses within
-# 1.3 % of the best on average, within 6 % at worst. Clusters that compute more than little lose more: by 13 backward
-# passes of norms and softmax from 8192 to 65536 columns, among which it chooses within 7 % of the best on average.
-_BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
-_HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
-_NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
-# The bytes of rows that are read again for each stage, over those of rows that are read once, from which on blocks of a
-# cluster have their multiprocessors to themselves where two do not fit: of rows without values of columns and float64,
-# and of others. On an H200 a cluster alone has 0.75 of a copy's rate, with values of columns 0.46 to 0.64; of rows that
-# are read again the softmax of one matrix has 0.64, a layer norm 0.36 (524288 columns of float32).
-_READ_AGAIN, _SLOW_READ_AGAIN = 1.5, 1.6
 
 
 def default_config(program: Program, access: Access, clusters: bool = False) -> Config:
@@ -92,10 +71,13 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
     packs = max(1, -(-cols // vec))
     packed = _is_packed(program)
     reduces = program.stages == 1 and not _writes_rows(program)
-    if cols <= SHORT:
-        in_lanes = _in_lanes(program, packs, access, packed, reduces)
-        if in_lanes is not None:
-            return in_lanes
+    in_lanes = _in_lanes(program, packs, access, packed, reduces) if cols <= SHORT else None
+    if clusters and packed and not (reduces or apart) and pays_where_shifted(program, access, in_lanes):
+        shared = in_shared_memory(program, access, packed)
+        if shared is not None:
+            return shared
+    if in_lanes is not None:
+        return in_lanes
     if reduces:
         return _stream(program, packs, vec)
     if packed:
@@ -103,16 +85,14 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
         if in_registers is not None:
             return in_registers
     elif not (clusters and _holds_much(program)):
-        double, most = _is_double(program), _most_held(program)
+        double, most = program.is_double, _most_held(program)
         for threads, held in [(128, 16), (256, 16), (512, 16), (512 if double else 1024, _MAX_HELD)]:
             items = -(-packs // threads)
             if items * vec <= min(held, most):
                 return Config("row_block", threads, items, vec, blocks=_blocks(threads, double))
     # What is held in shared memory is copied there in whole packs.
-    in_shared_memory = _shared(program, packs, vec, shifted) if clusters and not apart else None
-    if in_shared_memory is not None:
-        return in_shared_memory
-    return Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec)
+    shared = in_shared_memory(program, access, packed) if clusters and not apart else None
+    return shared or Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec)
 
 
 def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduces: bool) -> Config | None:
@@ -138,7 +118,7 @@ def _lanes_of(program: Program, packs: int, access: Access, reduces: bool, most:
     if items * access.vec > most:
         return None
     rows = rows_at_a_time(program, group, items * access.vec)
-    blocks = _blocks(THREADS, _is_double(program))
+    blocks = _blocks(THREADS, program.is_double)
     return Config("row_lanes", THREADS, items, access.vec, group, blocks=blocks, packed=packed, rows=rows)
 
 
@@ -149,7 +129,7 @@ def _is_packed(program: Program) -> bool:
     guarded = any(n.op == "guard" for n in program.step.nodes)
     few = program.recomputed_flops <= _MOST_RECOMPUTED and 0 < program.input_bytes <= _MOST_INPUT_BYTES
     # Sums of exponentials are rescaled for each pack, which float64 results would show.
-    return few and not guarded and not _is_double(program)
+    return few and not guarded and not program.is_double
 
 
 def _holds_much(program: Program) -> bool:
@@ -157,17 +137,8 @@ def _holds_much(program: Program) -> bool:
 
     On an H200 the backward pass of a float64 layer norm takes 1010 us so, 1630 with its four values in registers.
     """
-    few = 2 if _is_double(program) else 3
+    few = 2 if program.is_double else 3
     return program.held_values > few and program.recomputed_flops <= _MOST_RECOMPUTED and program.input_bytes > 0
-
-
-def _computes_little(program: Program) -> bool:
-    return program.recomputed_flops <= _LITTLE_RECOMPUTED and program.input_bytes <= _LITTLE_INPUT_BYTES
-
-
-def _is_double(program: Program) -> bool:
-    """Whether any full-size array is float64."""
-    return any(p.dtype == "float64" for p in program.parameters if p.extent == FULL)
 
 
 def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: bool) -> Config | None:
@@ -188,56 +159,6 @@ def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: boo
     return None
 
 
-def _shared(program: Program, packs: int, vec: int, shifted: bool) -> Config | None:
-    """Choose the blocks that hold a row in shared memory, of a GPU with clusters; None if it is too long."""
-    double = _is_double(program)
-    little = _computes_little(program)
-    is_light = little and _is_packed(program) and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
-    if is_light:
-        widens = program.reads_columns and vec == 8
-        resident_threads = _COLUMN_THREADS if widens else _LIGHT_THREADS
-    else:
-        resident_threads = _DOUBLE_THREADS if double else _THREADS
-    most = _MOST_SHARED_DOUBLE_PACKS if double else _MOST_SHARED_PACKS
-    again = program.stages * program.input_bytes + program.output_bytes
-    limit = _SLOW_READ_AGAIN if double or program.reads_columns else _READ_AGAIN
-    # A cluster alone leaves its multiprocessors idle while it waits.
-    fewest = 1 if again >= limit * (program.input_bytes + program.output_bytes) else 2
-    best, found = 0.0, None
-    for cluster in range(1, _MOST_BLOCKS + 1):
-        for threads in (512, 256, 128) if double else (1024, 768, 512, 384, 256):
-            held = -(-packs // (threads * cluster))
-            # Code that is repeated for all packs computes one while others are on their way.
-            items = held if is_light else max(1, (8 if double else 4) // vec)
-            held = -(-held // items) * items
-            scratch = 2 * (threads // 32 + cluster) * state_size(program.step) + 16  # of totals
-            part = held_bytes(program, held * threads * vec)
-            taken = part + -(-scratch // _LINE) * _LINE + _BLOCK_BYTES
-            blocks = min(_MULTIPROCESSOR_BYTES // taken, resident_threads // threads)
-            if held > most or blocks < (fewest if cluster > 1 else 1):
-                continue
-            rate = packs / (held * threads * cluster) * _held_rate(part, blocks, cluster, shifted, little)
-            if rate > best:
-                best = rate
-                found = Config("row_shared", threads, items, vec, blocks=blocks, cluster=cluster, packs=held)
-    return found
-
-
-def _held_rate(part: int, blocks: int, cluster: int, shifted: bool, computes_little: bool) -> float:
-    """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's."""
-    if cluster == 1:
-        return blocks / (blocks + _BLOCK_LOSS)
-    whole = _NEIGHBOURS * blocks // cluster * cluster / _NEIGHBOURS  # blocks on a multiprocessor, of whole clusters
-    held = min(1.0, part * whole / _ENOUGH_HELD) ** _HELD_POWER
-    loss = _CLUSTER_LOSS if computes_little else _HEAVY_CLUSTER_LOSS
-    return blocks / (blocks + loss) * held * (_SHIFTED_SHARE if shifted else 1.0)
-
-
-def held_bytes(program: Program, elements: int) -> int:
-    """Return the bytes that so many elements of each full-size input take where they are held in shared memory."""
-    return elements * program.input_bytes + _LINE * len(program.full_inputs)
-
-
 def _most_packed(program: Program) -> int:
     """Return how many elements a thread may hold as they were loaded, and have registers left to compute with."""
     return min(_BYTES_HELD_AS_LOADED // program.input_bytes, 32 if program.reads_columns else 64)
@@ -250,7 +171,7 @@ def _most_held(program: Program) -> int:
     `_MAX_HELD` values, of which an element has `Program.held_values` but one that takes the place of what it is
     computed from. It is a pack at least.
     """
-    if not _is_double(program):
+    if not program.is_double:
         return max(widest_vec(program), _MAX_HELD // max(1, program.held_values - 1))
     held = 16 if program.reads_columns else _MAX_HELD
     return max(1, min(held, 256 // max(program.input_bytes, 8)))
@@ -275,7 +196,7 @@ def _stream(program: Program, packs: int, vec: int) -> Config:
         threads = max(64, _warps(packs / max(8, -(-packs // 256))))
     accumulators = program.accumulators(0)
     simple = len(accumulators) == 1 and accumulators[0].operand in program.loaded and program.input_bytes == 2
-    resident_threads = _SIMPLE_THREADS if simple else _THREADS if _is_double(program) else _LIGHT_THREADS
+    resident_threads = _SIMPLE_THREADS if simple else _THREADS if program.is_double else _LIGHT_THREADS
     blocks = min(32, resident_threads // threads)
     shares = row_shares(program.domain)
     if shares > 1:

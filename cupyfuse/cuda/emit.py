@@ -7,19 +7,18 @@ know nothing of operators. Everything here is text: neither a GPU nor CuPy is ne
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Sequence
 from functools import cached_property, partial
 
 from ..dtypes import ITEMSIZE
 from ..ir.graph import Node
 from .config import Config
-from .configure import held_bytes
 from .expressions import Body, Scope, function_text, indented, struct_text
-from .held import held_rows, take_functions
+from .held import held_columns, held_rows, take_functions, tile_functions
 from .kernel import CONDITION, Kernel, translation_unit
 from .outlined import outlined
 from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
 from .repair import repair_function
+from .shared_rows import held_bytes
 from .totals import read_totals, totals_struct
 
 
@@ -47,6 +46,7 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
         shared=held,
         merges=config.merges,
         in_lanes=config.template == "row_lanes",
+        columns=config.columns,
     )
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
@@ -54,7 +54,8 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     source = translation_unit(
         config.template, struct, entry, f"{call}(p)", threads, blocks, conditional, config.cluster
     )
-    shared = held_bytes(program, config.threads * config.packs * config.vec) if config.packs else 0
+    elements = config.threads // config.rows * config.packs * config.vec
+    shared = held_bytes(program, elements, config.rows, config.columns) if held else 0
     return Kernel(entry, source, tuple(program.parameters), config, shared=shared, cluster=config.cluster)
 
 
@@ -81,6 +82,8 @@ class Writer:
     in_lanes : bool
         Whether the lanes of a warp have rows in registers: those that hold values know the maximum of a row before
         they add up what is relative to it.
+    columns : bool
+        Whether values of columns are held in shared memory from row to row.
 
     Attributes
     ----------
@@ -101,6 +104,7 @@ class Writer:
         shared: bool = False,
         merges: bool = False,
         in_lanes: bool = False,
+        columns: bool = False,
     ):
         self.program = program
         self.merges = merges
@@ -110,6 +114,7 @@ class Writer:
         self.apart = apart
         self.shared = shared
         self.in_lanes = in_lanes
+        self.columns = columns
         self.one_tile = packed or in_lanes  # of all stages
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
@@ -170,6 +175,7 @@ class Writer:
             begin,
             self.emit_misaligned(),
             held_rows(self.program) if self.shared else "",
+            held_columns(self.program, self.columns, self.shifted) if self.shared else "",
             *bodies,
             *self.repairs.values(),
             *(f for f in finishes if f),
@@ -344,9 +350,9 @@ class Writer:
             "}",
         ]
         if stage == 0 and self.one_tile:
-            lines += _tile_functions(tile, self.packed)
+            lines += tile_functions(tile, self.packed)
         if self.shared:
-            lines += take_functions(stage, read)
+            lines += take_functions(stage, read, self.columns)
         if exact is not None:
             body = exact.lines
             if self.outlines and not any("repair_" in line for line in body):  # those are members of the struct
@@ -421,23 +427,3 @@ class Writer:
             nested = partial(self.emit_repair, team="Solo()")
             self.repairs[name] = repair_function(name, node, self.row_scope(), nested)
         return f"{name}({team}, row, r)"
-
-
-def _tile_functions(tile: Sequence[Parameter], packed: bool) -> list[str]:
-    """Emit, as lines, how a tile that all stages have is kept as it was loaded, and holds values of columns.
-
-    Where values are computed once, those of wide elements may take their place as soon as the compiler likes.
-    """
-    rows = [p for p in tile if p.extent == FULL and (packed or ITEMSIZE[p.dtype] < ITEMSIZE["float32"])]
-    columns = [p for p in tile if p.extent == COLUMN]
-    kept = " ".join(f"keep_packed(t.{p.name});" for p in rows)
-    loaded = " ".join(f"t.{p.name} = load_pack<V>({p.element_address});" for p in columns)
-    taken = " ".join(f"to.{p.name} = from.{p.name};" for p in columns)
-    return [
-        "template <int V>",
-        f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}",
-        "template <int V>",
-        f"__device__ void hold_columns(i64 col, Tile0<V>& t) const {{ {loaded} }}",
-        "template <int V>",
-        f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {taken} }}",
-    ]

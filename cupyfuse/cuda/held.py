@@ -1,10 +1,11 @@
-"""Emit where a row program holds rows in shared memory as they were loaded, and how it copies and takes their packs."""
+"""Emit where a row program holds rows as they were loaded, and values of columns, and how it copies and takes packs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .program import FULL, Parameter, Program, stored_type
+from ..dtypes import ITEMSIZE
+from .program import COLUMN, FULL, Parameter, Program, stored_type
 
 
 def held_rows(program: Program) -> str:
@@ -17,6 +18,7 @@ def held_rows(program: Program) -> str:
     fields = " ".join(f"{kind}* {name};" for name, kind, _ in inputs)
     places = [f"h.{name} = held_from<{kind}>(memory, count, {address});" for name, kind, address in inputs]
     copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
+    taken = " + ".join(f"count * int(sizeof({kind})) + 128" for _, kind, _ in inputs) or "0"
     full = [p.name for p in program.parameters if p.extent == FULL]
     singles = " ".join(f"{kind.replace('V>', '1>')} {name};" for name, kind, _ in inputs)
     loads = " ".join(f"s.{name} = load_pack<1>({address});" for name, _, address in inputs)
@@ -24,6 +26,8 @@ def held_rows(program: Program) -> str:
         [
             f"struct Single {{ {singles} }};",
             f"__device__ void hold(i64 row, i64 col, Single& s) const {{ {loads} }}",
+            "template <int V>",
+            f"__device__ static constexpr int held_bytes(int count) {{ return {taken}; }}",
             f"template <int V> struct Held {{ {fields} }};",
             "template <int V>",
             "__device__ Held<V> held(i64 row, i64 col, char* memory, int count) const {",
@@ -42,13 +46,66 @@ def held_rows(program: Program) -> str:
     )
 
 
-def take_functions(stage: int, read: Sequence[Parameter]) -> list[str]:
-    """Emit the functions that fill a stage's tile with what it reads, from a held pack or from `Single`, as lines."""
+def held_columns(program: Program, held: bool, shifted: bool) -> str:
+    """Emit where packs of per-column inputs are held in shared memory, an array for each, if they are.
+
+    Packs that begin between two in memory are copied element by element, once for many rows.
+    """
+    columns = [p for p in program.loaded.values() if p.extent == COLUMN] if held else []
+    inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", p.element_address) for p in columns]
+    fields = " ".join(f"{kind}* {name};" for name, kind, _ in inputs)
+    places = [f"h.{name} = packs_from<{kind}>(memory, count);" for name, kind, _ in inputs]
+    if shifted:
+        copies = " ".join(f"to.{name}[at] = load_each<V>({address});" for name, _, address in inputs)
+    else:
+        copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
+    return "\n".join(
+        [
+            f"static constexpr bool holds_columns = {str(bool(columns)).lower()};",
+            f"template <int V> struct Columns {{ {fields} }};",
+            "template <int V>",
+            "__device__ static Columns<V> columns(char*& memory, int count) {",
+            "    Columns<V> h;",
+            *(f"    {place}" for place in places),
+            "    return h;",
+            "}",
+            "template <int V>",
+            f"__device__ void hold(i64 col, const Columns<V>& to, int at) const {{ {copies} }}",
+        ]
+    )
+
+
+def take_functions(stage: int, read: Sequence[Parameter], columns: bool) -> list[str]:
+    """Emit the functions that fill a stage's tile with what it reads, from held packs or from `Single`, as lines."""
     full = [p.name for p in read if p.extent == FULL]
     packs = " ".join(f"t.{name} = from.{name}[at];" for name in full)
     singles = " ".join(f"t.{name} = from.{name};" for name in full)
+    of_columns = " ".join(f"t.{p.name} = from.{p.name}[at];" for p in read if columns and p.extent == COLUMN)
     return [
         "template <int V>",
         f"__device__ void take(At<{stage}>, const Held<V>& from, int at, Tile{stage}<V>& t) const {{ {packs} }}",
+        "template <int V>",
+        f"__device__ void take(At<{stage}>, const Columns<V>& from, int at, Tile{stage}<V>& t) const",
+        f"{{ {of_columns} }}",
         f"__device__ void take(At<{stage}>, const Single& from, Tile{stage}<1>& t) const {{ {singles} }}",
+    ]
+
+
+def tile_functions(tile: Sequence[Parameter], packed: bool) -> list[str]:
+    """Emit, as lines, how a tile that all stages have is kept as it was loaded, and holds values of columns.
+
+    Where values are computed once, those of wide elements may take their place as soon as the compiler likes.
+    """
+    rows = [p for p in tile if p.extent == FULL and (packed or ITEMSIZE[p.dtype] < ITEMSIZE["float32"])]
+    columns = [p for p in tile if p.extent == COLUMN]
+    kept = " ".join(f"keep_packed(t.{p.name});" for p in rows)
+    loaded = " ".join(f"t.{p.name} = load_pack<V>({p.element_address});" for p in columns)
+    taken = " ".join(f"to.{p.name} = from.{p.name};" for p in columns)
+    return [
+        "template <int V>",
+        f"__device__ static void keep(Tile0<V>& t) {{ {kept} }}",
+        "template <int V>",
+        f"__device__ void hold_columns(i64 col, Tile0<V>& t) const {{ {loaded} }}",
+        "template <int V>",
+        f"__device__ static void take_columns(const Tile0<V>& from, Tile0<V>& to) {{ {taken} }}",
     ]

@@ -202,6 +202,26 @@ class Program:
         return sum(p.extent == COLUMN and not p.written and not p.is_number for p in self.parameters)
 
     @cached_property
+    def column_reads(self) -> int:
+        """How often stages read a value of a per-column array for each element, in all."""
+        total = 0
+        for stage in range(self.stages):
+            targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
+            read = g.topological(targets, lambda n: () if n in self.loaded else g.eager_inputs(n))
+            total += sum(n in self.loaded and self.loaded[n].extent == COLUMN for n in read)
+        return total
+
+    @cached_property
+    def column_sizes(self) -> list[int]:
+        """Bytes of an element of each per-column array that each row reads."""
+        return [dtypes.ITEMSIZE[p.dtype] for p in self.loaded.values() if p.extent == COLUMN]
+
+    @cached_property
+    def is_double(self) -> bool:
+        """Whether any full-size array is float64."""
+        return any(p.dtype == "float64" for p in self.parameters if p.extent == FULL)
+
+    @cached_property
     def full_inputs(self) -> list[Parameter]:
         """The inputs in memory that have an element for each of the step's."""
         return [p for p in self.loaded.values() if p.extent == FULL and p.node is not self.product]

@@ -19,6 +19,7 @@ from ..cuda.kernel import Kernel
 from ..cuda.launch import sequence
 from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
+from ..cuda.shared_rows import NEIGHBOURS
 from ..cuda.sources import emit_kernels
 from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer
 from ..errors import ClusterError
@@ -28,6 +29,9 @@ from ..plan.schedule import Step, state_size
 _MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
 # From so many blocks on threads of elementwise work have several packs: enough blocks are left for all multiprocessors.
 _MANY_BLOCKS, _PACKS_A_THREAD = 1 << 14, 8
+# Clusters that hold values of columns follow each other so often where each still has as many rows as it computes at a
+# time: an H200 does not give all multiprocessors equal shares of its memory's rate.
+_TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -274,7 +278,7 @@ class KernelLaunch:
             struct += pointer(partial) + integers(config.shares)
         if self.flag >= 0:
             struct += pointer(self.flag)
-        grids = _grids(config, self.rows, self.cols)
+        grids = _grids(config, self.rows, self.cols, runtime.processors)
         threads = config.threads, config.merge_threads  # the second kernel is the merge
         calls = [
             KernelCall(runtime.function(kernel), (max(1, x), y, 1), (count, 1, 1), kernel.shared)
@@ -283,17 +287,17 @@ class KernelLaunch:
         return StructLaunch(calls, struct)
 
 
-def _grids(config: Config, rows: int, cols: int) -> list[tuple[int, int]]:
+def _grids(config: Config, rows: int, cols: int, processors: int) -> list[tuple[int, int]]:
     """Return the blocks along x and y of a template's kernel, and of the one that merges."""
     if config.template == "column_stats":
         return [(-(-cols // config.group), config.shares), (-(-cols // config.threads), 1)]
     if config.template == "row_shares":
         return [(config.shares, max(1, min(rows, _MOST_BLOCKS_Y))), (min(rows, _MAX_BLOCKS), 1)]
-    return [(_thread_blocks(config, rows, cols), 1)]
+    return [(_thread_blocks(config, rows, cols, processors), 1)]
 
 
-def _thread_blocks(config: Config, rows: int, cols: int) -> int:
-    """Return the number of thread blocks that a row template is launched with."""
+def _thread_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
+    """Return the number of thread blocks that a row template is launched with on so many multiprocessors."""
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group * config.rows))
     elif config.template == "elementwise":
@@ -303,5 +307,22 @@ def _thread_blocks(config: Config, rows: int, cols: int) -> int:
         if blocks >= _MANY_BLOCKS:
             blocks = -(-blocks // _PACKS_A_THREAD)
     else:
-        blocks = min(-(-rows // config.rows), _MAX_BLOCKS // config.cluster) * config.cluster
+        if config.columns:
+            teams = _that_hold_columns(config, rows, processors)
+        else:
+            teams = -(-rows // config.rows)
+        blocks = min(teams, _MAX_BLOCKS // config.cluster) * config.cluster
     return max(1, min(blocks, _MAX_BLOCKS))
+
+
+def _that_hold_columns(config: Config, rows: int, processors: int) -> int:
+    """Return the number of clusters, each of which copies values of columns once and then computes some of the rows.
+
+    All rows of a cluster have to begin at the same place in a pack.
+    """
+    at_once = max(1, processors // NEIGHBOURS * NEIGHBOURS * config.blocks // config.cluster)
+    turns = max(1, min(_TURNS, rows // (at_once * config.rows)))
+    clusters = min(rows, at_once * turns)
+    if config.shifted and clusters < rows:
+        clusters = max(1, clusters // config.vec) * config.vec
+    return clusters

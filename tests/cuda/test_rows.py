@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forced_rows import check_in_orders, force, program_of, results_of
 from kernel_cases import Case, affine_softmax, layer_norm, normalised, places, reductions, softmax
 from support import HOST, assert_equal, dtype_of, normal
 
@@ -18,21 +19,6 @@ from cupyfuse.cuda.sources import emit_kernels
 from cupyfuse.engines import kernel_launch
 from cupyfuse.errors import ClusterError
 from cupyfuse.plan.schedule import state_size
-
-ORDERS = 2
-
-
-def program_of(function: Any, *arguments: Any) -> Program:
-    plan = cf.fuse(function).plan(*arguments)
-    (step,) = plan.steps
-    return Program(step, plan.scheduled.storage)
-
-
-def results_of(case: Case) -> tuple[Any, ...]:
-    with HOST.active():
-        results = HOST.host(cf.fuse(case.program)(*case.laid_out(HOST.xp)))
-    return results if isinstance(results, tuple) else (results,)
-
 
 # One block or several for a row, in registers or read again; a thread has one pack, or several.
 CONFIGURATIONS = [
@@ -46,6 +32,8 @@ CONFIGURATIONS = [
     Config("row_shared", 32, 2, 2, cluster=2, packs=2),
     Config("row_shared", 32, 1, 2, cluster=12, packs=1),
     Config("row_shared", 64, 1, 8, cluster=4, packs=1),
+    Config("row_shared", 96, 2, 8, packs=2, rows=3, columns=True),
+    Config("row_shared", 128, 1, 4, cluster=3, packs=1, rows=2, columns=True),
 ]
 
 
@@ -57,43 +45,7 @@ PACKED = [
 
 def name_of(config: Config) -> str:
     held = "-packed" * config.packed + f"-{config.rows}rows" * (config.rows > 1)
-    return f"{config.template}-{config.threads}x{config.vec}-{config.cluster}{held}"
-
-
-def force(monkeypatch: pytest.MonkeyPatch, config: Config, cols: int, apart: bool = False) -> None:
-    """Let row programs of so many columns run in a configuration, with as many packs a thread as that takes.
-
-    With `apart`, rows that are read may begin elsewhere in a pack than those that are written.
-    """
-
-    def choose(found: Program, access: Access, clusters: bool = False) -> Config:
-        own = default_config(found, access)
-        if own.template in ("elementwise", "column_stats"):
-            return own
-        vec = min(access.vec, config.vec)
-        team = config.group if config.template == "row_lanes" else config.threads * config.cluster // config.rows
-        each = -(-cols // (team * vec))
-        held = -(-each // config.items) * config.items
-        return replace(
-            config,
-            vec=vec,
-            items=config.items if config.packs else each,
-            packs=held if config.packs else 0,
-            shifted=vec > 1 and (apart or cols % vec != 0),
-            apart=vec > 1 and apart,
-        )
-
-    monkeypatch.setattr(kernel_launch, "default_config", choose)
-    monkeypatch.setattr(kernel_launch, "accesses", lambda *_, **__: iter([Access(config.vec, True, apart), Access(1)]))
-
-
-def check_in_orders(case: Case) -> None:
-    """Compare results with the expected ones, and with those of other orders of the threads."""
-    first = results_of(case)
-    case.check(first)
-    for _ in range(ORDERS - 1):
-        for again, before in zip(results_of(case), first, strict=True):
-            assert_equal(again, before)
+    return f"{config.template}-{config.threads}x{config.vec}-{config.cluster}{held}" + "-columns" * config.columns
 
 
 @pytest.mark.rotates
@@ -150,7 +102,7 @@ def test_packs_arrive_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, items: int, cluster: int, program: Any
 ) -> None:
     """A thread computes packs while others are on their way, or all once they have arrived; clusters run many rows."""
-    monkeypatch.setattr(kernel_launch, "_thread_blocks", lambda config, rows, cols: 2 * config.cluster)
+    monkeypatch.setattr(kernel_launch, "_thread_blocks", lambda config, *_: 2 * config.cluster)
     force(monkeypatch, Config("row_shared", 64, items, 1, cluster=cluster, packs=1), 600 * cluster)
     check_in_orders(Case(program, (5, 600 * cluster), "float32"))
 
@@ -370,6 +322,8 @@ def test_without_a_place_for_a_cluster_rows_are_read_again() -> None:
     class Runtime:
         """Of a GPU that has no place for large clusters."""
 
+        processors = 132
+
         def function(self, kernel: Any) -> Any:
             if kernel.cluster > 8:
                 raise ClusterError("no place")
@@ -577,9 +531,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     found: list[Config] = []
     grids = kernel_launch._grids
 
-    def noted(config: Config, rows: int, cols: int) -> list[tuple[int, int]]:
+    def noted(config: Config, rows: int, cols: int, processors: int) -> list[tuple[int, int]]:
         found.append(config)
-        return grids(config, rows, cols)
+        return grids(config, rows, cols, processors)
 
     monkeypatch.setattr(kernel_launch, "_grids", noted)
     return found
@@ -600,7 +554,7 @@ def test_a_warp_reads_several_rows(monkeypatch: pytest.MonkeyPatch, launched: li
         total += x.sum(axis=1, keepdims=True)
         return x.max(axis=1)
 
-    monkeypatch.setattr(kernel_launch, "_thread_blocks", lambda config, rows, cols: 2)
+    monkeypatch.setattr(kernel_launch, "_thread_blocks", lambda config, *_: 2)
     x = np.random.default_rng(3).integers(-4, 5, (21, 1100)).astype(np.float16)
     before = np.arange(21, dtype=np.float32).reshape(21, 1)
     with HOST.active():

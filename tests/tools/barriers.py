@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 from mutant import KERNELS, Mutant
-from mutants import FINGERPRINT
+from mutants import FINGERPRINT, HELD_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 _BARRIER = re.compile(
     r"__syncthreads\(\);|__syncwarp\([^()]*\);|barrier_(?:wait|arrive)\((?:ring|messages|barrier\()[^;]*\);"
+    r"|(?<!\w)(?:team\.block\.)?sync\(\);|named_sync\(1 \+ number[^;]*;"
     r"|cluster_(?:sync|wait)\(\);|hand_back<Shape>\(read\);|products_wait[^;]*;"
 )
 _SPLIT = ("tests/cuda/test_split.py", "tests/cuda/test_rounded.py")
@@ -25,7 +26,12 @@ _ROWS = ("tests/cuda/test_rows.py", "-k", "row_shared and (normalised or softmax
 # The tests that run the barriers of a file.
 TESTS = {
     "kernels_cu/cluster_team.cuh": _ROWS,
-    "kernels_cu/row_shared.cu": ("tests/cuda/test_rows.py", "-k", "one_after_the_other and softmax"),
+    "kernels_cu/row_shared.cu": (
+        "tests/cuda/test_rows.py",
+        HELD_COLUMNS,
+        "-k",
+        "(one_after_the_other and softmax) or (share and affine_softmax)",
+    ),
     "kernels_cu/scan.cu": ("tests/cuda/test_scan.py", "-k", "host and totals and shape8"),
     "kernels_cu/column_stats.cu": (KERNELS, "-k", "host and column_reductions-2x3-float32"),
     FINGERPRINT: ("tests/cuda/test_fingerprint.py", "-k", "host and stays"),
@@ -37,7 +43,12 @@ TESTS = {
     "kernels_cu/split_gemm.cu": _PRODUCTS,
     "kernels_cu/split_repair.cu": ("tests/cuda/test_split.py", "-k", "host and (repair or gathered or normal)"),
     "kernels_cu/split_rows.cu": ("tests/cuda/test_split.py", "-k", "host and 22_bits"),
-    "kernels_cu/teams.cuh": (KERNELS, "-k", "host and affine_softmax-2x1025-float32"),
+    "kernels_cu/teams.cuh": (
+        KERNELS,
+        HELD_COLUMNS,
+        "-k",
+        "(host and affine_softmax-2x1025-float32) or (share and affine_softmax)",
+    ),
 }
 # Whose barriers are in what stands in for instructions on the CPU; and one that a vote of the same lanes follows, at
 # which they meet on the CPU.

@@ -12,12 +12,17 @@ def kernels(select: str) -> tuple[str, ...]:
 
 
 ON_GPU = "tests/engines/test_cuda.py"
+HELD_COLUMNS = "tests/cuda/test_held_columns.py"
 REDUCTIONS, TEAMS = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh"
 
 
 def rows(select: str) -> tuple[str, ...]:
     """The tests of rows that begin between vectors, are packed or shared."""
     return ("tests/cuda/test_rows.py", "-k", select)
+
+
+def held_columns(select: str) -> tuple[str, ...]:
+    return (HELD_COLUMNS, "-k", select)
 
 
 def integers(select: str) -> tuple[str, ...]:
@@ -342,7 +347,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "every lane writes its warp's slot",
         TEAMS,
-        "if (threadIdx.x % 32 == 0) {\n            *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot)",
+        "if (threadIdx.x % 32 == 0) {\n            *reinterpret_cast<Totals*>(slots + rank() / 32 * Slot)",
         "{\n            *reinterpret_cast<Totals*>(slots + threadIdx.x % 32 * Slot)",
         kernels("affine_softmax-2x1025-float32"),
     ),
@@ -512,6 +517,41 @@ MUTANTS: tuple[Mutant, ...] = (
         "Packs - 1 - i : 0",
         "Packs - i : 0",
         rows("one_after_the_other"),
+    ),
+    Mutant(
+        "values of columns that nobody waits for",
+        "kernels_cu/row_shared.cu",
+        "copies_wait(Packs);",
+        "",
+        held_columns("share"),
+    ),
+    Mutant(
+        "values of columns of the first team alone",
+        "kernels_cu/row_shared.cu",
+        "i < Packs; i += Teams)",
+        "i < Packs; i += Teams + 1)",
+        held_columns("share"),
+    ),
+    Mutant(
+        "teams that have the totals of one",
+        "kernels_cu/cluster_team.cuh",
+        "block.number() * bytes_of_slots + ",
+        "",
+        held_columns("share"),
+    ),
+    Mutant(
+        "teams that hold their rows at one place",
+        "kernels_cu/row_shared.cu",
+        "free += team.block.number() * ",
+        "free += ",
+        held_columns("share"),
+    ),
+    Mutant(
+        "clusters of rows that begin at different places",
+        "cupyfuse/engines/kernel_launch.py",
+        "max(1, clusters // config.vec) * config.vec",
+        "clusters",
+        held_columns("begin_at_the_same_place"),
     ),
     Mutant(
         "packs that nobody waits for",

@@ -1,0 +1,253 @@
+"""Rows that blocks hold in shared memory: the blocks and threads of a row, and what stays there from row to row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..plan.schedule import state_size
+from .config import Access, Config
+from .program import Program
+
+# Of a multiprocessor with clusters: shared memory, of which the system takes some for each block; of a block.
+_MULTIPROCESSOR_BYTES, _BLOCK_BYTES, _MOST_BYTES = 228 << 10, 1 << 10, 227 << 10
+_LINE = 128  # bytes of a line of a cache
+_MOST_CLUSTER = 16  # blocks of a cluster on Hopper; more than 8 have to be allowed (compile.py)
+# Packs that a thread holds in shared memory, of float64 the second: with more, a block has too few threads.
+_MOST_PACKS, _MOST_DOUBLE_PACKS = 14, 16
+# Threads on a multiprocessor that each have registers, 40 to 128: for a program that computes little, for one that also
+# widens 16-bit values of columns, for any other, for float64.
+_LIGHT_THREADS, _WIDENING_THREADS, _THREADS, _DOUBLE_THREADS = 1536, 1280, 1024, 512
+# FLOPs for each element that stages compute again, and bytes of its inputs, of a program that computes little.
+_LITTLE_RECOMPUTED, _LITTLE_INPUT_BYTES = 8, 8
+# FLOPs for each element that stages may compute again where values of columns are held: layer norms of SiLU (30) take
+# 1.1 to 1.3 times as long so on an H200, backward passes of layer norms (9) 0.6 to 1.0.
+_MOST_RECOMPUTED = 16
+# Rows, or elements, from which on values of columns are held: of fewer rows, which do not share blocks, it takes up
+# to 1.3 times as long on an H200.
+_MANY_ROWS, _MANY_ELEMENTS = 1 << 10, 1 << 24
+# The rate at which blocks hold rows in shared memory, as a share of a copy's, of n on a multiprocessor: n / (n + the
+# first number) for single blocks, n / (n + the second) for those of clusters, which wait for each other. For them it
+# grows with this power of the bytes that a multiprocessor holds, up to so many, and is this share where rows begin
+# between two packs. Fitted to 534 measurements of an H200 from 16384 to 1048576 columns, among which it chooses within
+# 1.3 % of the best on average, within 6 % at worst. Clusters that compute more than little lose more: by 13 backward
+# passes of norms and softmax from 8192 to 65536 columns, among which it chooses within 7 % of the best on average.
+_BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
+_HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
+NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
+# The bytes of rows that are read again for each stage, over those of rows that are read once, from which on blocks of a
+# cluster have their multiprocessors to themselves where two do not fit: of rows without values of columns and float64,
+# and of others. On an H200 a cluster alone has 0.75 of a copy's rate, with values of columns 0.46 to 0.64; of rows that
+# are read again the softmax of one matrix has 0.64, a layer norm 0.36 (524288 columns of float32).
+_READ_AGAIN, _SLOW_READ_AGAIN = 1.5, 1.6
+# What is left of the rate where stages read values of columns of one array from the L2 cache, beside the one where they
+# are held, in packs of 4 and of 8; in shifted rows one after the other; and more of it for each further array, which
+# leaves less room where they are held.
+_FROM_CACHE, _SHIFTED_FROM_CACHE, _OF_FURTHER_ARRAYS = {4: 0.72, 8: 0.8}, 0.7, 0.1
+# The rate where they are held: of n rows at a time on a multiprocessor n / (n + the first number), of n blocks of
+# clusters n / (n + the second), less the third for each doubling of the cluster; times these powers of the share of
+# packs that threads have, of 1024 threads, and of these bytes of rows. Fitted to 1700 measurements of an H200 from 1500
+# to 262144 columns (affine maps, softmax, norms, their backward pass), among which it chooses within 2 % of the best on
+# average, within 22 % at worst.
+_ROW_LOSS, _OWN_LOSS, _DOUBLING_LOSS = 0.08, 0.09, 0.04
+_PACKS_POWER, _THREADS_POWER, _ROWS_POWER, _ENOUGH_ROWS = 0.3, 0.2, 0.19, 105 << 10
+_LEAST_OF_CLUSTER = 4096  # bytes of a row that a block of a cluster holds at least
+# Rows that a block computes at a time, where they share values of columns, and blocks of several rows on a
+# multiprocessor: each has all of its 16 named barriers, of which there are 64.
+_ROWS_AT_A_TIME, _MOST_BLOCKS_OF_ROWS = (1, 2, 3, 4, 6, 8), 4
+# Reads of values of columns, in each element's stages, from which on rows that begin between two packs of 4 elements
+# take less time in shared memory than in registers; half as many for packs of 8. On an H200 layer norms of bfloat16
+# take 0.6 to 0.8 of the time so, of float32 0.8 to 1.03.
+_READS_THAT_PAY = 2
+# Columns, and rows, from which on this is so of rows that would else be in the lanes of a warp as they were loaded, and
+# read values of columns more than once.
+_SHORTEST, _MANY_SHORT_ROWS = 513, 1 << 12
+
+
+def in_shared_memory(program: Program, access: Access, packed: bool) -> Config | None:
+    """Choose the blocks that hold a row in shared memory, of a GPU with clusters; None if it is too long.
+
+    Parameters
+    ----------
+    program : Program
+    access : Access
+    packed : bool
+        Whether stages may compute again what they need of a row, as it was loaded.
+    """
+    options = list(_options(program, access, packed))
+    if _may_hold_columns(program):
+        options += _options_with_columns(program, access)
+    if not options:
+        return None
+    _, threads, items, packs, blocks, cluster, rows = max(options, key=lambda option: option.rate)
+    return Config(
+        "row_shared",
+        threads * max(1, rows),
+        items,
+        access.vec,
+        blocks=blocks,
+        cluster=cluster,
+        packs=packs,
+        rows=max(1, rows),
+        columns=rows > 0,
+    )
+
+
+def pays_where_shifted(program: Program, access: Access, in_lanes: Config | None) -> bool:
+    """Whether rows that would have room in registers are better held in shared memory, for their values of columns.
+
+    `in_lanes` is the configuration of a short row in the lanes of a warp.
+    """
+    if not (access.shifted and _may_hold_columns(program)):
+        return False
+    if in_lanes is None:
+        return program.column_reads * access.vec >= 4 * _READS_THAT_PAY
+    # Lanes that hold computed values read those of columns in fewer stages.
+    rows, cols = program.domain
+    return in_lanes.packed and program.column_reads > 1 and cols >= _SHORTEST and rows >= _MANY_SHORT_ROWS
+
+
+def _may_hold_columns(program: Program) -> bool:
+    """Whether values of columns may stay in shared memory from row to row."""
+    rows, cols = program.domain
+    many = rows >= _MANY_ROWS or rows * cols >= _MANY_ELEMENTS
+    return many and program.reads_columns > 0 and not program.is_double and program.recomputed_flops <= _MOST_RECOMPUTED
+
+
+class _Option(NamedTuple):
+    """A configuration: its rate as a share of a copy's, and what it sets (`threads` for each row).
+
+    `rows` is 0 where no values of columns are held.
+    """
+
+    rate: float
+    threads: int
+    items: int
+    packs: int
+    blocks: int
+    cluster: int
+    rows: int = 0
+
+
+def _options(program: Program, access: Access, packed: bool) -> Iterator[_Option]:
+    """Yield the configurations in which each stage reads values of columns."""
+    vec, shifted, _ = access
+    packs, double = max(1, -(-program.domain[1] // vec)), program.is_double
+    little = program.recomputed_flops <= _LITTLE_RECOMPUTED and program.input_bytes <= _LITTLE_INPUT_BYTES
+    is_light = little and packed and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
+    if is_light:
+        resident_threads = _WIDENING_THREADS if program.reads_columns and vec == 8 else _LIGHT_THREADS
+    else:
+        resident_threads = _DOUBLE_THREADS if double else _THREADS
+    most = _MOST_DOUBLE_PACKS if double else _MOST_PACKS
+    share = 1.0
+    if _may_hold_columns(program):
+        share = _SHIFTED_FROM_CACHE
+        if not shifted:
+            share = min(1.0, _FROM_CACHE.get(vec, 1.0) + _OF_FURTHER_ARRAYS * (program.reads_columns - 1))
+    fewest, memory = _fewest(program), _Memory(program)
+    for cluster in range(1, _MOST_CLUSTER + 1):
+        for threads in (512, 256, 128) if double else (1024, 768, 512, 384, 256):
+            held = -(-packs // (threads * cluster))
+            # Code that is repeated for all packs computes one while others are on their way.
+            items = held if is_light else max(1, (8 if double else 4) // vec)
+            held = -(-held // items) * items
+            part = memory.held(held * threads * vec)
+            blocks = min(_MULTIPROCESSOR_BYTES // memory.block(part, threads, cluster), resident_threads // threads)
+            if held <= most and blocks >= (fewest if cluster > 1 else 1):
+                rate = share * packs / (held * threads * cluster) * _rate(part, blocks, cluster, shifted, little)
+                yield _Option(rate, threads, items, held, blocks, cluster)
+
+
+def _fewest(program: Program) -> int:
+    """Return how many rows at a time multiprocessors of clusters have to have: a cluster alone leaves them idle."""
+    again = program.stages * program.input_bytes + program.output_bytes
+    limit = _SLOW_READ_AGAIN if program.is_double or program.reads_columns else _READ_AGAIN
+    return 1 if again >= limit * (program.input_bytes + program.output_bytes) else 2
+
+
+def _rate(part: int, blocks: int, cluster: int, shifted: bool, computes_little: bool) -> float:
+    """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's."""
+    if cluster == 1:
+        return blocks / (blocks + _BLOCK_LOSS)
+    held = min(1.0, part * _whole(blocks, cluster) / _ENOUGH_HELD) ** _HELD_POWER
+    loss = _CLUSTER_LOSS if computes_little else _HEAVY_CLUSTER_LOSS
+    return blocks / (blocks + loss) * held * (_SHIFTED_SHARE if shifted else 1.0)
+
+
+def _whole(blocks: int, cluster: int) -> float:
+    """Return the blocks of whole clusters on a multiprocessor, which has room for so many."""
+    return NEIGHBOURS * blocks // cluster * cluster / NEIGHBOURS
+
+
+def _options_with_columns(program: Program, access: Access) -> Iterator[_Option]:
+    """Yield the configurations in which values of columns stay in shared memory."""
+    vec, shifted, _ = access
+    packs, fewest, memory = max(1, -(-program.domain[1] // vec)), _fewest(program), _Memory(program)
+    for cluster in range(1, _MOST_CLUSTER + 1):
+        for threads in (32, 64, 96, 128, 192, 256, 384, 512):
+            held = -(-packs // (threads * cluster))
+            elements = held * threads * vec
+            if held > _MOST_PACKS or (cluster > 1 and elements * program.input_bytes < _LEAST_OF_CLUSTER):
+                continue
+            for rows in _ROWS_AT_A_TIME:
+                taken = memory.block(memory.held(elements, rows, columns=True), threads, cluster, rows)
+                blocks = min(_MULTIPROCESSOR_BYTES // taken, _THREADS // (threads * rows))
+                if rows > 1:
+                    blocks = min(blocks, _MOST_BLOCKS_OF_ROWS)
+                if taken > _MOST_BYTES or blocks < 1 or (cluster > 1 and blocks * rows < fewest):
+                    continue
+                used = packs / (held * threads * cluster)
+                held_of_rows = elements * program.input_bytes * used * rows
+                rate = _rate_with_columns(used, threads * rows, held_of_rows, blocks, rows, cluster)
+                if shifted and cluster > 1:
+                    rate *= _SHIFTED_SHARE
+                yield _Option(rate, threads, held, held, blocks, cluster, rows)
+
+
+def _rate_with_columns(used: float, threads: int, held: float, blocks: int, rows: int, cluster: int) -> float:
+    """Estimate the rate of blocks that hold values of columns, as a share of a copy's.
+
+    Parameters
+    ----------
+    used : float
+        The share of the packs for which threads have room that rows have.
+    threads, held : number
+        Threads of a block, and the bytes of rows that it holds.
+    blocks, rows, cluster : int
+        Blocks on a multiprocessor, rows that each computes at a time, and blocks of a cluster.
+    """
+    rate = blocks * rows / (blocks * rows + _ROW_LOSS)
+    if cluster > 1:
+        rate *= blocks / (blocks + _OWN_LOSS) * (1 - _DOUBLING_LOSS * math.log2(cluster))
+    whole = blocks if cluster == 1 else _whole(blocks, cluster)
+    rate *= used**_PACKS_POWER * min(1.0, threads * whole / 1024) ** _THREADS_POWER
+    return rate * min(1.0, held * whole / _ENOUGH_ROWS) ** _ROWS_POWER
+
+
+class _Memory:
+    """The shared memory that blocks of a program take."""
+
+    def __init__(self, program: Program):
+        self.element = program.input_bytes
+        self.lines = _LINE * len(program.full_inputs)
+        self.columns = program.column_sizes
+        self.totals = state_size(program.step)
+
+    def held(self, elements: int, rows: int = 1, columns: bool = False) -> int:
+        """Return the bytes that rows of so many elements take, and values of as many columns if they are held."""
+        taken = rows * (elements * self.element + self.lines)
+        if columns:
+            taken += sum(-(-elements * size // _LINE) * _LINE for size in self.columns)
+        return taken
+
+    def block(self, held: int, threads: int, cluster: int, rows: int = 1) -> int:
+        """Return all that a block takes, which holds so many bytes and has so many threads for each row."""
+        scratch = rows * (2 * (threads // 32 + cluster) * self.totals + 16)
+        return held + -(-scratch // _LINE) * _LINE + _BLOCK_BYTES
+
+
+def held_bytes(program: Program, elements: int, rows: int = 1, columns: bool = False) -> int:
+    """Return the bytes of shared memory that rows of so many elements take, and values of as many columns if held."""
+    return _Memory(program).held(elements, rows, columns)
