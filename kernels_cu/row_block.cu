@@ -12,6 +12,7 @@
 //   totals(At<S>), tile<V>(At<S>), out<V>(At<S>)       empty accumulators, inputs and results of stage S
 //   begin(row, r)                            loads the per-row inputs
 //   load<V>(At<S>, row, col, tile)           loads V elements of each full input of stage S
+//   load_again<V>(At<S>, row, col, tile)     the same once more, for exact_element
 //   load_columns<V>(At<S>, col, tile)        the same for per-column inputs
 //   hold_columns<V>(col, tile)               the same for all stages, aligned: where there are no single elements
 //   take_columns<V>(from, to)                copies them

@@ -65,7 +65,7 @@ __device__ __forceinline__ bool compute_pack(
             if constexpr (How == Exact::kept) {
                 again = tile;
             } else {
-                p.template load<V>(At<S>(), row, col, again);
+                p.template load_again<V>(At<S>(), row, col, again);
                 p.template load_columns<V>(At<S>(), col, again);
             }
 #pragma unroll

@@ -208,6 +208,24 @@ __device__ __forceinline__ Pack<T, V> load_pack(const T* from) {
     return bits.pack;
 }
 
+// The same of 16 bytes that the L2 cache evicts last (sm_80 and later): results that are written beside them leave it first, in a
+// steady stream. The number is the policy that `createpolicy.fractional.L2::evict_last` makes of 1.0.
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> load_evict_last(const T* from) {
+    static_assert(sizeof(T) * V == 16, "narrower accesses take longer so");
+#ifdef __CUDA_ARCH__
+    u32 words[4];
+    asm volatile("ld.global.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(__cvta_generic_to_global(from)), "l"(0x14F0000000000000ull));
+    Pack<T, V> pack;
+    memcpy(&pack, words, sizeof pack);
+    return pack;
+#else
+    return load_pack<V>(from);
+#endif
+}
+
 // The same from any address, one element after the other.
 template <int V, class T>
 __device__ __forceinline__ Pack<T, V> load_each(const T* from) {

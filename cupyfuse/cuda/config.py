@@ -38,6 +38,7 @@ class Config:
     columns : whether values of columns stay in shared memory from row to row (row_shared)
     packed : whether rows stay in registers as they were loaded, and each stage computes what it needs from there
     shifted : whether rows may begin between two packs, at the same place in all arrays
+    evict_last : whether the L2 cache evicts rows that are read after those that are written
     apart : whether rows that are read may begin elsewhere in a pack than those that are written
     """
 
@@ -55,6 +56,7 @@ class Config:
     apart: bool = False
     rows: int = 1
     columns: bool = False
+    evict_last: bool = False
 
     @property
     def merges(self) -> bool:

@@ -47,6 +47,7 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
         merges=config.merges,
         in_lanes=config.template == "row_lanes",
         columns=config.columns,
+        evict_last=config.evict_last,
     )
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
@@ -84,6 +85,8 @@ class Writer:
         they add up what is relative to it.
     columns : bool
         Whether values of columns are held in shared memory from row to row.
+    evict_last : bool
+        Whether the L2 cache evicts rows that are read after those that are written.
 
     Attributes
     ----------
@@ -105,6 +108,7 @@ class Writer:
         merges: bool = False,
         in_lanes: bool = False,
         columns: bool = False,
+        evict_last: bool = False,
     ):
         self.program = program
         self.merges = merges
@@ -115,6 +119,7 @@ class Writer:
         self.shared = shared
         self.in_lanes = in_lanes
         self.columns = columns
+        self.evict_last = evict_last
         self.one_tile = packed or in_lanes  # of all stages
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # repair functions by name
@@ -322,6 +327,9 @@ class Writer:
             extent: [f"t.{p.name} = {load[extent]}<V>({p.element_address});" for p in read if p.extent == extent]
             for extent in (FULL, COLUMN)
         }
+        again = loads[FULL]
+        if self.evict_last:
+            loads[FULL] = [self.load_evicted_last(p) for p in read if p.extent == FULL]
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
         at = f"At<{stage}>"
         signature = (
@@ -342,6 +350,8 @@ class Writer:
             "template <int V>",
             f"__device__ void load({at}, i64 row, i64 col, Tile{stage}<V>& t) const {{ {' '.join(loads[FULL])} }}",
             "template <int V>",
+            f"__device__ void load_again({at}, i64 row, i64 col, Tile{stage}<V>& t) const {{ {' '.join(again)} }}",
+            "template <int V>",
             f"__device__ void load_columns({at}, i64 col, Tile{stage}<V>& t) const {{ {' '.join(loads[COLUMN])} }}",
             "template <int V>",
             f"__device__ auto element{signature}",
@@ -360,6 +370,15 @@ class Writer:
                 lines += function
             lines += ["template <int V>", f"__device__ void exact_element{signature}", *(f"    {x}" for x in body), "}"]
         return "\n".join([*lines, *self.emit_store(stage, writes)])
+
+    @staticmethod
+    def load_evicted_last(parameter: Parameter) -> str:
+        """Emit the load of a full input: whole packs of 16 bytes are evicted last, single elements as others are."""
+        whole = f"V * sizeof({stored_type(parameter.dtype)}) == 16"
+        target, address = f"t.{parameter.name}", parameter.element_address
+        return (
+            f"if constexpr ({whole}) {target} = load_evict_last<V>({address}); else {target} = load_pack<V>({address});"
+        )
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit the function that stores a stage's full results, as lines."""
