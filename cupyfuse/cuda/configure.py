@@ -69,10 +69,11 @@ def _evicts_last(program: Program, config: Config) -> bool:
         # Registers do not suffice for lanes with many packs of a log_softmax.
         suited = config.items < 8 or not _sums_exponentials_alone(program)
     else:
-        suited = config.template == "row_block" and config.items > 2  # threads with few packs have too little in flight
+        # Threads with few packs have too little in flight, and one block of a multiprocessor waits for itself.
+        suited = config.template == "row_block" and config.items > 2 and config.blocks > 1
     return (
         suited
-        and not config.apart
+        and not (config.apart or program.is_double)
         and program.output_bytes > 0
         and program.recomputed_flops <= _FEW_RECOMPUTED
         and cols * max(whole, default=0) >= _LEAST_ROW_BYTES

@@ -57,6 +57,7 @@ def test_what_gains_nothing_is_loaded_as_usual() -> None:
     vector = cf.spec(4096, "bfloat16")
     assert not configured(total, large)[0].evict_last
     assert not configured(softmax, cf.spec((rows * 16, 256), "bfloat16"))[0].evict_last
+    assert not configured(softmax, cf.spec((rows, 4096), "float64"))[0].evict_last
     assert not configured(of_silu, large, vector, vector)[0].evict_last
     assert not configured(softmax, cf.spec((rows, 65536), "bfloat16"))[0].evict_last
     assert not configured(softmax, large, clusters=False)[0].evict_last
