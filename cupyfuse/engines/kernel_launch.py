@@ -320,7 +320,8 @@ def _that_hold_columns(config: Config, rows: int, processors: int) -> int:
 
     All rows of a cluster have to begin at the same place in a pack.
     """
-    at_once = max(1, processors // NEIGHBOURS * NEIGHBOURS * config.blocks // config.cluster)
+    of_neighbours = processors // NEIGHBOURS * NEIGHBOURS or processors
+    at_once = max(1, of_neighbours * config.blocks // config.cluster)
     turns = max(1, min(_TURNS, rows // (at_once * config.rows)))
     clusters = min(rows, at_once * turns)
     if config.shifted and clusters < rows:

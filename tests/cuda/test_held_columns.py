@@ -59,7 +59,7 @@ def test_a_program_without_values_of_columns_has_teams_too(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("vec", [2, 4, 8])
-@pytest.mark.parametrize("processors", [1, 46, 108, 132])
+@pytest.mark.parametrize("processors", [1, 14, 46, 108, 132])
 @pytest.mark.parametrize("cluster", [1, 3, 8, 16])
 def test_all_rows_of_a_cluster_begin_at_the_same_place_in_a_pack(vec: int, processors: int, cluster: int) -> None:
     """Each has a cluster, none of which computes rows for which it does not hold values of columns."""
@@ -73,6 +73,7 @@ def test_all_rows_of_a_cluster_begin_at_the_same_place_in_a_pack(vec: int, proce
             assert rest == 0
             assert 1 <= clusters <= max(rows, vec)
             assert clusters >= rows or clusters % vec == 0
+            assert clusters >= min(rows, processors * blocks // cluster // 2 // vec * vec)  # half a GPU at least
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
