@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from forced_rows import program_of
 from kernel_cases import layer_norm, softmax
+from support import CUDA
 
 import cupyfuse as cf
 from cupyfuse.cuda.config import Access, Config, accesses
@@ -72,7 +73,8 @@ def test_what_gains_nothing_is_loaded_as_usual() -> None:
 @pytest.mark.parametrize("cols", [1024, 1500, 4096, 8191])
 def test_results_on_a_gpu(dtype: str, cols: int, rng: np.random.Generator) -> None:
     """Of 160 MB, special values among them, and in place."""
-    cupy = pytest.importorskip("cupy")
+    CUDA.require()
+    cupy = CUDA.xp
     rows = (80 << 20) // np.dtype(dtype).itemsize // cols
     y = rng.standard_normal((rows, cols), dtype=np.float32).astype(dtype)
     y[3, 5], y[4, 7], y[5] = np.inf, np.nan, -np.inf
