@@ -143,8 +143,7 @@ def _options(program: Program, access: Access, packed: bool) -> Iterator[_Option
         resident_threads = _DOUBLE_THREADS if double else _THREADS
     most = _MOST_DOUBLE_PACKS if double else _MOST_PACKS
     fewest, memory = _fewest(program), _Memory(program)
-    further = _OF_FURTHER_ARRAYS * (program.reads_columns - 1)
-    from_cache = _SHIFTED_FROM_CACHE if shifted else min(1.0, _FROM_CACHE.get(vec, 1.0) + further)
+    from_cache = _left_from_cache(program, vec, shifted) if _may_hold_columns(program) else 1.0
     for cluster in range(1, _MOST_CLUSTER + 1):
         for threads in (512, 256, 128) if double else (1024, 768, 512, 384, 256):
             held = -(-packs // (threads * cluster))
@@ -155,9 +154,16 @@ def _options(program: Program, access: Access, packed: bool) -> Iterator[_Option
             blocks = min(_MULTIPROCESSOR_BYTES // memory.block(part, threads, cluster), resident_threads // threads)
             if held <= most and blocks >= (fewest if cluster > 1 else 1):
                 rate = packs / (held * threads * cluster) * _rate(part, blocks, cluster, shifted, little)
-                if _may_hold_columns(program) and (shifted or cluster > 1 or blocks == 1):
+                if shifted or cluster > 1 or blocks == 1:
                     rate *= from_cache
                 yield _Option(rate, threads, items, held, blocks, cluster)
+
+
+def _left_from_cache(program: Program, vec: int, shifted: bool) -> float:
+    """Return the share of a rate that is left where stages read values of columns from the L2 cache."""
+    if shifted:
+        return _SHIFTED_FROM_CACHE
+    return min(1.0, _FROM_CACHE.get(vec, 1.0) + _OF_FURTHER_ARRAYS * (program.reads_columns - 1))
 
 
 def _fewest(program: Program) -> int:

@@ -308,15 +308,15 @@ def _thread_blocks(config: Config, rows: int, cols: int, processors: int) -> int
             blocks = -(-blocks // _PACKS_A_THREAD)
     else:
         if config.columns:
-            teams = _that_hold_columns(config, rows, processors)
+            teams = _clusters_that_hold_columns(config, rows, processors)
         else:
             teams = -(-rows // config.rows)
         blocks = min(teams, _MAX_BLOCKS // config.cluster) * config.cluster
     return max(1, min(blocks, _MAX_BLOCKS))
 
 
-def _that_hold_columns(config: Config, rows: int, processors: int) -> int:
-    """Return the number of clusters, each of which copies values of columns once and then computes some of the rows.
+def _clusters_that_hold_columns(config: Config, rows: int, processors: int) -> int:
+    """Return how many clusters copy values of columns, once each, and then compute some of the rows.
 
     All rows of a cluster have to begin at the same place in a pack.
     """
