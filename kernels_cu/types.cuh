@@ -91,24 +91,30 @@ struct Narrow<f16> {
 #endif
         return y;
     }
+    // Both in one word, the first in its lower half.
+    static __device__ __forceinline__ u32 pair(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+        u32 both;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(b), "f"(a));
+        return both;
+#else
+        return from(a).bits | static_cast<u32>(from(b).bits) << 16;
+#endif
+    }
 };
 template <>
 struct Narrow<bf16> {
     static __device__ __forceinline__ bf16 from(float x) {
+        bf16 y;
 #if __CUDA_ARCH__ >= 800
-        u32 both;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(0.0f), "f"(x));
-        bf16 z;
-        z.bits = static_cast<unsigned short>(both);
-        return z;
+        y.bits = static_cast<unsigned short>(pair(x, 0.0f));
 #else
         const u32 bits = __float_as_uint(x);
         // Rounding could carry a NaN's mantissa into the exponent: write the quiet NaN.
         const u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        bf16 y;
         y.bits = static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
-        return y;
 #endif
+        return y;
     }
     static __device__ __forceinline__ bf16 from(double x) {
         // Round to odd first, so that the second rounding sees which side of a tie the double was on.
@@ -119,6 +125,16 @@ struct Narrow<bf16> {
             bits = (away ? bits - 1u : bits) | 1u;
         }
         return from(__uint_as_float(bits));
+    }
+    // Both in one word, the first in its lower half.
+    static __device__ __forceinline__ u32 pair(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+        u32 both;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(b), "f"(a));
+        return both;
+#else
+        return from(a).bits | static_cast<u32>(from(b).bits) << 16;
+#endif
     }
 };
 template <class T, class U>
@@ -194,6 +210,34 @@ __device__ __forceinline__ float widen(const Pack<bf16, V>& pack, int j) {
         return __uint_as_float(j % 2 == 0 ? both << 16 : both & 0xffff0000u);
     }
     return widen(pack.v[j]);
+}
+
+// V results before they are rounded to T, of 16 bits: two of them take one instruction.
+template <class T, int V>
+struct Unrounded {
+    float v[V];
+};
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> rounded(const Unrounded<T, V>& results) {
+    Pack<T, V> pack;
+    if constexpr (V % 2 == 0) {
+        u32 words[V / 2];
+#pragma unroll
+        for (int i = 0; i < V / 2; ++i) {
+            words[i] = Narrow<T>::pair(results.v[2 * i], results.v[2 * i + 1]);
+        }
+        memcpy(&pack, words, sizeof pack);
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+            pack.v[j] = narrow<T>(results.v[j]);
+        }
+    }
+    return pack;
+}
+template <int V, class T>
+__device__ __forceinline__ const Pack<T, V>& rounded(const Pack<T, V>& results) {
+    return results;
 }
 
 template <int V, class T>

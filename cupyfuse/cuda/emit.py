@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from ..dtypes import ITEMSIZE
 from ..ir.graph import Node
 from .config import Config
-from .expressions import Body, Scope, function_text, indented, struct_text
+from .expressions import Body, Scope, function_text, indented, rounded_in_pairs, struct_text
 from .held import held_columns, held_rows, take_functions, tile_functions
 from .kernel import CONDITION, Kernel, translation_unit
 from .outlined import outlined
@@ -276,7 +276,8 @@ class Writer:
                     body.line(f"{self.element_field(node)} = {body.value(node)};")
             for node in outputs:
                 parameter = program.outputs[node]
-                body.line(f"out.{parameter.name}.v[j] = {body.stored(node, parameter.dtype)};")
+                value = (body.unrounded if rounded_in_pairs(parameter) else body.stored)(node, parameter.dtype)
+                body.line(f"out.{parameter.name}.v[j] = {value};")
             body.kept = [] if self.streamed else list(kept)
             return body
 
@@ -330,7 +331,8 @@ class Writer:
         again = loads[FULL]
         if self.evict_last:
             loads[FULL] = [self.load_evicted_last(p) for p in read if p.extent == FULL]
-        outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
+        kinds = {p: "Unrounded" if rounded_in_pairs(p) else "Pack" for p in writes}
+        outs = [f"{kind}<{stored_type(p.dtype)}, V> {p.name};" for p, kind in kinds.items()]
         at = f"At<{stage}>"
         signature = (
             f"({at}, const Tile{stage}<V>& tile, int j, i64 row, i64 col, const Row& r, Element& e, "
@@ -382,7 +384,7 @@ class Writer:
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit the function that stores a stage's full results, as lines."""
-        stores = " ".join(f"store_global<V>({p.element_address}, out.{p.name});" for p in writes)
+        stores = " ".join(f"store_global<V>({p.element_address}, rounded<V>(out.{p.name}));" for p in writes)
         head = f"__device__ void store(At<{stage}>, i64 row, i64 col, const Out{stage}<V>& out) const"
         return ["template <int V>", f"{head} {{ {stores} }}"]
 

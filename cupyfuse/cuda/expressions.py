@@ -257,19 +257,21 @@ class Body:
 
     def stored(self, node: Node, dtype: str) -> str:
         """Return an expression for a value as an array of this dtype stores it."""
-        if node.op == "cast" and node.dtype == dtype and _is_rounding(node):
-            return self._rounded(node)  # what was rounded by itself, and widened, would be rounded twice
-        return f"narrow<{stored_type(dtype)}>({self.value(node)})"
+        return f"narrow<{stored_type(dtype)}>({self.unrounded(node, dtype)})"
 
-    def _rounded(self, node: Node) -> str:
-        """Return the expression of a cast to a dtype that is not computed in, as it is stored."""
+    def unrounded(self, node: Node, dtype: str) -> str:
+        """Return an expression for a value before an array of this dtype rounds it."""
+        if node.op == "cast" and node.dtype == dtype and _is_rounding(node):
+            return self._cast_operand(node)  # what was rounded by itself, and widened, would be rounded twice
+        return self.value(node)
+
+    def _cast_operand(self, node: Node) -> str:
+        """Return the expression of what a cast to a dtype that is not computed in rounds."""
         source = node.inputs[0]
         value = self.operand(source, source.dtype)
         if dtypes.is_integer(node.dtype):
-            value = f"static_cast<i64>({value})"
-        elif not dtypes.is_float(source.dtype):
-            value = f"static_cast<float>({value})"
-        return f"narrow<{stored_type(node.dtype)}>({value})"
+            return f"static_cast<i64>({value})"
+        return value if dtypes.is_float(source.dtype) else f"static_cast<float>({value})"
 
     def _pass_through(self, node: Node) -> str:
         """Return the expression of a cast or a broadcast; a cast to a 16-bit dtype rounds, and widens again."""
@@ -278,8 +280,16 @@ class Body:
         if node.dtype == source.dtype:
             return value
         if _is_rounding(node):
-            return f"widen({self._rounded(node)})"
+            return f"widen(narrow<{stored_type(node.dtype)}>({self._cast_operand(node)}))"
         return f"({value} != 0)" if node.dtype == "bool" else f"static_cast<{c_type(node.dtype)}>({value})"
+
+
+def rounded_in_pairs(result: Parameter) -> bool:
+    """Whether the elements of a result are float32 until they are stored in 16 bits: two are rounded at a time."""
+    node = result.node
+    if node.op == "cast" and node.dtype == result.dtype and _is_rounding(node):
+        node = node.inputs[0]
+    return result.dtype in ("float16", "bfloat16") and c_type(node.dtype) == "float"
 
 
 def _is_rounding(node: Node) -> bool:

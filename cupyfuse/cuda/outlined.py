@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from .expressions import rounded_in_pairs
 from .program import Parameter, stored_type
 
 _FIELD = re.compile(r"\b([re])\.(\w+)")
@@ -47,7 +48,8 @@ def outlined(
     passed += [(f"decltype({_STRUCTS[s]}::{name})", f"{s}_{name}", f"{s}.{name}") for s, name in fields]
     passed += [(stored_type(p.dtype), f"tile_{p.name}", f"tile.{p.name}.v[j]") for p in tile]
     results = [(f"decltype(Element::{name})", name, f"e.{name}") for name in kept]
-    results += [(stored_type(p.dtype), p.name, f"out.{p.name}.v[j]") for p in writes]
+    kinds = ("float" if rounded_in_pairs(p) else stored_type(p.dtype) for p in writes)
+    results += [(kind, p.name, f"out.{p.name}.v[j]") for kind, p in zip(kinds, writes, strict=True)]
     signature = ", ".join(f"{kind} {name}" for kind, name, _ in passed)
     function = [
         f"struct Exact{stage} {{ {' '.join(f'{kind} {name};' for kind, name, _ in results)} }};",
