@@ -55,7 +55,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
             }
 #pragma unroll
             for (int j = 0; j < V; ++j) {
-                totals[j].settle();
+                totals[j].settle(true);
             }
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
         for (int mask = across; mask < 32; mask *= 2) {
             totals[j].lead(mask, 0xffffffffu);
         }
-        totals[j].settle();
+        totals[j].settle(true);
 #pragma unroll
         for (int mask = across; mask < 32; mask *= 2) {
             totals[j].exchange(mask, (lane & mask) != 0, 0xffffffffu);

@@ -5,21 +5,28 @@
 // element, or adds up the pack first. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
 // per tile instead of once per element. Before anything is added start() takes the place of settle(): no sum has to be moved.
 //
-// Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
-// every mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All
-// lanes of `members` have to call them together, and hold the same bits afterwards.
+// settle(true) moves even if the extreme is not new, or not new by much: without a branch, before which loads would have to wait.
+//
+// Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle(true) once, exchange(mask, upper) with every
+// mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All lanes of
+// `members` have to call them together, and hold the same bits afterwards.
 // merge(other) adds a whole accumulator; in a fixed order it gives fixed bits.
 #pragma once
 
 #include "quick.cuh"
 
-template <class T>
-struct Sum {
-    T v = T(0);
+// What accumulators that do not look ahead have in common.
+struct Unled {
+    template <class T>
     __device__ __forceinline__ void peek(T) {}
-    __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void settle(bool = false) {}
     __device__ __forceinline__ void start() {}
     __device__ __forceinline__ void lead(int, u32) {}
+};
+
+template <class T>
+struct Sum : Unled {
+    T v = T(0);
     __device__ __forceinline__ void add(T x, i64) { v += x; }
     __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v += __shfl_xor_sync(members, v, mask); }
@@ -27,12 +34,8 @@ struct Sum {
 };
 
 template <class T>
-struct Product {
+struct Product : Unled {
     T v = T(1);
-    __device__ __forceinline__ void peek(T) {}
-    __device__ __forceinline__ void settle() {}
-    __device__ __forceinline__ void start() {}
-    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v *= x; }
     __device__ __forceinline__ void merge(const Product& o) { v *= o.v; }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v *= __shfl_xor_sync(members, v, mask); }
@@ -40,12 +43,8 @@ struct Product {
 };
 
 template <class T>
-struct Max {
+struct Max : Unled {
     T v = -infinity<T>();
-    __device__ __forceinline__ void peek(T) {}
-    __device__ __forceinline__ void settle() {}
-    __device__ __forceinline__ void start() {}
-    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v = nan_max(v, x); }
     __device__ __forceinline__ void merge(const Max& o) { v = nan_max(v, o.v); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) {
@@ -55,12 +54,8 @@ struct Max {
 };
 
 template <class T>
-struct Min {
+struct Min : Unled {
     T v = infinity<T>();
-    __device__ __forceinline__ void peek(T) {}
-    __device__ __forceinline__ void settle() {}
-    __device__ __forceinline__ void start() {}
-    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) { v = nan_min(v, x); }
     __device__ __forceinline__ void merge(const Min& o) { v = nan_min(v, o.v); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) {
@@ -80,7 +75,7 @@ struct Extreme {
     static __device__ __forceinline__ T best(T a, T b) { return Largest ? nan_max(a, b) : nan_min(a, b); }
 
     __device__ __forceinline__ void peek(T x) { ahead = best(ahead, x); }
-    __device__ __forceinline__ void settle() { m = ahead; }
+    __device__ __forceinline__ void settle(bool = false) { m = ahead; }
     __device__ __forceinline__ void start() { m = ahead; }
     __device__ __forceinline__ void add(T, i64) {}
     __device__ __forceinline__ void lead(int mask, u32 members) {
@@ -95,31 +90,92 @@ using Top = Extreme<T, true>;
 template <class T>
 using Bottom = Extreme<T, false>;
 
-// What `Base`, a Top, holds, and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018).
+// What exponentials in a sum are relative to: exp(x - m), but for a factor near 1 which all of them have. For float one fused
+// multiply-add makes x log2(e) - shift, where shift is m log2(e), rounded. From 2^30 on, where the next float is so far that
+// its exponential is 0, the rounding would be no factor near 1: there 1 takes the place of log2(e). While all elements are
+// -inf, m is the least number that is not.
+template <class T>
+struct ExpBase;
+template <>
+struct ExpBase<float> {
+    static constexpr float lowest = -3.402823466e38f, slack = 3.0f;
+    float scale = 1.0f, shift = lowest;
+
+    static __device__ __forceinline__ float finite(float m) { return fmaxf(m, lowest); }
+    static __device__ __forceinline__ ExpBase near(float m) {
+        ExpBase base;
+        base.scale = fabsf(m) < 1.2e9f ? 1.44269504f : 1.0f;
+        base.shift = finite(m * base.scale);
+        return base;
+    }
+    __device__ __forceinline__ float exponent(float x) const { return fmaf(x, scale, -shift); }
+    __device__ __forceinline__ float relative(float x) const { return exp2f(exponent(x)); }
+    // Whether an element is so far above the base that this should follow; NaN is.
+    __device__ __forceinline__ bool is_below(float x) const { return !(exponent(x) <= slack); }
+    // What takes a sum from this base to a higher one, and to m itself.
+    __device__ __forceinline__ float factor(const ExpBase& to) const {
+        return scale == to.scale ? exp2f(shift - to.shift) : 0.0f;
+    }
+    __device__ __forceinline__ float factor_to(float m) const { return exp2f(-exponent(m)); }
+    __device__ __forceinline__ void be_exact() { scale = shift = 0.0f; }
+    __device__ __forceinline__ bool is_huge() const { return scale == 1.0f; }
+};
+template <>
+struct ExpBase<double> {
+    static constexpr double lowest = -1.7976931348623157e308;
+    double at = lowest;
+
+    static __device__ __forceinline__ double finite(double m) { return fmax(m, lowest); }
+    static __device__ __forceinline__ ExpBase near(double m) {
+        ExpBase base;
+        base.at = finite(m);
+        return base;
+    }
+    __device__ __forceinline__ double relative(double x) const { return exp(x - at); }
+    __device__ __forceinline__ bool is_below(double x) const { return !(x <= at); }
+    __device__ __forceinline__ double factor(const ExpBase& to) const { return exp(at - to.at); }
+    __device__ __forceinline__ double factor_to(double m) const { return exp(at - m); }
+    __device__ __forceinline__ void be_exact() {}
+};
+
+// What `Base`, a Top, holds, and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018). The base of
+// the exponentials follows the maximum where that has risen far.
 template <class Base>
 struct ExpSum : Base {
     typedef typename Base::Value T;
+    typedef ExpBase<T> From;
+    From from;
     T s = T(0);
 
-    // (-inf) - (-inf) would be NaN: while all elements are -inf, exponentials are relative to 0.
-    static __device__ __forceinline__ T base(T m) { return m == -infinity<T>() ? T(0) : m; }
-
-    __device__ __forceinline__ void settle() {
-        if (this->ahead != this->m) {
-            s *= exp_in_sum(this->m - base(this->ahead));
-            Base::settle();
+    __device__ __forceinline__ void settle(bool always = false) {
+        if (always || from.is_below(this->ahead)) {
+            const From to = From::near(this->ahead);
+            s *= from.factor(to);
+            from = to;
         }
+        Base::settle(always);
     }
-    __device__ __forceinline__ T term(T x) const { return exp_in_sum(x - base(this->m)); }
+    __device__ __forceinline__ void start() {
+        from = From::near(this->ahead);
+        Base::start();
+    }
+    __device__ __forceinline__ T term(T x) const { return from.relative(x); }
     __device__ __forceinline__ void add(T x, i64) { s += term(x); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ExpSum& o) {
-        const T top = nan_max(this->m, o.m);
-        s = s * exp_in_sum(this->m - base(top)) + o.s * exp_in_sum(o.m - base(top));
+        const From to = From::near(nan_max(this->m, o.m));
+        s = s * from.factor(to) + o.s * o.from.factor(to);
+        from = to;
         Base::merge(o);
     }
     // Relative to an infinite or NaN top the sum is NaN, as (inf - inf) makes it.
-    __device__ __forceinline__ T total() const { return isfinite(this->m) ? s : this->m - this->m; }
+    __device__ __forceinline__ T total() const { return isfinite(this->m) ? s * from.factor_to(this->m) : this->m - this->m; }
+    // An element's share is its term by share(), or shifted_exp(x, shift()) by shifted_share() where that is finite.
+    __device__ __forceinline__ T share() const {
+        return isfinite(this->m) ? approximate_reciprocal(s) : infinity<T>() - infinity<T>();
+    }
+    __device__ __forceinline__ T shifted_share() const { return from.is_huge() ? infinity<T>() - infinity<T>() : share(); }
+    __device__ __forceinline__ T shift() const { return from.shift; }
 };
 
 // What `Base`, an ExpSum or an extension of it, holds, and the sum of x - m, of fewer than 2^32 elements. Where the maximum
@@ -135,15 +191,15 @@ struct Distances : Base {
         return sum + (m == -infinity<T>() ? T(0) : static_cast<T>(count) * (m - to));
     }
 
-    __device__ __forceinline__ void settle() {
+    __device__ __forceinline__ void settle(bool always = false) {
         if (this->ahead != this->m) {
             d = moved(d, n, this->m, this->ahead);
         }
-        Base::settle();
+        Base::settle(always);
     }
     __device__ __forceinline__ void add(T x, i64 at) {
         n += 1;
-        d += x - Base::base(this->m);
+        d += x - (this->m == -infinity<T>() ? T(0) : this->m);
         Base::add(x, at);
     }
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
@@ -164,26 +220,32 @@ struct Distances : Base {
 template <class Base>
 struct ExpDistances : Base {
     typedef typename Base::Value T;
-    T e = T(0);
+    T e = T(0), at = Base::From::lowest;  // the sum relative to `at`, as the exponentials
 
-    // The sum relative to `to` of what sums to `e`, and whose exponentials sum to `s`, relative to `m`. Where the maximum
+    // The sum relative to `to` of what sums to `e`, and whose exponentials sum to `s`, relative to `at`. Where the maximum
     // rises so far that no exponential is left, none of it is left, but for NaN.
-    static __device__ __forceinline__ T moved(T e, T s, T m, T to) {
-        const T factor = exp_in_sum(m - Base::base(to));
-        const T rise = factor == T(0) ? T(0) : (m - to) * s;
-        return m == -infinity<T>() ? e : factor * (e + rise);
+    static __device__ __forceinline__ T moved(T e, T s, T at, T to, T factor) {
+        return factor * (e + (factor == T(0) ? T(0) : (at - to) * s));
     }
 
-    __device__ __forceinline__ void settle() {
-        if (this->ahead != this->m) {
-            e = moved(e, this->s, this->m, this->ahead);
-        }
-        Base::settle();
+    __device__ __forceinline__ void move(T m) {
+        const T to = Base::From::finite(m);
+        e = moved(e, this->s, at, to, this->from.factor(Base::From::near(to)));
+        at = to;
     }
-    __device__ __forceinline__ void add(T x, i64 at) {
-        const T distance = x - Base::base(this->m);
-        e += distance * exp_in_sum(distance);
-        Base::add(x, at);
+    __device__ __forceinline__ void settle(bool always = false) {
+        if (always || this->from.is_below(this->ahead)) {
+            move(this->ahead);
+        }
+        Base::settle(always);
+    }
+    __device__ __forceinline__ void start() {
+        at = Base::From::finite(this->ahead);
+        Base::start();
+    }
+    __device__ __forceinline__ void add(T x, i64 position) {
+        e += (x - at) * this->term(x);
+        Base::add(x, position);
     }
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
         e += __shfl_xor_sync(members, e, mask);
@@ -191,10 +253,14 @@ struct ExpDistances : Base {
     }
     __device__ __forceinline__ void merge(const ExpDistances& o) {
         const T top = nan_max(this->m, o.m);
-        e = moved(e, this->s, this->m, top) + moved(o.e, o.s, o.m, top);
+        move(top);
+        e += moved(o.e, o.s, o.at, at, o.from.factor(Base::From::near(at)));
         Base::merge(o);
     }
-    __device__ __forceinline__ T exp_distances() const { return isfinite(this->m) ? e : this->m - this->m; }
+    __device__ __forceinline__ T exp_distances() const {
+        const T m = this->m;
+        return isfinite(m) ? moved(e, this->s, at, m, this->from.factor_to(m)) : m - m;
+    }
 };
 
 // What `Base`, a Top or a Bottom or an extension of it, holds, and the first position of the extreme: of NaN if there is one.
@@ -208,9 +274,9 @@ struct FirstPlace : Base {
     static __device__ __forceinline__ bool same(T a, T b) { return a == b || (a != a && b != b); }
     static __device__ __forceinline__ Place earlier(Place a, Place b) { return b < a ? b : a; }
 
-    __device__ __forceinline__ void settle() {
+    __device__ __forceinline__ void settle(bool always = false) {
         first = same(this->m, this->ahead) ? first : none;
-        Base::settle();
+        Base::settle(always);
     }
     __device__ __forceinline__ void add(T x, i64 at) {
         first = same(x, this->m) ? earlier(first, static_cast<Place>(at)) : first;
@@ -231,15 +297,11 @@ struct FirstPlace : Base {
 // Count, mean and sum of squared deviations (Welford 1962; merged as in Chan, Golub and LeVeque 1979), of elements relative
 // to the first one, so that a mean far larger than the spread loses no digits.
 template <class T>
-struct Moments {
+struct Moments : Unled {
     T n = T(0);
     T first = T(0);
     T mean = T(0);  // as m2, of the differences from `first`
     T m2 = T(0);
-    __device__ __forceinline__ void peek(T) {}
-    __device__ __forceinline__ void settle() {}
-    __device__ __forceinline__ void start() {}
-    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x, i64) {
         first = n == T(0) ? x : first;
         n += T(1);
@@ -307,10 +369,16 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     }
     to.add(sum_in_pairs(terms), at);
 }
-// Of V terms, computed where the maximum was known. Overwrites them.
+// Of V terms of an ExpSum. Overwrites them.
 template <class Base, int V>
 __device__ __forceinline__ void add_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
     to.s += sum_in_pairs(terms);
+}
+// Of V terms exp(x - m) of the maximum, after start(), and of no others.
+template <class Base, int V>
+__device__ __forceinline__ void add_exact_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
+    to.from.be_exact();
+    add_terms(to, terms);
 }
 // Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element.
 template <class Base, class X, int V>

@@ -36,7 +36,8 @@ struct Span {
 };
 
 // Compute V elements without branches; return whether all values of which a rewritten form may differ from the original where
-// it is not finite are finite. Their sum tells it in fewer instructions than each of them; one that overflows costs time alone.
+// it is not finite are finite, of elements and of the row. Their sum tells it in fewer instructions than each of them; one that
+// overflows costs time alone.
 template <class P, int S, int V, class Tile, class Out>
 __device__ __forceinline__ bool compute_elements(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, Out& out) {
@@ -45,7 +46,7 @@ __device__ __forceinline__ bool compute_elements(
     for (int j = 0; j < V; ++j) {
         values[j] = p.template element<V>(At<S>(), tile, j, row, col + j, r, e[j], out);
     }
-    return !P::has_exact(S) || isfinite(sum_in_pairs(values));
+    return !P::has_exact(S) || (isfinite(sum_in_pairs(values)) && isfinite(p.row_check(At<S>(), r)));
 }
 
 // What happens to a pack with a value that is not finite, which has to be computed as it was written: its inputs are loaded again,
@@ -119,7 +120,7 @@ __device__ __forceinline__ void finish_stage(
     if constexpr (Team::leads) {
         if constexpr (!Led) {
             team.lead(totals);
-            totals.settle();
+            totals.settle(true);
         }
         team.gather(totals);
         p.finish(At<S>(), totals, team, row, r);
@@ -221,10 +222,8 @@ __device__ __forceinline__ void resident_stage(
         }
         if constexpr (Team::leads) {
             team.lead(totals);
-            totals.start();
-        } else {
-            totals.settle();
         }
+        totals.start();
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             const int k = (i * team.size() + team.rank()) * V;
@@ -387,7 +386,7 @@ __device__ __forceinline__ void stream_share(
             }
         }
         if constexpr (P::reduces(S)) {
-            totals.settle();
+            totals.settle(true);
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
                 if (start + i * step < last) {

@@ -45,7 +45,7 @@ struct Lanes {
     template <class Totals>
     __device__ __forceinline__ void reduce(Totals& totals) const {
         lead(totals, members());
-        totals.settle();
+        totals.settle(true);
         gather(totals, members());
     }
 };

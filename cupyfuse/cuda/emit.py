@@ -16,7 +16,7 @@ from .expressions import Body, Scope, function_text, indented, rounded_in_pairs,
 from .held import held_columns, held_rows, take_functions, tile_functions
 from .kernel import CONDITION, Kernel, translation_unit
 from .outlined import outlined
-from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
+from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
 from .repair import repair_function
 from .shared_rows import held_bytes
 from .totals import read_totals, totals_struct
@@ -126,7 +126,8 @@ class Writer:
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
         self.element_fields: dict[str, str] = {}  # likewise of the Element's
         self.held: dict[Node, str] = {}  # values of earlier stages, by the fields of the Element that hold them
-        self.terms: dict[Node, str] = {}  # those of them that accumulators add up, by expressions of a `distance`
+        self.terms: dict[Node, str | None] = {}  # those that accumulators add up; see totals_struct
+        self.in_place: dict[Node, Node] = {}  # terms by the values whose fields they take over
         self.exact_stages: set[int] = set()  # stages with guards, which may have to be recomputed as written
         # Stages after which all threads need the per-row values: all but the last, and those that repair together.
         self.shared_finish = set(range(program.stages - 1))
@@ -202,7 +203,7 @@ class Writer:
         """Return the field of an Element that holds a value; constants are literals."""
         if node.op == "const":
             return Scope(self.program).constant(node, "float32")
-        return f"{element}.{self.program.names[node]}"
+        return f"{element}.{self.program.names[self.in_place.get(node, node)]}"
 
     def element_field(self, node: Node) -> str:
         """Return the field of the Element that holds a value, after declaring it."""
@@ -283,15 +284,30 @@ class Writer:
 
         fast = write_body(optimistic=True)
         exact = None
-        if fast.checks:
+        if fast.checks or fast.row_checks:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
         if self.in_lanes and not self.streamed:
-            for term in (a.term for a in program.accumulators(stage) if a.term is not None):
-                self.held[term] = self.element_field(term)
-                self.terms[term] = self.term_of_distance(term)
+            for accumulator in program.accumulators(stage):
+                if accumulator.term is not None:
+                    self.hold_term(accumulator, accumulator.term, stage)
         return self._emit_element_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
+
+    def hold_term(self, accumulator: Accumulator, term: Node, stage: int) -> None:
+        """Hold the terms of a sum of exponentials in Elements, in the place of what nothing else needs then."""
+        operand, distance, program = accumulator.operand, term.inputs[0], self.program
+        shared = any(n.inputs[0] is term for n in program.shares)
+        self.terms[term] = None if shared else self.term_of_distance(term)
+        later = [n for n in program.step.nodes if program.stage[n] > stage and program.is_full(n)]
+        alone = {operand: distance, distance: term}  # what may read them
+        is_read = any(i in alone and alone[i] is not n for n in later for i in n.inputs)
+        added = [a for a in program.accumulators(stage) if a.operand is operand]
+        if operand in self.held and not is_read and len(added) == 1 and operand not in program.step.outputs:
+            self.in_place[term] = operand
+            self.held[term] = self.read_field(term)
+        else:
+            self.held[term] = self.element_field(term)
 
     def term_of_distance(self, term: Node) -> str:
         """Return the expression of a term exp(x - m), given the variable `distance`, which holds x - m."""
@@ -311,8 +327,8 @@ class Writer:
     def _emit_element_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
         """Wrap the statements for one element in the functions that the templates call for V elements.
 
-        `fast` evaluates guards optimistically and returns their sum, which is finite only if all are; `exact`, if there
-        are guards, evaluates them as written. `writes` are the stage's full results.
+        `fast` evaluates guards optimistically and returns their sum, which is finite only if all are, as is that of
+        `row_check`; `exact`, if there are guards, evaluates them as written. `writes` are the stage's full results.
         """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         read = [p for p in tile if p.node is not self.program.product]
@@ -360,6 +376,8 @@ class Writer:
             *(f"    {line}" for line in fast.lines),
             f"    return {' + '.join(fast.checks) or '0.0f'};",
             "}",
+            f"__device__ auto row_check({at}, const Row& r) const",
+            f"{{ return {' + '.join(fast.row_checks) or '0.0f'}; }}",
         ]
         if stage == 0 and self.one_tile:
             lines += tile_functions(tile, self.packed)
@@ -396,18 +414,30 @@ class Writer:
             return ""
         body = Body(self.row_scope())
         body.repair = lambda node: self.emit_joint_repair(node, stage)
-        reads = read_totals(accumulators)
+        reads, totals_of_shares = read_totals(accumulators), {n.inputs[1] for n in program.shares}
         for node in program.by_stage[stage]:
             if program.is_full(node):
                 continue
             if node in reads:
-                self.row_fields[program.names[node]] = c_type(node.dtype)
-                body.line(f"r.{program.names[node]} = {reads[node]};")
+                name = program.names[node]
+                self.row_fields[name] = c_type(node.dtype)
+                body.line(f"r.{name} = {reads[node]};")
                 self.emit_reciprocal(body, node)
+                if node in totals_of_shares:
+                    self.emit_share(body, name, reads[node].removesuffix(".total()"))
             else:
                 self.emit_row_value(body, node)
         head = f"void finish(At<{stage}>, const Totals{stage}& t, const Team& team, i64 row, Row& r) const"
         return "template <class Team>\n" + function_text(head, body)
+
+    def emit_share(self, body: Body, name: str, accumulator: str) -> None:
+        """Store what makes shares of a sum of exponentials: of terms that elements hold, or that are computed again."""
+        self.row_fields[f"{name}_share"] = "float"
+        if not self.in_lanes or self.streamed:
+            self.row_fields[f"{name}_shift"] = "float"
+            body.line(f"r.{name}_shift = {accumulator}.shift();")
+        share = "share" if self.in_lanes and not self.streamed else "shifted_share"
+        body.line(f"r.{name}_share = {accumulator}.{share}();")
 
     def emit_column_finish(self) -> str:
         """Emit `finish` of a column step: the per-column values that follow the reductions, and their stores."""

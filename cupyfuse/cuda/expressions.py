@@ -80,7 +80,8 @@ class Body:
     tile : bool
         Read full and per-column parameters from the tile, at element j.
     optimistic : bool
-        Compute only the fast forms of guards, and list in `checks` the variables that hold them: all should be finite.
+        Compute only the fast forms of guards. They may stand for the exact ones where all variables in `checks` are
+        finite, and all values of the row in `row_checks`.
 
     Attributes
     ----------
@@ -101,6 +102,7 @@ class Body:
         self.tile = tile
         self.optimistic = optimistic
         self.checks: list[str] = []
+        self.row_checks: list[str] = []
         self.index = ("row", "col")
         self.lines: list[str] = []
         self.computed: list[Node] = []
@@ -123,6 +125,9 @@ class Body:
     def _missing_operands(self, node: Node) -> tuple[Node, ...]:
         """Return the operands of a value that have to be computed before it."""
         known = node in self.scope.expressions or node in self.scope.program.loaded
+        if self._is_share(node) and not known:
+            term, total = node.inputs
+            return (total,) if self._is_held(term) else (total, _exponent(term))
         # Operands of a product are computed within its loop.
         return () if known or node.op == "matmul" else g.eager_inputs(node)
 
@@ -146,18 +151,49 @@ class Body:
             self.checks.append(name)
         elif node.op == "guard":
             self._emit_guard(node, name, f"{kind} {name}")
+        elif self._is_share(node):
+            self.line(f"const {kind} {name} = {self._share(node)};")
         elif node.op == "divide" and self.optimistic and self._by_row(node):
-            top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
-            quotient = f"divide_by({top}, {bottom}, {bottom}_reciprocal)"
-            if self._may_be_quick(node):
-                quotient = f"{top} * {bottom}_reciprocal"
-            self.line(f"const {kind} {name} = {quotient};")
-            self.checks.append(name)
+            self.line(f"const {kind} {name} = {self._quotient(node, name)};")
         else:
             self.line(f"const {kind} {name} = {self.expression(node)};")
         self.scope.expressions[node] = name
         self.computed.append(node)
         return name
+
+    def _quotient(self, node: Node, name: str) -> str:
+        """Return the expression of a quotient `name` by a value whose reciprocal the Row holds; note what to check."""
+        program, dividend = self.scope.program, node.inputs[0]
+        top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
+        reciprocal, quick = f"{bottom}_reciprocal", program.may_be_quick(node)
+        # Nothing else can go wrong in one product that 16 bits round, nor where the dividend is 1 at most.
+        if quick or dividend in program.relative_exponentials:
+            self._check_row(reciprocal)
+        else:
+            self.checks.append(name)
+        if quick:
+            return f"{top} * {reciprocal}"
+        return f"{'divide_positive' if dividend.op == 'exp' else 'divide_by'}({top}, {bottom}, {reciprocal})"
+
+    def _share(self, node: Node) -> str:
+        """Return the expression of an exponential's share of the sum of its row; note what to check."""
+        term, total = node.inputs[0], self.value(node.inputs[1])
+        if self._is_held(term):
+            return f"{self.value(term)} * {total}_share"
+        self._check_row(f"{total}_share")
+        return f"shifted_exp({self.value(_exponent(term))}, {total}_shift) * {total}_share"
+
+    def _is_share(self, node: Node) -> bool:
+        """Whether a value is computed as a share: of a term that the Element holds, or in place of the exact form."""
+        return node in self.scope.program.shares and (self.optimistic or self._is_held(node.inputs[0]))
+
+    def _is_held(self, node: Node) -> bool:
+        """Whether the Element holds a value."""
+        return self.scope.expressions.get(node, "").startswith("e.")
+
+    def _check_row(self, value: str) -> None:
+        if value not in self.row_checks:
+            self.row_checks.append(value)
 
     def assign(self, node: Node, target: str, row: str, col: str) -> None:
         """Emit the computation of a value into a given variable, at a given index."""
@@ -238,16 +274,12 @@ class Body:
         if node.op == "equal" and c_type(dtype) == "i64" and any(map(_fits_32_bits, node.inputs)):
             short, other = operands if _fits_32_bits(node.inputs[0]) else operands[::-1]
             return f"equals_int({other}, {short})"
-        if row.quick and self._may_be_quick(node):
+        if row.quick and self.scope.program.may_be_quick(node):
             return formatted(row.quick, operands, c_type(dtype))
         if c_type(dtype) == "i64" and node.op in _WRAPPING:
             # C leaves the overflow of signed integers undefined; NumPy wraps.
             return f"static_cast<i64>({formatted(row.cuda, [f'static_cast<u64>({o})' for o in operands], 'u64')})"
         return formatted(row.cuda, operands, c_type(dtype))
-
-    def _may_be_quick(self, node: Node) -> bool:
-        """Whether the rounding of a value to 16 bits hides the error of a quick form."""
-        return dtypes.compute_dtype(node.dtype) != node.dtype and node not in self.scope.program.beneath_steps
 
     def _by_row(self, node: Node) -> bool:
         """Whether a quotient divides a row's elements by one value whose reciprocal the Row holds."""
@@ -295,6 +327,11 @@ def rounded_in_pairs(result: Parameter) -> bool:
 def _is_rounding(node: Node) -> bool:
     """Whether a cast goes to a dtype in which nothing is computed, from another one."""
     return node.dtype != node.inputs[0].dtype and dtypes.compute_dtype(node.dtype) != node.dtype
+
+
+def _exponent(term: Node) -> Node:
+    """Return the x of exp(x - m)."""
+    return term.inputs[0].inputs[0]
 
 
 _IN_32_BITS = ("int8", "int16", "int32", "uint8", "uint16")

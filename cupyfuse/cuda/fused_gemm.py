@@ -192,7 +192,8 @@ class _EpilogueWriter(Writer):
         """Emit functions that visit the results and their targets, each with its first byte in `staged`, as lines."""
         firsts = [sum(dtypes.ITEMSIZE[p.dtype] for p in writes[:k]) for k in range(len(writes))]
         results = " ".join(
-            f"visit(At<{f}>(), rounded<V>(out.{p.name}), {p.name}, {p.name}_rows);" for f, p in zip(firsts, writes, strict=True)
+            f"visit(At<{f}>(), rounded<V>(out.{p.name}), {p.name}, {p.name}_rows);"
+            for f, p in zip(firsts, writes, strict=True)
         )
         targets = " ".join(f"visit(At<{f}>(), {p.name}, {p.name}_rows);" for f, p in zip(firsts, writes, strict=True))
         at = f"At<{stage}>"

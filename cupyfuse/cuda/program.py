@@ -183,7 +183,7 @@ class Program:
         """Per-row values that divide whole rows of their own type, so that a reciprocal can replace the divisions."""
         found = set()
         for node in self.step.nodes:
-            if node.op == "divide" and self.extent(node) == FULL and not self.by_columns:
+            if node.op == "divide" and self.extent(node) == FULL and not self.by_columns and node not in self.shares:
                 bottom = node.inputs[1]
                 same = c_type(bottom.dtype) == c_type(node.dtype)
                 if same and bottom.op != "const" and self.extent(bottom) in (ROW, SCALAR) and self.domain[1] > 1:
@@ -335,6 +335,32 @@ class Program:
                 term = self._exponential(operand, readers) if kind.startswith("ExpSum<Top<") else None
                 result.append(Accumulator(f"t{len(result)}", kind, operand, readers, term))
         return result
+
+    @cached_property
+    def relative_exponentials(self) -> dict[Node, Accumulator]:
+        """Values exp(x - m) for the maximum m of the x of a row, which are 1 at most, and what adds them up."""
+        found = [a for stage in range(self.stages) for a in self.accumulators(stage)]
+        return {a.term: a for a in found if a.term is not None}
+
+    @cached_property
+    def shares(self) -> set[Node]:
+        """Quotients of 16 bits of a relative exponential, which nothing else reads, by the sum of its row."""
+        found: set[Node] = set()
+        for term, accumulator in self.relative_exponentials.items():
+            readers = {n for n in self.step.nodes if term in n.inputs}
+            if term not in self.step.outputs and all(self._is_share(n, term, accumulator) for n in readers):
+                found |= readers
+        return found
+
+    def _is_share(self, node: Node, term: Node, accumulator: Accumulator) -> bool:
+        """Whether a value is the share of a term in its sum, rounded to 16 bits as the term is."""
+        divides = node.op == "divide" and node.inputs[0] is term and node.inputs[1] in accumulator.readers
+        sums = divides and node.inputs[1].op == "expsum"
+        return sums and self.may_be_quick(node) and self.may_be_quick(term) and self.domain[1] > 1
+
+    def may_be_quick(self, node: Node) -> bool:
+        """Whether the rounding of a value to 16 bits hides the error of a quick form."""
+        return dtypes.compute_dtype(node.dtype) != node.dtype and node not in self.beneath_steps
 
     def _exponential(self, operand: Node, readers: list[Node]) -> Node | None:
         """Return the value exp(x - m) for the operand x and its maximum m, if the step computes it."""

@@ -10,7 +10,7 @@ from .program import Accumulator, c_type
 
 
 def totals_struct(
-    stage: int, accumulators: list[Accumulator], field: Callable[[Node, str], str], terms: dict[Node, str]
+    stage: int, accumulators: list[Accumulator], field: Callable[[Node, str], str], terms: dict[Node, str | None]
 ) -> str:
     """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
 
@@ -27,17 +27,17 @@ def totals_struct(
         Returns the expression of a value that an Element, named by its second argument, holds.
     terms : dict
         For values that an Element holds and that are terms of the accumulators, the expressions that compute them from
-        a `distance` to the maximum of the row.
+        a `distance` to the maximum of the row; None where those of the accumulator take their place, for shares.
     """
     lines = [f"struct Totals{stage} {{"]
     lines += [f"    {a.kind} {a.name};" for a in accumulators]
     lead = " ".join(f"{a.name}.lead(mask, members);" for a in accumulators)
-    settle = " ".join(f"{a.name}.settle();" for a in accumulators)
+    settle = " ".join(f"{a.name}.settle(always);" for a in accumulators)
     start = " ".join(f"{a.name}.start();" for a in accumulators)
     merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
     exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
     lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
-    lines.append(f"    __device__ void settle() {{ {settle} }}")
+    lines.append(f"    __device__ void settle(bool always = false) {{ {settle} }}")
     lines.append(f"    __device__ void start() {{ {start} }}")
     lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
     lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
@@ -54,12 +54,13 @@ def totals_struct(
         if a.term is None or a.term not in terms:
             lines.append(f"    add_pack(t.{a.name}, of_{a.name}, at);")
             continue
+        expression, exact = terms[a.term], "" if terms[a.term] is None else "_exact"
         lines += [
             "    for (int j = 0; j < V; ++j) {",
-            f"        const {kind} distance = of_{a.name}[j] - t.{a.name}.extreme();",
-            f"        of_{a.name}[j] = {field(a.term, 'e[j]')} = {terms[a.term]};",
+            f"        const {kind} distance = of_{a.name}[j] - t.{a.name}.extreme();" * (expression is not None),
+            f"        of_{a.name}[j] = {field(a.term, 'e[j]')} = {expression or f't.{a.name}.term(of_{a.name}[j])'};",
             "    }",
-            f"    add_terms(t.{a.name}, of_{a.name});",
+            f"    add{exact}_terms(t.{a.name}, of_{a.name});",
         ]
     lines.append("}")
     return "\n".join(lines)

@@ -125,6 +125,7 @@ ROWS = (
         flops=10,
         identity_on_one=False,
         about="max",
+        words=3,
     ),
     # Two that extend an expsum of the same elements, whose distances and exponentials they add up.
     Reduction(
@@ -150,6 +151,7 @@ ROWS = (
         scale=_scale_of_expdistances,
         identity_on_one=False,
         about="max",
+        words=2,
         extends="expsum",
     ),
     Reduction(

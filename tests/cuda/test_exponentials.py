@@ -1,0 +1,110 @@
+"""Sums of exponentials: what they are relative to, where the maximum of a row rises, is huge, or is not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from forced_rows import force, program_of
+from support import HOST, dtype_of
+
+import cupyfuse as cf
+from cupyfuse.cuda.config import Config
+from cupyfuse.cuda.sources import emit_kernels
+
+CONFIGURATIONS = [
+    Config("row_lanes", 64, 3, 4, 32),
+    Config("row_lanes", 64, 3, 4, 16, packed=True),
+    Config("row_block", 32, 4, 4),
+    Config("row_block", 64, 2, 4, packed=True),
+    Config("row_stream", 64, 2, 4),
+    Config("row_shared", 32, 2, 2, cluster=2, packs=2),
+]
+COLS = 251
+
+
+def rows() -> np.ndarray:
+    """Rows of which each is a case: magnitudes up to the largest, maxima that rise far or little, or come last."""
+    rng = np.random.default_rng(5)
+    position, spread = np.arange(COLS), rng.standard_normal(COLS) * 3
+    found = [spread, spread - 1000, spread * 1e3, spread * 1e8, spread * 1e30]
+    found += [np.full(COLS, value) for value in (0.0, -0.0, 88.0, -3.3e38, 3.3e38, 1.19e9, -1.19e9, 1.21e9, -1.21e9)]
+    found += [position * step + start for step in (0.1, 2.0, -2.0, 40.0) for start in (-1e4, 0.0, 3e8)]
+    found += [np.where(position == place, 2e9, spread) for place in (0, COLS - 1)]  # two ways to scale in a row
+    found += [np.where(position < COLS // 2, -np.inf, spread - 1000), np.where(position > 3, -np.inf, -3.3e38)]
+    found += [np.where(position == 100, -2e9, -3.3e38), np.where(position < 200, -2e9, -1e9 - 64.0 * position)]
+    return np.array(found, "float32")
+
+
+def shares(x: np.ndarray) -> np.ndarray:
+    wide = x.astype("float64")
+    powers = np.exp(wide - wide.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def normalizers(x: np.ndarray) -> np.ndarray:
+    wide = x.astype("float64")
+    top = wide.max(axis=1)
+    return top + np.log(np.exp(wide - top[:, None]).sum(axis=1))
+
+
+def run(function: Any, x: np.ndarray) -> np.ndarray:
+    with HOST.active():
+        return HOST.host(cf.fuse(function)(HOST.xp.asarray(x)))
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sums_of_exponentials_of_any_magnitude(monkeypatch: pytest.MonkeyPatch, config: Config, dtype: str) -> None:
+    """The rounded base of the exponentials cancels, and where its rounding would not be small, there is none."""
+    force(monkeypatch, config, COLS)
+    x = rows()
+    if dtype == "float16":
+        x = x[np.abs(np.where(np.isfinite(x), x, 0)).max(axis=1) < 6e4]
+    unit = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+    given = x.astype(dtype_of(dtype))
+    exact = given.astype("float32")
+    found = np.asarray(run(lambda y: cf.softmax(y, axis=1), given)).astype("float64")
+    wanted = shares(exact)
+    # An exponential of d has a relative error that grows with d; below the normal numbers all is 0.
+    distance = np.abs(exact.astype("float64") - exact.max(axis=1, keepdims=True).astype("float64"))
+    bound = wanted * (unit + 2.0**-22 * (4 + np.minimum(distance, 100))) + (
+        2.0**-24 if dtype == "float16" else 2.0**-125
+    )
+    assert np.all(np.abs(found - wanted) <= bound)
+    total = np.asarray(run(lambda y: cf.logsumexp(y, axis=1), given)).astype("float64")
+    largest = np.abs(normalizers(exact))
+    assert np.all(np.abs(total - normalizers(exact)) <= unit * (1 + largest) + 2.0**-20)
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
+def test_rows_without_a_finite_maximum(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
+    force(monkeypatch, config, COLS)
+    x = np.zeros((4, COLS), "float16")
+    x[0] = -np.inf
+    x[1, 17] = np.inf
+    x[2, 250] = np.nan
+    found = run(lambda y: cf.softmax(y, axis=1), x)
+    assert np.isnan(found[:3]).all()
+    np.testing.assert_allclose(found[3], 1 / COLS, rtol=2.0**-11)
+
+
+def test_shares_of_16_bits_take_one_multiply_add_and_one_product() -> None:
+    """Their exponentials need no exact maximum; those of 32 bits, or that something else reads, have it."""
+
+    def text(function: Any, dtype: str) -> str:
+        program = program_of(function, cf.spec((4096, 4096), dtype))
+        (kernel,) = emit_kernels(program, Config("row_block", 128, 4, 8, packed=True))
+        return kernel.source.split("struct Program {")[1]
+
+    def softmax(y: Any) -> Any:
+        return cf.softmax(y, axis=1)
+
+    def with_powers(y: Any) -> Any:
+        powers = np.exp(y - y.max(axis=1, keepdims=True))
+        return powers, powers / powers.sum(axis=1, keepdims=True)
+
+    assert "shifted_exp(" in text(softmax, "bfloat16")
+    assert "shifted_exp(" not in text(softmax, "float32")
+    assert "shifted_exp(" not in text(with_powers, "bfloat16")
