@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +16,8 @@ _SHORTEST_SHIFTED = 32
 # elements, 32768 x 4096 in bfloat16: softmax 169 and 236 us, GELU 187 and 384; 16384 x 4096 in float32: 170 and 151,
 # 155 and 225.
 _APART = 8
+# Threads on a multiprocessor that each have registers for a row in them, 64, or of float64 128.
+_THREADS, _DOUBLE_THREADS = 1024, 512
 
 
 @dataclass(frozen=True)
@@ -151,3 +154,13 @@ def accesses(
 def power_of_two(n: int) -> int:
     """Round up to a power of two."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def whole_warps(threads: float) -> int:
+    """Round a number of threads up to whole warps."""
+    return 32 * math.ceil(threads / 32)
+
+
+def resident_blocks(threads: int, double: bool = False) -> int:
+    """Return the blocks per multiprocessor that leave a thread registers for a row in them: enough rows in flight."""
+    return max(1, (_DOUBLE_THREADS if double else _THREADS) // threads)

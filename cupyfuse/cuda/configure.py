@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from ..dtypes import ITEMSIZE
 from ..plan.schedule import column_splits, row_shares, state_size
-from .config import Access, Config, power_of_two, widest_vec
+from .block_rows import as_loaded, as_values
+from .config import Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
 from .program import FULL, ROW, Program
 from .shared_rows import in_shared_memory, pays_where_shifted
 from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
 
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
-# Bytes of a row that a thread may hold as they were loaded.
+# Bytes of a row that a lane may hold as they were loaded.
 _BYTES_HELD_AS_LOADED = 128
 # Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs. On an H200 the
 # backward passes of softmax and of norms, with 24 FLOPs, 4 values and 12 bytes an element, run packed at 0.85 to 0.98
@@ -25,10 +25,9 @@ _BYTES_HELD_AS_LOADED = 128
 _MOST_RECOMPUTED, _MOST_INPUT_BYTES = 40, 16
 _FLOPS_OF_HELD, _LONGEST_HELD = 12, 8192
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
-# Threads on a multiprocessor that each have registers, 32 to 128. Rows that are read once: `_SIMPLE_THREADS` for
-# one accumulator of 16-bit elements as they are loaded, `_THREADS` for float64, else `_LIGHT_THREADS`. Rows in
-# registers: `_DOUBLE_THREADS` for float64, else `_THREADS`.
-_SIMPLE_THREADS, _LIGHT_THREADS, _THREADS, _DOUBLE_THREADS = 2048, 1536, 1024, 512
+# Threads on a multiprocessor that each have registers for rows that are read once, 32 to 64: for one accumulator of
+# 16-bit elements as they are loaded, for float64, for any other.
+_SIMPLE_THREADS, _DOUBLE_THREADS, _LIGHT_THREADS = 2048, 1024, 1536
 # Rows that are read once have a warp each up to so many packs, longer ones a block. An H200 starts no more than 0.8
 # blocks in a nanosecond: it sums 61008 rows of 1100 bfloat16 in 43 us with a warp for each, in 77 with a block of 64
 # threads. Of longer rows, 2048 elements, few take 8 us with a warp for each, 6 with a block.
@@ -97,7 +96,7 @@ def _evicted_last(program: Program, config: Config) -> Config:
 
 def _configure(program: Program, access: Access, clusters: bool) -> Config:
     """Choose the template and its parameters."""
-    vec, shifted, apart = access
+    vec, apart = access.vec, access.apart
     rows, cols = program.domain
     if program.by_columns:
         strip = max(vec, min(32, power_of_two(cols)))
@@ -122,16 +121,13 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
         return in_lanes
     if reduces:
         return _stream(program, packs, vec)
+    in_registers = None
     if packed:
-        in_registers = _packed(program, packs, vec, shifted, clusters)
-        if in_registers is not None:
-            return in_registers
+        in_registers = as_loaded(program, packs, access, clusters)
     elif not (clusters and _holds_much(program)):
-        double, most = program.is_double, _most_held(program)
-        for threads, held in [(128, 16), (256, 16), (512, 16), (512 if double else 1024, _MAX_HELD)]:
-            items = -(-packs // threads)
-            if items * vec <= min(held, most):
-                return Config("row_block", threads, items, vec, blocks=_blocks(threads, double))
+        in_registers = as_values(program, packs, vec, _most_held(program))
+    if in_registers is not None:
+        return in_registers
     # What is held in shared memory is copied there in whole packs.
     shared = in_shared_memory(program, access, packed) if clusters and not apart else None
     return shared or Config("row_stream", 1024, max(1, 8 // vec) if program.input_bytes <= 4 else 1, vec)
@@ -141,14 +137,14 @@ def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduce
     """Choose the lanes of a short row, which hold few values or the row as it was loaded; None if it is too long."""
     if not packed:
         return _lanes_of(program, packs, access, reduces, _most_held(program), packed=False)
-    as_loaded = _lanes_of(program, packs, access, reduces, _most_packed(program), packed=True)
+    loaded = _lanes_of(program, packs, access, reduces, _most_packed(program), packed=True)
     values = _lanes_of(program, packs, access, reduces, most_of_lane(program, reduces), packed=False)
-    if values is None or as_loaded is None:
-        return values or as_loaded
+    if values is None or loaded is None:
+        return values or loaded
     # With fewer elements a lane, more of the lanes may be idle, or all lanes of a warp merge accumulators for one row.
-    if reduces and values.group == 32 > as_loaded.group:
-        return as_loaded
-    return values if values.group * values.items <= _MOST_IDLE * as_loaded.group * as_loaded.items else as_loaded
+    if reduces and values.group == 32 > loaded.group:
+        return loaded
+    return values if values.group * values.items <= _MOST_IDLE * loaded.group * loaded.items else loaded
 
 
 def _lanes_of(program: Program, packs: int, access: Access, reduces: bool, most: int, packed: bool) -> Config | None:
@@ -160,7 +156,7 @@ def _lanes_of(program: Program, packs: int, access: Access, reduces: bool, most:
     if items * access.vec > most:
         return None
     rows = rows_at_a_time(program, group, items * access.vec)
-    blocks = _blocks(THREADS, program.is_double)
+    blocks = resident_blocks(THREADS, program.is_double)
     return Config("row_lanes", THREADS, items, access.vec, group, blocks=blocks, packed=packed, rows=rows)
 
 
@@ -181,24 +177,6 @@ def _holds_much(program: Program) -> bool:
     """
     few = 2 if program.is_double else 3
     return program.held_values > few and program.recomputed_flops <= _MOST_RECOMPUTED and program.input_bytes > 0
-
-
-def _packed(program: Program, packs: int, vec: int, shifted: bool, clusters: bool) -> Config | None:
-    """Choose the threads that hold a row in registers as it was loaded; None if it is too long.
-
-    Several blocks on a multiprocessor let one load while another computes: so a block has few threads, and a thread
-    holds as much as leaves registers for that.
-    """
-    most = _most_packed(program)
-    options = [(128, min(most, 32 if vec == 8 else 16)), (256, min(most, 32))]
-    options += [(256, most)] * (packs * vec > 8192) + [(512, most)]
-    # A block of a multiprocessor's own waits for its loads, the longer where they are shifted or columns have values.
-    options += [(1024, min(most, 32))] * (not clusters or not (shifted or program.reads_columns))
-    for threads, held in options:
-        items = -(-packs // threads)
-        if items * vec <= held:
-            return Config("row_block", threads, items, vec, blocks=_blocks(threads), packed=True)
-    return None
 
 
 def _most_packed(program: Program) -> int:
@@ -235,25 +213,15 @@ def _stream(program: Program, packs: int, vec: int) -> Config:
     elif vec == 8 and packs > 1024:
         threads = min(512, max(128, power_of_two(program.domain[1]) // 128))
     else:
-        threads = max(64, _warps(packs / max(8, -(-packs // 256))))
+        threads = max(64, whole_warps(packs / max(8, -(-packs // 256))))
     accumulators = program.accumulators(0)
     simple = len(accumulators) == 1 and accumulators[0].operand in program.loaded and program.input_bytes == 2
-    resident_threads = _SIMPLE_THREADS if simple else _THREADS if program.is_double else _LIGHT_THREADS
+    resident_threads = _SIMPLE_THREADS if simple else _DOUBLE_THREADS if program.is_double else _LIGHT_THREADS
     blocks = min(32, resident_threads // threads)
     shares = row_shares(program.domain)
     if shares > 1:
         return Config("row_shares", threads, items, vec, shares=shares, blocks=blocks)
     return Config("row_stream", threads, items, vec, blocks=blocks, rows=rows)
-
-
-def _warps(threads: float) -> int:
-    """Round a number of threads up to whole warps."""
-    return 32 * math.ceil(threads / 32)
-
-
-def _blocks(threads: int, double: bool = False) -> int:
-    """Return the blocks per multiprocessor that leave a thread 64 registers, or 128: enough rows in flight."""
-    return max(1, (_DOUBLE_THREADS if double else _THREADS) // threads)
 
 
 def _writes_rows(program: Program) -> bool:

@@ -59,8 +59,8 @@ _LEAST_OF_CLUSTER = 4096  # bytes of a row that a block of a cluster holds at le
 _ROWS_AT_A_TIME, _MOST_BLOCKS_OF_ROWS = (1, 2, 3, 4, 6, 8), 4
 # Reads of values of columns, in each element's stages, from which on rows that begin between two packs of 4 elements
 # take less time in shared memory than in registers; half as many for packs of 8. On an H200 layer norms of bfloat16
-# take 0.6 to 0.8 of the time so, of float32 0.8 to 1.03.
-_READS_THAT_PAY = 2
+# take 0.7 to 0.8 of the time so, of float32 up to 1.09, RMS norms of bfloat16 1.07 to 1.13.
+_READS_THAT_PAY = 4
 # Columns, and rows, from which on this is so of rows that would else be in the lanes of a warp as they were loaded, and
 # read values of columns more than once.
 _SHORTEST, _MANY_SHORT_ROWS = 513, 1 << 12

@@ -82,7 +82,8 @@ def test_rows_of_odd_lengths_hold_values_of_columns(dtype: str, cols: int) -> No
     """If they are many: vectors of columns, which lie in two, are put together once for many rows."""
     for function in (affine_softmax, layer_norm):
         _, config = chosen(function, (4096, cols), dtype)
-        assert config.columns
+        reads_once = function is layer_norm and dtype == "float32" and cols < 16384  # rows in registers are as fast
+        assert config.columns != reads_once
         _, few = chosen(function, (100, cols), dtype)
         assert not few.columns
 
