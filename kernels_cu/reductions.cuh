@@ -234,7 +234,7 @@ struct ExpDistances : Base {
         at = to;
     }
     __device__ __forceinline__ void settle(bool always = false) {
-        if (always || this->from.is_below(this->ahead)) {
+        if (always ? this->ahead != at : this->from.is_below(this->ahead)) {
             move(this->ahead);
         }
         Base::settle(always);

@@ -20,7 +20,7 @@ _MUCH_RECOMPUTED, _MOST_REPEATED = 12, 32
 # norms, affine maps, their backward passes; 1100 to 16384 columns), among which it chooses within 1 % of the best on
 # average, within 15 % at worst. Threads with many packs gain most: the softmax of rows of 1501 bfloat16 takes 129 us by
 # a warp for each, 175 by four.
-_USED_POWER, _RESIDENT_POWER, _PACK_LOSS, _BLOCK_LOSS = 0.4, 0.4, 0.4, 0.1
+_USED_POWER, _RESIDENT_POWER, _PACK_LOSS, _BLOCK_LOSS = 0.4, 0.4, 0.5, 0.1
 # The same of threads with so many packs where values of columns are read and no exponentials are summed. Those of 16
 # bits are widened, for which there are no registers left: a layer norm of 2048 bfloat16 takes 161 us so, 130 else.
 _MANY_PACKS, _FEW_REGISTERS = 8, 0.85
