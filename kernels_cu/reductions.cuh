@@ -99,41 +99,43 @@ struct ExpBase;
 template <>
 struct ExpBase<float> {
     static constexpr float lowest = -3.402823466e38f, slack = 3.0f;
+    static constexpr float unit = 0.693147181f;  // of an exponent
     float scale = 1.0f, shift = lowest;
 
-    static __device__ __forceinline__ float finite(float m) { return fmaxf(m, lowest); }
     static __device__ __forceinline__ ExpBase near(float m) {
         ExpBase base;
         base.scale = fabsf(m) < 1.2e9f ? 1.44269504f : 1.0f;
-        base.shift = finite(m * base.scale);
+        base.shift = fmaxf(m * base.scale, lowest);
         return base;
     }
     __device__ __forceinline__ float exponent(float x) const { return fmaf(x, scale, -shift); }
     __device__ __forceinline__ float relative(float x) const { return exp2f(exponent(x)); }
     // Whether an element is so far above the base that this should follow; NaN is.
     __device__ __forceinline__ bool is_below(float x) const { return !(exponent(x) <= slack); }
-    // What takes a sum from this base to a higher one, and to m itself.
-    __device__ __forceinline__ float factor(const ExpBase& to) const {
-        return scale == to.scale ? exp2f(shift - to.shift) : 0.0f;
-    }
+    __device__ __forceinline__ bool differs(const ExpBase& o) const { return shift != o.shift || scale != o.scale; }
+    // What exponents change by from this base to a higher one, and what takes a sum there, and to m itself.
+    __device__ __forceinline__ float rise(const ExpBase& to) const { return shift - to.shift; }
+    __device__ __forceinline__ float factor(const ExpBase& to) const { return scale == to.scale ? exp2f(rise(to)) : 0.0f; }
     __device__ __forceinline__ float factor_to(float m) const { return exp2f(-exponent(m)); }
     __device__ __forceinline__ void be_exact() { scale = shift = 0.0f; }
     __device__ __forceinline__ bool is_huge() const { return scale == 1.0f; }
 };
 template <>
 struct ExpBase<double> {
-    static constexpr double lowest = -1.7976931348623157e308;
+    static constexpr double lowest = -1.7976931348623157e308, unit = 1.0;
     double at = lowest;
 
-    static __device__ __forceinline__ double finite(double m) { return fmax(m, lowest); }
     static __device__ __forceinline__ ExpBase near(double m) {
         ExpBase base;
-        base.at = finite(m);
+        base.at = fmax(m, lowest);
         return base;
     }
-    __device__ __forceinline__ double relative(double x) const { return exp(x - at); }
+    __device__ __forceinline__ double exponent(double x) const { return x - at; }
+    __device__ __forceinline__ double relative(double x) const { return exp(exponent(x)); }
     __device__ __forceinline__ bool is_below(double x) const { return !(x <= at); }
-    __device__ __forceinline__ double factor(const ExpBase& to) const { return exp(at - to.at); }
+    __device__ __forceinline__ bool differs(const ExpBase& o) const { return at != o.at; }
+    __device__ __forceinline__ double rise(const ExpBase& to) const { return at - to.at; }
+    __device__ __forceinline__ double factor(const ExpBase& to) const { return exp(rise(to)); }
     __device__ __forceinline__ double factor_to(double m) const { return exp(at - m); }
     __device__ __forceinline__ void be_exact() {}
 };
@@ -220,46 +222,40 @@ struct Distances : Base {
 template <class Base>
 struct ExpDistances : Base {
     typedef typename Base::Value T;
-    T e = T(0), at = Base::From::lowest;  // the sum relative to `at`, as the exponentials
+    typedef typename Base::From From;
+    T e = T(0);  // the sum of the exponents times the exponentials, relative to their base
 
-    // The sum relative to `to` of what sums to `e`, and whose exponentials sum to `s`, relative to `at`. Where the maximum
-    // rises so far that no exponential is left, none of it is left, but for NaN.
-    static __device__ __forceinline__ T moved(T e, T s, T at, T to, T factor) {
-        return factor * (e + (factor == T(0) ? T(0) : (at - to) * s));
+    // The sum after a move by `rise`, of exponentials that sum to `s` and are multiplied by `factor`. Where the maximum rises so
+    // far that no exponential is left, none of it is left, but for NaN.
+    static __device__ __forceinline__ T moved(T e, T s, T rise, T factor) {
+        return factor * (e + (factor == T(0) ? T(0) : rise * s));
     }
 
-    __device__ __forceinline__ void move(T m) {
-        const T to = Base::From::finite(m);
-        e = moved(e, this->s, at, to, this->from.factor(Base::From::near(to)));
-        at = to;
-    }
     __device__ __forceinline__ void settle(bool always = false) {
-        if (always ? this->ahead != at : this->from.is_below(this->ahead)) {
-            move(this->ahead);
+        const From to = From::near(this->ahead);
+        if (always ? this->from.differs(to) : this->from.is_below(this->ahead)) {
+            e = moved(e, this->s, this->from.rise(to), this->from.factor(to));
         }
         Base::settle(always);
     }
-    __device__ __forceinline__ void start() {
-        at = Base::From::finite(this->ahead);
-        Base::start();
-    }
-    __device__ __forceinline__ void add(T x, i64 position) {
-        e += (x - at) * this->term(x);
-        Base::add(x, position);
+    __device__ __forceinline__ void add(T x, i64 at) {
+        e += this->from.exponent(x) * this->term(x);
+        Base::add(x, at);
     }
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
         e += __shfl_xor_sync(members, e, mask);
         Base::exchange(mask, upper, members);
     }
     __device__ __forceinline__ void merge(const ExpDistances& o) {
-        const T top = nan_max(this->m, o.m);
-        move(top);
-        e += moved(o.e, o.s, o.at, at, o.from.factor(Base::From::near(at)));
+        const From to = From::near(nan_max(this->m, o.m));
+        e = moved(e, this->s, this->from.rise(to), this->from.factor(to)) +
+            moved(o.e, o.s, o.from.rise(to), o.from.factor(to));
         Base::merge(o);
     }
     __device__ __forceinline__ T exp_distances() const {
+        const From& from = this->from;
         const T m = this->m;
-        return isfinite(m) ? moved(e, this->s, at, m, this->from.factor_to(m)) : m - m;
+        return isfinite(m) ? moved(e, this->s, -from.exponent(m), from.factor_to(m)) * From::unit : m - m;
     }
 };
 

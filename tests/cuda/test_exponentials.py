@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,29 @@ def test_sums_of_exponentials_of_any_magnitude(monkeypatch: pytest.MonkeyPatch, 
     total = np.asarray(run(lambda y: cf.logsumexp(y, axis=1), given)).astype("float64")
     largest = np.abs(normalizers(exact))
     assert np.all(np.abs(total - normalizers(exact)) <= unit * (1 + largest) + 2.0**-20)
+
+
+def entropy(y: Any) -> Any:
+    logarithms = cf.log_softmax(y, axis=1)
+    return -(np.exp(logarithms) * logarithms).sum(axis=1)
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_entropies_of_any_magnitude(monkeypatch: pytest.MonkeyPatch, config: Config, dtype: str) -> None:
+    """Distances are counted in the exponents themselves, and move with their base."""
+    force(monkeypatch, replace(config, vec=min(config.vec, 2)) if dtype == "float64" else config, COLS)
+    x = rows()
+    x = x[np.isfinite(x).all(axis=1)].astype(dtype)
+    plan = cf.fuse(entropy).plan(cf.spec(x.shape, dtype))
+    assert "ExpDistances" in plan.source()
+    found = np.asarray(run(entropy, x)).astype("float64")
+    share = shares(x)
+    distance = x.max(axis=1, keepdims=True).astype("float64") - x
+    sizes = np.where(share > 0, np.minimum(distance, 1e3), 0)
+    wanted = (share * sizes).sum(axis=1) + np.log(np.exp(-np.minimum(distance, 1e3)).sum(axis=1))
+    weight = (share * (1 + sizes) ** 2).sum(axis=1)
+    assert np.all(np.abs(found - wanted) <= 16 * np.finfo(dtype).eps * (weight + wanted))
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")

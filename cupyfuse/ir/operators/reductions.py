@@ -151,7 +151,6 @@ ROWS = (
         scale=_scale_of_expdistances,
         identity_on_one=False,
         about="max",
-        words=2,
         extends="expsum",
     ),
     Reduction(
