@@ -69,7 +69,7 @@ __device__ __forceinline__ T divide_by(T x, typename Same<T>::type d, typename S
     return copysign(fma(fma(-q, d, x), reciprocal, q), q);
 }
 
-// The same of x that are not below zero, and not -0.
+// The same of x above zero, or +0, whose quotient needs no sign.
 template <class T>
 __device__ __forceinline__ T divide_positive(T x, typename Same<T>::type d, typename Same<T>::type reciprocal) {
     const T q = x * reciprocal;
@@ -140,6 +140,10 @@ __device__ __forceinline__ float plus_log(float top, float total) {
     return sum + (((top - (sum - back)) + (high - back)) + low);
 }
 __device__ __forceinline__ double plus_log(double top, double total) { return top + log(total); }
+
+// exp(d) for d <= 0 in a sum, where terms far below 1 weigh little: one rounding in d * log2(e) is allowed.
+__device__ __forceinline__ float exp_in_sum(float d) { return exp2f(d * 1.44269504f); }
+__device__ __forceinline__ double exp_in_sum(double d) { return exp(d); }
 
 // x / n with an error of a bit or two, without the slow path of a rounded division; 0 where |n| is above 2^126.
 __device__ __forceinline__ float quick_divide(float x, float n) { return __fdividef(x, n); }

@@ -5,7 +5,8 @@
 // element, or adds up the pack first. Only what extends a Top or a Bottom looks ahead, to move to another extreme once
 // per tile instead of once per element. Before anything is added start() takes the place of settle(): no sum has to be moved.
 //
-// settle(true) moves even if the extreme is not new, or not new by much: without a branch, before which loads would have to wait.
+// settle(true) moves a ShareSum even if the extreme is not new, or not by much: without a branch, behind which the compiler does
+// not move loads.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle(true) once, exchange(mask, upper) with every
 // mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All lanes of
@@ -16,7 +17,7 @@
 #include "quick.cuh"
 
 // What accumulators that do not look ahead have in common.
-struct Unled {
+struct NoLookAhead {
     template <class T>
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle(bool = false) {}
@@ -25,7 +26,7 @@ struct Unled {
 };
 
 template <class T>
-struct Sum : Unled {
+struct Sum : NoLookAhead {
     T v = T(0);
     __device__ __forceinline__ void add(T x, i64) { v += x; }
     __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
@@ -34,7 +35,7 @@ struct Sum : Unled {
 };
 
 template <class T>
-struct Product : Unled {
+struct Product : NoLookAhead {
     T v = T(1);
     __device__ __forceinline__ void add(T x, i64) { v *= x; }
     __device__ __forceinline__ void merge(const Product& o) { v *= o.v; }
@@ -43,7 +44,7 @@ struct Product : Unled {
 };
 
 template <class T>
-struct Max : Unled {
+struct Max : NoLookAhead {
     T v = -infinity<T>();
     __device__ __forceinline__ void add(T x, i64) { v = nan_max(v, x); }
     __device__ __forceinline__ void merge(const Max& o) { v = nan_max(v, o.v); }
@@ -54,7 +55,7 @@ struct Max : Unled {
 };
 
 template <class T>
-struct Min : Unled {
+struct Min : NoLookAhead {
     T v = infinity<T>();
     __device__ __forceinline__ void add(T x, i64) { v = nan_min(v, x); }
     __device__ __forceinline__ void merge(const Min& o) { v = nan_min(v, o.v); }
@@ -90,94 +91,100 @@ using Top = Extreme<T, true>;
 template <class T>
 using Bottom = Extreme<T, false>;
 
-// What exponentials in a sum are relative to: exp(x - m), but for a factor near 1 which all of them have. For float one fused
-// multiply-add makes x log2(e) - shift, where shift is m log2(e), rounded. From 2^30 on, where the next float is so far that
-// its exponential is 0, the rounding would be no factor near 1: there 1 takes the place of log2(e). While all elements are
-// -inf, m is the least number that is not.
-template <class T>
-struct ExpBase;
-template <>
-struct ExpBase<float> {
-    static constexpr float lowest = -3.402823466e38f, slack = 3.0f;
-    static constexpr float unit = 0.693147181f;  // of an exponent
+// What `Base`, a Top, holds, and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018).
+template <class Base>
+struct ExpSum : Base {
+    typedef typename Base::Value T;
+    T s = T(0);
+
+    // (-inf) - (-inf) would be NaN: while all elements are -inf, exponentials are relative to 0.
+    static __device__ __forceinline__ T base(T m) { return m == -infinity<T>() ? T(0) : m; }
+
+    __device__ __forceinline__ void settle(bool always = false) {
+        if (this->ahead != this->m) {
+            s *= exp_in_sum(this->m - base(this->ahead));
+            Base::settle(always);
+        }
+    }
+    __device__ __forceinline__ T term(T x) const { return exp_in_sum(x - base(this->m)); }
+    __device__ __forceinline__ void add(T x, i64) { s += term(x); }
+    __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
+    __device__ __forceinline__ void merge(const ExpSum& o) {
+        const T top = nan_max(this->m, o.m);
+        s = s * exp_in_sum(this->m - base(top)) + o.s * exp_in_sum(o.m - base(top));
+        Base::merge(o);
+    }
+    // Relative to an infinite or NaN top the sum is NaN, as (inf - inf) makes it.
+    __device__ __forceinline__ T total() const { return isfinite(this->m) ? s : this->m - this->m; }
+};
+
+// What shares of 16 bits are relative to: 2^(x log2(e) - shift), one fused multiply-add, of the shift m log2(e), rounded. All of them
+// are exp(x - m) times a common factor, 1 for small m and up to 2^64 at 1.2e9, which a quotient of two does not have. From 1.2e9 on
+// floats are so far apart that the maximum alone counts, and `scale` is 1.
+struct ShareBase {
+    static constexpr float lowest = -3.402823466e38f;  // the base while all elements are -inf: -inf - -inf would be NaN
+    static constexpr float slack = 3.0f;               // terms may reach 2^slack before the base has to follow
     float scale = 1.0f, shift = lowest;
 
-    static __device__ __forceinline__ ExpBase near(float m) {
-        ExpBase base;
+    static __device__ __forceinline__ ShareBase near(float m) {
+        ShareBase base;
         base.scale = fabsf(m) < 1.2e9f ? 1.44269504f : 1.0f;
         base.shift = fmaxf(m * base.scale, lowest);
         return base;
     }
     __device__ __forceinline__ float exponent(float x) const { return fmaf(x, scale, -shift); }
-    __device__ __forceinline__ float relative(float x) const { return exp2f(exponent(x)); }
     // Whether an element is so far above the base that this should follow; NaN is.
     __device__ __forceinline__ bool is_below(float x) const { return !(exponent(x) <= slack); }
-    __device__ __forceinline__ bool differs(const ExpBase& o) const { return shift != o.shift || scale != o.scale; }
-    // What exponents change by from this base to a higher one, and what takes a sum there, and to m itself.
-    __device__ __forceinline__ float rise(const ExpBase& to) const { return shift - to.shift; }
-    __device__ __forceinline__ float factor(const ExpBase& to) const { return scale == to.scale ? exp2f(rise(to)) : 0.0f; }
-    __device__ __forceinline__ float factor_to(float m) const { return exp2f(-exponent(m)); }
-    __device__ __forceinline__ void be_exact() { scale = shift = 0.0f; }
-    __device__ __forceinline__ bool is_huge() const { return scale == 1.0f; }
-};
-template <>
-struct ExpBase<double> {
-    static constexpr double lowest = -1.7976931348623157e308, unit = 1.0;
-    double at = lowest;
-
-    static __device__ __forceinline__ ExpBase near(double m) {
-        ExpBase base;
-        base.at = fmax(m, lowest);
-        return base;
+    // What takes a sum from this base to a higher one. Two on both sides of 1.2e9 are so far apart that nothing is left.
+    __device__ __forceinline__ float factor(const ShareBase& to) const {
+        return scale == to.scale ? exp2f(shift - to.shift) : 0.0f;
     }
-    __device__ __forceinline__ double exponent(double x) const { return x - at; }
-    __device__ __forceinline__ double relative(double x) const { return exp(exponent(x)); }
-    __device__ __forceinline__ bool is_below(double x) const { return !(x <= at); }
-    __device__ __forceinline__ bool differs(const ExpBase& o) const { return at != o.at; }
-    __device__ __forceinline__ double rise(const ExpBase& to) const { return at - to.at; }
-    __device__ __forceinline__ double factor(const ExpBase& to) const { return exp(rise(to)); }
-    __device__ __forceinline__ double factor_to(double m) const { return exp(at - m); }
-    __device__ __forceinline__ void be_exact() {}
 };
 
-// What `Base`, a Top, holds, and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018). The base of
-// the exponentials follows the maximum where that has risen far.
+// As an ExpSum, of float, for shares of 16 bits: what `Base`, a Top, holds, and the sum s of terms relative to `from`, a base that
+// follows the maximum where it has risen far.
 template <class Base>
-struct ExpSum : Base {
-    typedef typename Base::Value T;
-    typedef ExpBase<T> From;
-    From from;
-    T s = T(0);
+struct ShareSum : Base {
+    ShareBase from;
+    float s = 0.0f;
 
     __device__ __forceinline__ void settle(bool always = false) {
         if (always || from.is_below(this->ahead)) {
-            const From to = From::near(this->ahead);
-            s *= from.factor(to);
-            from = to;
+            move(ShareBase::near(this->ahead));
         }
         Base::settle(always);
     }
     __device__ __forceinline__ void start() {
-        from = From::near(this->ahead);
+        from = ShareBase::near(this->ahead);
         Base::start();
     }
-    __device__ __forceinline__ T term(T x) const { return from.relative(x); }
-    __device__ __forceinline__ void add(T x, i64) { s += term(x); }
+    __device__ __forceinline__ float term(float x) const { return exp2f(from.exponent(x)); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
-    __device__ __forceinline__ void merge(const ExpSum& o) {
-        const From to = From::near(nan_max(this->m, o.m));
-        s = s * from.factor(to) + o.s * o.from.factor(to);
-        from = to;
+    __device__ __forceinline__ void merge(const ShareSum& o) {
+        const ShareBase to = ShareBase::near(nan_max(this->m, o.m));
+        move(to);
+        s += o.s * o.from.factor(to);
         Base::merge(o);
     }
-    // Relative to an infinite or NaN top the sum is NaN, as (inf - inf) makes it.
-    __device__ __forceinline__ T total() const { return isfinite(this->m) ? s * from.factor_to(this->m) : this->m - this->m; }
-    // An element's share is its term by share(), or shifted_exp(x, shift()) by shifted_share() where that is finite.
-    __device__ __forceinline__ T share() const {
-        return isfinite(this->m) ? approximate_reciprocal(s) : infinity<T>() - infinity<T>();
+    // The sum of exp(x - m), as of an ExpSum.
+    __device__ __forceinline__ float total() const {
+        return isfinite(this->m) ? s * exp2f(-from.exponent(this->m)) : this->m - this->m;
     }
-    __device__ __forceinline__ T shifted_share() const { return from.is_huge() ? infinity<T>() - infinity<T>() : share(); }
-    __device__ __forceinline__ T shift() const { return from.shift; }
+    // An element's share is its term times share(); or, of a scaled base, shifted_exp(x, shift()) times shifted_share(), which is
+    // NaN for any other, so that row_check finds it.
+    __device__ __forceinline__ float share() const {
+        return isfinite(this->m) ? approximate_reciprocal(s) : this->m - this->m;
+    }
+    __device__ __forceinline__ float shifted_share() const {
+        return from.scale == 1.0f ? infinity<float>() - infinity<float>() : share();
+    }
+    __device__ __forceinline__ float shift() const { return from.shift; }
+
+private:
+    __device__ __forceinline__ void move(const ShareBase& to) {
+        s *= from.factor(to);
+        from = to;
+    }
 };
 
 // What `Base`, an ExpSum or an extension of it, holds, and the sum of x - m, of fewer than 2^32 elements. Where the maximum
@@ -201,7 +208,7 @@ struct Distances : Base {
     }
     __device__ __forceinline__ void add(T x, i64 at) {
         n += 1;
-        d += x - (this->m == -infinity<T>() ? T(0) : this->m);
+        d += x - Base::base(this->m);
         Base::add(x, at);
     }
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
@@ -222,24 +229,25 @@ struct Distances : Base {
 template <class Base>
 struct ExpDistances : Base {
     typedef typename Base::Value T;
-    typedef typename Base::From From;
-    T e = T(0);  // the sum of the exponents times the exponentials, relative to their base
+    T e = T(0);
 
-    // The sum after a move by `rise`, of exponentials that sum to `s` and are multiplied by `factor`. Where the maximum rises so
-    // far that no exponential is left, none of it is left, but for NaN.
-    static __device__ __forceinline__ T moved(T e, T s, T rise, T factor) {
-        return factor * (e + (factor == T(0) ? T(0) : rise * s));
+    // The sum relative to `to` of what sums to `e`, and whose exponentials sum to `s`, relative to `m`. Where the maximum
+    // rises so far that no exponential is left, none of it is left, but for NaN.
+    static __device__ __forceinline__ T moved(T e, T s, T m, T to) {
+        const T factor = exp_in_sum(m - Base::base(to));
+        const T rise = factor == T(0) ? T(0) : (m - to) * s;
+        return m == -infinity<T>() ? e : factor * (e + rise);
     }
 
     __device__ __forceinline__ void settle(bool always = false) {
-        const From to = From::near(this->ahead);
-        if (always ? this->from.differs(to) : this->from.is_below(this->ahead)) {
-            e = moved(e, this->s, this->from.rise(to), this->from.factor(to));
+        if (this->ahead != this->m) {
+            e = moved(e, this->s, this->m, this->ahead);
         }
         Base::settle(always);
     }
     __device__ __forceinline__ void add(T x, i64 at) {
-        e += this->from.exponent(x) * this->term(x);
+        const T distance = x - Base::base(this->m);
+        e += distance * exp_in_sum(distance);
         Base::add(x, at);
     }
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
@@ -247,16 +255,11 @@ struct ExpDistances : Base {
         Base::exchange(mask, upper, members);
     }
     __device__ __forceinline__ void merge(const ExpDistances& o) {
-        const From to = From::near(nan_max(this->m, o.m));
-        e = moved(e, this->s, this->from.rise(to), this->from.factor(to)) +
-            moved(o.e, o.s, o.from.rise(to), o.from.factor(to));
+        const T top = nan_max(this->m, o.m);
+        e = moved(e, this->s, this->m, top) + moved(o.e, o.s, o.m, top);
         Base::merge(o);
     }
-    __device__ __forceinline__ T exp_distances() const {
-        const From& from = this->from;
-        const T m = this->m;
-        return isfinite(m) ? moved(e, this->s, -from.exponent(m), from.factor_to(m)) * From::unit : m - m;
-    }
+    __device__ __forceinline__ T exp_distances() const { return isfinite(this->m) ? e : this->m - this->m; }
 };
 
 // What `Base`, a Top or a Bottom or an extension of it, holds, and the first position of the extreme: of NaN if there is one.
@@ -293,7 +296,7 @@ struct FirstPlace : Base {
 // Count, mean and sum of squared deviations (Welford 1962; merged as in Chan, Golub and LeVeque 1979), of elements relative
 // to the first one, so that a mean far larger than the spread loses no digits.
 template <class T>
-struct Moments : Unled {
+struct Moments : NoLookAhead {
     T n = T(0);
     T first = T(0);
     T mean = T(0);  // as m2, of the differences from `first`
@@ -365,21 +368,28 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     }
     to.add(sum_in_pairs(terms), at);
 }
-// Of V terms of an ExpSum. Overwrites them.
+// Of V terms, computed where the maximum was known, or relative to the base of a ShareSum. Overwrites them.
 template <class Base, int V>
 __device__ __forceinline__ void add_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
     to.s += sum_in_pairs(terms);
 }
-// Of V terms exp(x - m) of the maximum, after start(), and of no others.
 template <class Base, int V>
-__device__ __forceinline__ void add_exact_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
-    to.from.be_exact();
-    add_terms(to, terms);
+__device__ __forceinline__ void add_terms(ShareSum<Base>& to, float (&terms)[V]) {
+    to.s += sum_in_pairs(terms);
 }
-// Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element.
+// Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element. And of a ShareSum.
 template <class Base, class X, int V>
 __device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
     typename Base::Value terms[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        terms[j] = to.term(x[j]);
+    }
+    add_terms(to, terms);
+}
+template <class Base, class X, int V>
+__device__ __forceinline__ void add_pack(ShareSum<Base>& to, const X (&x)[V], i64) {
+    float terms[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
         terms[j] = to.term(x[j]);

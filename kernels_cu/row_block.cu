@@ -17,8 +17,8 @@
 //   hold_columns<V>(col, tile)               the same for all stages, aligned: where there are no single elements
 //   take_columns<V>(from, to)                copies them
 //   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j; not finite if it has to be recomputed by
-//   row_check(At<S>, r)                      not finite if all elements of the row have to be
 //   exact_element(...)                       the same as it was written, without rewrites; present if has_exact(S)
+//   row_check(At<S>, r)                      not finite if all elements of the row have to be computed so
 //   store<V>(At<S>, row, col, out)           stores the stage's full results
 //   peek(At<S>, e, totals), add<V>(At<S>, e, at, totals)  accumulate an element; V of them, from a position on,
 //                                            whose terms `e` may keep

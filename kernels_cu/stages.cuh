@@ -35,9 +35,8 @@ struct Span {
     __device__ __forceinline__ Index single(int k) const { return k < before ? k : packed + k; }
 };
 
-// Compute V elements without branches; return whether all values of which a rewritten form may differ from the original where
-// it is not finite are finite, of elements and of the row. Their sum tells it in fewer instructions than each of them; one that
-// overflows costs time alone.
+// Compute V elements without branches, in rewritten forms. Return whether these hold: all values that they check are finite, of the
+// elements and of the row (row_check). A sum tells it of the elements in fewer instructions; one that overflows costs time alone.
 template <class P, int S, int V, class Tile, class Out>
 __device__ __forceinline__ bool compute_elements(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, Out& out) {

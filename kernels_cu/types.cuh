@@ -91,7 +91,7 @@ struct Narrow<f16> {
 #endif
         return y;
     }
-    // Both in one word, the first in its lower half.
+    // Both, a in the lower half.
     static __device__ __forceinline__ u32 pair(float a, float b) {
 #if __CUDA_ARCH__ >= 800
         u32 both;
@@ -126,7 +126,7 @@ struct Narrow<bf16> {
         }
         return from(__uint_as_float(bits));
     }
-    // Both in one word, the first in its lower half.
+    // Both, a in the lower half.
     static __device__ __forceinline__ u32 pair(float a, float b) {
 #if __CUDA_ARCH__ >= 800
         u32 both;
@@ -212,7 +212,7 @@ __device__ __forceinline__ float widen(const Pack<bf16, V>& pack, int j) {
     return widen(pack.v[j]);
 }
 
-// V results before they are rounded to T, of 16 bits: two of them take one instruction.
+// V float results, which `rounded` converts to T, of 16 bits, in pairs, by one instruction each. Those in a Pack are rounded already.
 template <class T, int V>
 struct Unrounded {
     float v[V];

@@ -27,7 +27,7 @@ _FLOPS_OF_HELD, _LONGEST_HELD = 12, 8192
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
 # Threads on a multiprocessor that each have registers for rows that are read once, 32 to 64: for one accumulator of
 # 16-bit elements as they are loaded, for float64, for any other.
-_SIMPLE_THREADS, _DOUBLE_THREADS, _LIGHT_THREADS = 2048, 1024, 1536
+_SIMPLE_THREADS, _HEAVY_THREADS, _LIGHT_THREADS = 2048, 1024, 1536
 # Rows that are read once have a warp each up to so many packs, longer ones a block. An H200 starts no more than 0.8
 # blocks in a nanosecond: it sums 61008 rows of 1100 bfloat16 in 43 us with a warp for each, in 77 with a block of 64
 # threads. Of longer rows, 2048 elements, few take 8 us with a warp for each, 6 with a block.
@@ -216,7 +216,7 @@ def _stream(program: Program, packs: int, vec: int) -> Config:
         threads = max(64, whole_warps(packs / max(8, -(-packs // 256))))
     accumulators = program.accumulators(0)
     simple = len(accumulators) == 1 and accumulators[0].operand in program.loaded and program.input_bytes == 2
-    resident_threads = _SIMPLE_THREADS if simple else _DOUBLE_THREADS if program.is_double else _LIGHT_THREADS
+    resident_threads = _SIMPLE_THREADS if simple else _HEAVY_THREADS if program.is_double else _LIGHT_THREADS
     blocks = min(32, resident_threads // threads)
     shares = row_shares(program.domain)
     if shares > 1:

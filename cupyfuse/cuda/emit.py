@@ -295,17 +295,18 @@ class Writer:
         return self._emit_element_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def hold_term(self, accumulator: Accumulator, term: Node, stage: int) -> None:
-        """Hold the terms of a sum of exponentials in Elements, in the place of what nothing else needs then."""
+        """Hold the terms of a sum of exponentials in Elements: in the operand's field, if no later stage reads that."""
         operand, distance, program = accumulator.operand, term.inputs[0], self.program
-        shared = any(n.inputs[0] is term for n in program.shares)
-        self.terms[term] = None if shared else self.term_of_distance(term)
-        later = [n for n in program.step.nodes if program.stage[n] > stage and program.is_full(n)]
-        alone = {operand: distance, distance: term}  # what may read them
-        is_read = any(i in alone and alone[i] is not n for n in later for i in n.inputs)
+        of_shares = any(n.inputs[0] is term for n in program.shares)
+        self.terms[term] = None if of_shares else self.term_of_distance(term)
+        only_readers = {operand: distance, distance: term}
+        later = [n for n in program.step.nodes if program.stage[n] > stage]
+        is_read = any(i in only_readers and only_readers[i] is not n for n in later for i in n.inputs)
         added = [a for a in program.accumulators(stage) if a.operand is operand]
         if operand in self.held and not is_read and len(added) == 1 and operand not in program.step.outputs:
             self.in_place[term] = operand
             self.held[term] = self.read_field(term)
+            del self.held[operand]
         else:
             self.held[term] = self.element_field(term)
 

@@ -125,9 +125,9 @@ class Body:
     def _missing_operands(self, node: Node) -> tuple[Node, ...]:
         """Return the operands of a value that have to be computed before it."""
         known = node in self.scope.expressions or node in self.scope.program.loaded
-        if self._is_share(node) and not known:
+        if self._takes_form_of_share(node) and not known:
             term, total = node.inputs
-            return (total,) if self._is_held(term) else (total, _exponent(term))
+            return (total,) if self._is_held(term) else (total, _operand_of(term))
         # Operands of a product are computed within its loop.
         return () if known or node.op == "matmul" else g.eager_inputs(node)
 
@@ -151,7 +151,7 @@ class Body:
             self.checks.append(name)
         elif node.op == "guard":
             self._emit_guard(node, name, f"{kind} {name}")
-        elif self._is_share(node):
+        elif self._takes_form_of_share(node):
             self.line(f"const {kind} {name} = {self._share(node)};")
         elif node.op == "divide" and self.optimistic and self._by_row(node):
             self.line(f"const {kind} {name} = {self._quotient(node, name)};")
@@ -165,15 +165,16 @@ class Body:
         """Return the expression of a quotient `name` by a value whose reciprocal the Row holds; note what to check."""
         program, dividend = self.scope.program, node.inputs[0]
         top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
-        reciprocal, quick = f"{bottom}_reciprocal", program.may_be_quick(node)
-        # Nothing else can go wrong in one product that 16 bits round, nor where the dividend is 1 at most.
-        if quick or dividend in program.relative_exponentials:
+        reciprocal, is_rounded = f"{bottom}_reciprocal", program.may_be_quick(node)
+        # A finite reciprocal suffices: a product of 16 bits overflows where the quotient does, exp(x - m) <= 1 nowhere.
+        if is_rounded or dividend in program.relative_exponentials:
             self._check_row(reciprocal)
         else:
             self.checks.append(name)
-        if quick:
+        if is_rounded:
             return f"{top} * {reciprocal}"
-        return f"{'divide_positive' if dividend.op == 'exp' else 'divide_by'}({top}, {bottom}, {reciprocal})"
+        function = "divide_positive" if dividend.op == "exp" else "divide_by"  # an exponential is never -0
+        return f"{function}({top}, {bottom}, {reciprocal})"
 
     def _share(self, node: Node) -> str:
         """Return the expression of an exponential's share of the sum of its row; note what to check."""
@@ -181,14 +182,14 @@ class Body:
         if self._is_held(term):
             return f"{self.value(term)} * {total}_share"
         self._check_row(f"{total}_share")
-        return f"shifted_exp({self.value(_exponent(term))}, {total}_shift) * {total}_share"
+        return f"shifted_exp({self.value(_operand_of(term))}, {total}_shift) * {total}_share"
 
-    def _is_share(self, node: Node) -> bool:
-        """Whether a value is computed as a share: of a term that the Element holds, or in place of the exact form."""
+    def _takes_form_of_share(self, node: Node) -> bool:
+        """Whether a value is computed as a share: of a term that the Element holds, or in fast code from x again."""
         return node in self.scope.program.shares and (self.optimistic or self._is_held(node.inputs[0]))
 
     def _is_held(self, node: Node) -> bool:
-        """Whether the Element holds a value."""
+        """Whether the Element holds a value; what this code computes has a name of its own."""
         return self.scope.expressions.get(node, "").startswith("e.")
 
     def _check_row(self, value: str) -> None:
@@ -329,7 +330,7 @@ def _is_rounding(node: Node) -> bool:
     return node.dtype != node.inputs[0].dtype and dtypes.compute_dtype(node.dtype) != node.dtype
 
 
-def _exponent(term: Node) -> Node:
+def _operand_of(term: Node) -> Node:
     """Return the x of exp(x - m)."""
     return term.inputs[0].inputs[0]
 

@@ -14,6 +14,7 @@ from ..ir import graph as g
 from ..ir.graph import Node, Shape
 from ..ir.operators import POINTWISE, REDUCTIONS, extended_extremum, extensions, place_bits
 from ..plan.schedule import Step, base_of, stages_of
+from .shares import exponential, shares_of
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
@@ -332,45 +333,26 @@ class Program:
             for op, readers in sorted(groups.items(), key=lambda group: any(n.op != group[0] for n in group[1])):
                 kind = _accumulator_type(op, readers)
                 # What extends the sum of exponentials adds element by element.
-                term = self._exponential(operand, readers) if kind.startswith("ExpSum<Top<") else None
+                term = exponential(self.step, operand, readers) if kind.startswith("ExpSum<Top<") else None
+                if term is not None and shares_of(self, term, readers):
+                    kind = kind.replace("ExpSum", "ShareSum", 1)
                 result.append(Accumulator(f"t{len(result)}", kind, operand, readers, term))
         return result
 
     @cached_property
     def relative_exponentials(self) -> dict[Node, Accumulator]:
-        """Values exp(x - m) for the maximum m of the x of a row, which are 1 at most, and what adds them up."""
+        """Values exp(x - m) for the maximum m of the x of a row, which are 1 at most, and what adds each up."""
         found = [a for stage in range(self.stages) for a in self.accumulators(stage)]
         return {a.term: a for a in found if a.term is not None}
 
     @cached_property
     def shares(self) -> set[Node]:
-        """Quotients of 16 bits of a relative exponential, which nothing else reads, by the sum of its row."""
-        found: set[Node] = set()
-        for term, accumulator in self.relative_exponentials.items():
-            readers = {n for n in self.step.nodes if term in n.inputs}
-            if term not in self.step.outputs and all(self._is_share(n, term, accumulator) for n in readers):
-                found |= readers
-        return found
-
-    def _is_share(self, node: Node, term: Node, accumulator: Accumulator) -> bool:
-        """Whether a value is the share of a term in its sum, rounded to 16 bits as the term is."""
-        divides = node.op == "divide" and node.inputs[0] is term and node.inputs[1] in accumulator.readers
-        sums = divides and node.inputs[1].op == "expsum"
-        return sums and self.may_be_quick(node) and self.may_be_quick(term) and self.domain[1] > 1
+        """Results of 16 bits exp(x - m) / sum, where nothing else reads the exponential."""
+        return {n for term, a in self.relative_exponentials.items() for n in shares_of(self, term, a.readers)}
 
     def may_be_quick(self, node: Node) -> bool:
         """Whether the rounding of a value to 16 bits hides the error of a quick form."""
         return dtypes.compute_dtype(node.dtype) != node.dtype and node not in self.beneath_steps
-
-    def _exponential(self, operand: Node, readers: list[Node]) -> Node | None:
-        """Return the value exp(x - m) for the operand x and its maximum m, if the step computes it."""
-        tops = [n for n in readers if n.op == "max"]
-        for node in self.step.nodes:
-            if node.op == "exp" and node.inputs[0].op == "subtract" and node.dtype == operand.dtype:
-                x, top = node.inputs[0].inputs
-                if x is operand and top in tops:
-                    return node
-        return None
 
 
 def _gives_whole_numbers(node: Node) -> bool:

@@ -15,8 +15,8 @@ def totals_struct(
     """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
 
     Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
-    the first one's position along the reduced axis. Lanes of a warp combine by `lead`, `settle` and `exchange`; if they
-    do so by `lead` before elements are added, `start` takes the place of `settle`. `merge` adds the totals of others
+    the first one's position along the reduced axis; where all elements are peeked before any is added, `start` in the
+    place of `settle`. Lanes of a warp combine by `lead`, `settle` and `exchange`. `merge` adds the totals of others
     (see `reductions.cuh`).
 
     Parameters
@@ -27,7 +27,7 @@ def totals_struct(
         Returns the expression of a value that an Element, named by its second argument, holds.
     terms : dict
         For values that an Element holds and that are terms of the accumulators, the expressions that compute them from
-        a `distance` to the maximum of the row; None where those of the accumulator take their place, for shares.
+        a `distance` to the maximum of the row; None for those that the accumulator computes, of shares.
     """
     lines = [f"struct Totals{stage} {{"]
     lines += [f"    {a.kind} {a.name};" for a in accumulators]
@@ -54,14 +54,14 @@ def totals_struct(
         if a.term is None or a.term not in terms:
             lines.append(f"    add_pack(t.{a.name}, of_{a.name}, at);")
             continue
-        expression, exact = terms[a.term], "" if terms[a.term] is None else "_exact"
-        lines += [
-            "    for (int j = 0; j < V; ++j) {",
-            f"        const {kind} distance = of_{a.name}[j] - t.{a.name}.extreme();" * (expression is not None),
-            f"        of_{a.name}[j] = {field(a.term, 'e[j]')} = {expression or f't.{a.name}.term(of_{a.name}[j])'};",
-            "    }",
-            f"    add{exact}_terms(t.{a.name}, of_{a.name});",
-        ]
+        expression = terms[a.term]
+        lines.append("    for (int j = 0; j < V; ++j) {")
+        if expression is None:
+            expression = f"t.{a.name}.term(of_{a.name}[j])"
+        else:
+            lines.append(f"        const {kind} distance = of_{a.name}[j] - t.{a.name}.extreme();")
+        lines.append(f"        of_{a.name}[j] = {field(a.term, 'e[j]')} = {expression};")
+        lines += ["    }", f"    add_terms(t.{a.name}, of_{a.name});"]
     lines.append("}")
     return "\n".join(lines)
 

@@ -32,6 +32,7 @@ def rows() -> np.ndarray:
     found = [spread, spread - 1000, spread * 1e3, spread * 1e8, spread * 1e30]
     found += [np.full(COLS, value) for value in (0.0, -0.0, 88.0, -3.3e38, 3.3e38, 1.19e9, -1.19e9, 1.21e9, -1.21e9)]
     found += [position * step + start for step in (0.1, 2.0, -2.0, 40.0) for start in (-1e4, 0.0, 3e8)]
+    found += [np.where(position < 9, -3.3e38, spread)]  # masked by the least number
     found += [np.where(position == place, 2e9, spread) for place in (0, COLS - 1)]  # two ways to scale in a row
     found += [np.where(position < COLS // 2, -np.inf, spread - 1000), np.where(position > 3, -np.inf, -3.3e38)]
     found += [np.where(position == 100, -2e9, -3.3e38), np.where(position < 200, -2e9, -1e9 - 64.0 * position)]
@@ -112,6 +113,30 @@ def test_rows_without_a_finite_maximum(monkeypatch: pytest.MonkeyPatch, config: 
     found = run(lambda y: cf.softmax(y, axis=1), x)
     assert np.isnan(found[:3]).all()
     np.testing.assert_allclose(found[3], 1 / COLS, rtol=2.0**-11)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
+def test_what_later_stages_reduce_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch, config: Config, dtype: str
+) -> None:
+    """Lanes keep exponentials in the place of their operands, but where a later stage reads those or the distances."""
+
+    def reductions(y: Any) -> Any:
+        distance = y - y.max(axis=1, keepdims=True)
+        powers = np.exp(distance)
+        total = powers.sum(axis=1, keepdims=True)
+        return powers / total, distance.min(axis=1), (y * total).min(axis=1)
+
+    force(monkeypatch, config, COLS)
+    x = np.random.default_rng(3).standard_normal((5, COLS)).astype(dtype)
+    wide = x.astype("float64")
+    distance = wide - wide.max(axis=1, keepdims=True)
+    total = np.exp(distance).sum(axis=1, keepdims=True)
+    with HOST.active():
+        found = HOST.host(cf.fuse(reductions)(HOST.xp.asarray(x)))
+    for one, wanted in zip(found, (shares(x), distance.min(axis=1), (wide * total).min(axis=1)), strict=True):
+        np.testing.assert_allclose(one.astype("float64"), wanted, rtol=16 * np.finfo(dtype).eps, atol=2.0**-24)
 
 
 def test_shares_of_16_bits_take_one_multiply_add_and_one_product() -> None:

@@ -125,7 +125,6 @@ ROWS = (
         flops=10,
         identity_on_one=False,
         about="max",
-        words=3,
     ),
     # Two that extend an expsum of the same elements, whose distances and exponentials they add up.
     Reduction(
