@@ -334,7 +334,7 @@ class Program:
                 kind = _accumulator_type(op, readers)
                 # What extends the sum of exponentials adds element by element.
                 term = exponential(self.step, operand, readers) if kind.startswith("ExpSum<Top<") else None
-                if term is not None and shares_of(self, term, readers):
+                if term is not None and self._shares_of(term, readers):
                     kind = kind.replace("ExpSum", "ShareSum", 1)
                 result.append(Accumulator(f"t{len(result)}", kind, operand, readers, term))
         return result
@@ -348,7 +348,11 @@ class Program:
     @cached_property
     def shares(self) -> set[Node]:
         """Results of 16 bits exp(x - m) / sum, where nothing else reads the exponential."""
-        return {n for term, a in self.relative_exponentials.items() for n in shares_of(self, term, a.readers)}
+        return {n for term, a in self.relative_exponentials.items() for n in self._shares_of(term, a.readers)}
+
+    def _shares_of(self, term: Node, sums: list[Node]) -> set[Node]:
+        along_rows = not self.by_columns and self.domain[1] > 1
+        return shares_of(term, self.step, sums, self.may_be_quick) if along_rows else set()
 
     def may_be_quick(self, node: Node) -> bool:
         """Whether the rounding of a value to 16 bits hides the error of a quick form."""

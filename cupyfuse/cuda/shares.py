@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..ir.graph import Node
 from ..plan.schedule import Step
 
-if TYPE_CHECKING:
-    from .program import Program
-
 
 def exponential(step: Step, operand: Node, readers: list[Node]) -> Node | None:
-    """Return the value exp(x - m) for the operand x and its maximum m, which is among its reductions, if a step has it."""
+    """Return the value exp(x - m) for the operand x of these reductions, of which m is the maximum, if a step has it."""
     tops = [n for n in readers if n.op == "max"]
     for node in step.nodes:
         if node.op == "exp" and node.inputs[0].op == "subtract" and node.dtype == operand.dtype:
@@ -22,10 +19,12 @@ def exponential(step: Step, operand: Node, readers: list[Node]) -> Node | None:
     return None
 
 
-def shares_of(program: Program, term: Node, sums: list[Node]) -> set[Node]:
-    """Return the readers of an exponential, if all are its quotient by one of these sums, rounded to 16 bits as it is."""
-    readers = {n for n in program.step.nodes if term in n.inputs}
-    alone = term not in program.step.outputs and not program.by_columns and program.domain[1] > 1
-    divide = all(n.op == "divide" and n.inputs[0] is term and program.may_be_quick(n) for n in readers)
+def shares_of(term: Node, step: Step, sums: list[Node], is_rounded: Callable[[Node], bool]) -> set[Node]:
+    """Return the readers of an exponential, if all divide it by one of these sums.
+
+    The exponential and its quotients have to satisfy `is_rounded`: 16 bits hide their errors.
+    """
+    readers = {n for n in step.nodes if term in n.inputs}
+    divide = all(n.op == "divide" and n.inputs[0] is term and is_rounded(n) for n in readers)
     by_sum = all(n.inputs[-1] in sums and n.inputs[-1].op == "expsum" for n in readers)
-    return readers if alone and program.may_be_quick(term) and divide and by_sum else set()
+    return readers if term not in step.outputs and is_rounded(term) and divide and by_sum else set()
