@@ -9,7 +9,7 @@ from ..plan.schedule import Step
 
 
 def exponential(step: Step, operand: Node, readers: list[Node]) -> Node | None:
-    """Return the value exp(x - m) for the operand x of these reductions, of which m is the maximum, if a step has it."""
+    """Return the value exp(x - m) for the operand x of these reductions and their maximum m, if a step computes it."""
     tops = [n for n in readers if n.op == "max"]
     for node in step.nodes:
         if node.op == "exp" and node.inputs[0].op == "subtract" and node.dtype == operand.dtype:

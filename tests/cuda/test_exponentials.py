@@ -34,6 +34,7 @@ def rows() -> np.ndarray:
     found += [position * step + start for step in (0.1, 2.0, -2.0, 40.0) for start in (-1e4, 0.0, 3e8)]
     found += [np.where(position < 9, -3.3e38, spread)]  # masked by the least number
     found += [np.where(position == place, 2e9, spread) for place in (0, COLS - 1)]  # two ways to scale in a row
+    found += [np.where(position < 200, 1.19e9, 1.25e9)]
     found += [np.where(position < COLS // 2, -np.inf, spread - 1000), np.where(position > 3, -np.inf, -3.3e38)]
     found += [np.where(position == 100, -2e9, -3.3e38), np.where(position < 200, -2e9, -1e9 - 64.0 * position)]
     return np.array(found, "float32")
@@ -115,28 +116,53 @@ def test_rows_without_a_finite_maximum(monkeypatch: pytest.MonkeyPatch, config: 
     np.testing.assert_allclose(found[3], 1 / COLS, rtol=2.0**-11)
 
 
+def reduced_distances(y: Any, maximum: Any) -> Any:
+    distance = y - y.max(axis=1, keepdims=True)
+    powers = np.exp(distance)
+    return powers / powers.sum(axis=1, keepdims=True), distance.min(axis=1)
+
+
+def reduced_operands(y: Any, maximum: Any) -> Any:
+    powers = np.exp(y - y.max(axis=1, keepdims=True))
+    total = powers.sum(axis=1, keepdims=True)
+    return powers / total, maximum(y, total).sum(axis=1)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
+@pytest.mark.parametrize("reductions", [reduced_distances, reduced_operands])
 def test_what_later_stages_reduce_is_not_overwritten(
-    monkeypatch: pytest.MonkeyPatch, config: Config, dtype: str
+    monkeypatch: pytest.MonkeyPatch, reductions: Any, config: Config, dtype: str
 ) -> None:
     """Lanes keep exponentials in the place of their operands, but where a later stage reads those or the distances."""
-
-    def reductions(y: Any) -> Any:
-        distance = y - y.max(axis=1, keepdims=True)
-        powers = np.exp(distance)
-        total = powers.sum(axis=1, keepdims=True)
-        return powers / total, distance.min(axis=1), (y * total).min(axis=1)
-
     force(monkeypatch, config, COLS)
     x = np.random.default_rng(3).standard_normal((5, COLS)).astype(dtype)
-    wide = x.astype("float64")
-    distance = wide - wide.max(axis=1, keepdims=True)
-    total = np.exp(distance).sum(axis=1, keepdims=True)
     with HOST.active():
-        found = HOST.host(cf.fuse(reductions)(HOST.xp.asarray(x)))
-    for one, wanted in zip(found, (shares(x), distance.min(axis=1), (wide * total).min(axis=1)), strict=True):
+        found = HOST.host(cf.fuse(lambda y: reductions(y, np.maximum))(HOST.xp.asarray(x)))
+    for one, wanted in zip(found, reductions(x.astype("float64"), np.maximum), strict=True):
         np.testing.assert_allclose(one.astype("float64"), wanted, rtol=16 * np.finfo(dtype).eps, atol=2.0**-24)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
+def test_rows_are_divided_by_values_without_a_reciprocal(
+    monkeypatch: pytest.MonkeyPatch, config: Config, dtype: str
+) -> None:
+    """Which is checked once a row: zeros, infinities, NaN, and numbers so small or large that it would lose digits."""
+    force(monkeypatch, config, COLS)
+    divisors = np.array([0, -0.0, np.inf, -np.inf, np.nan, 2e-31, -2e-31, 1e-37, 3e31, -1e38, 0.75, 1e30], "float32")
+    x = np.random.default_rng(4).uniform(0.1, 1, (len(divisors), COLS)).astype("float32")
+    x *= np.where(np.isfinite(divisors) & (divisors != 0), np.abs(divisors), 1)[:, None]
+    x[:, 0] = 0
+    given, by = x.astype(dtype_of(dtype)), divisors.astype(dtype_of(dtype))[:, None]
+    with HOST.active():
+        function = cf.fuse(lambda y, d: ((y / d), (y / d).max(axis=1)))
+        found, largest = HOST.host(function(HOST.xp.asarray(given), HOST.xp.asarray(by)))
+    with np.errstate(all="ignore"):
+        wanted = given.astype("float64") / by.astype("float64")
+    tolerance = {"float32": 2.0**-22, "bfloat16": 2.0**-8}[dtype]
+    np.testing.assert_allclose(np.asarray(found).astype("float64"), wanted, rtol=tolerance)
+    np.testing.assert_allclose(np.asarray(largest).astype("float64"), wanted.max(axis=1), rtol=tolerance)
 
 
 def test_shares_of_16_bits_take_one_multiply_add_and_one_product() -> None:

@@ -47,6 +47,10 @@ def quick(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_quick.py", "-k", select)
 
 
+def exponentials(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_exponentials.py", "-k", select)
+
+
 def activations(select: str) -> tuple[str, ...]:
     return ("tests/rewrite/test_activations.py", "-k", select)
 
@@ -428,9 +432,72 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "exponentials relative to the maximum of a lane",
         STAGES,
-        "team.lead(totals);\n            totals.start();",
-        "totals.start();",
+        "            team.lead(totals);\n        }\n        totals.start();",
+        "        }\n        totals.start();",
         rows("row_lanes and 3rows and softmax"),
+    ),
+    Mutant(
+        "shares of a huge maximum that are scaled",
+        REDUCTIONS,
+        "fabsf(m) < 1.2e9f ? 1.44269504f : 1.0f",
+        "1.44269504f",
+        exponentials("magnitude and bfloat16 and row_block"),
+    ),
+    Mutant(
+        "bases on two sides of what is huge, as if on one",
+        REDUCTIONS,
+        "return scale == to.scale ? exp2f(shift - to.shift) : 0.0f;",
+        "return exp2f(shift - to.shift);",
+        exponentials("magnitude and bfloat16"),
+    ),
+    Mutant(
+        "a base that no maximum moves",
+        REDUCTIONS,
+        "if (always || from.is_below(this->ahead)) {",
+        "if (always) {",
+        exponentials("magnitude and bfloat16 and row_block-packed"),
+    ),
+    Mutant(
+        "the base of no elements at zero",
+        REDUCTIONS,
+        "float scale = 1.0f, shift = lowest;",
+        "float scale = 1.44269504f, shift = 0.0f;",
+        exponentials("magnitude and bfloat16 and row_block-packed"),
+    ),
+    Mutant(
+        "lanes whose bases differ",
+        TEAMS,
+        "totals.settle(true);",
+        "totals.settle();",
+        exponentials("magnitude and bfloat16"),
+    ),
+    Mutant(
+        "shares of a huge maximum that nothing checks",
+        REDUCTIONS,
+        "return from.scale == 1.0f ? infinity<float>() - infinity<float>() : share();",
+        "return share();",
+        exponentials("magnitude and bfloat16 and row_block-packed"),
+    ),
+    Mutant(
+        "pairs of results the wrong way round",
+        TYPES,
+        "Narrow<T>::pair(results.v[2 * i], results.v[2 * i + 1])",
+        "Narrow<T>::pair(results.v[2 * i + 1], results.v[2 * i])",
+        exponentials("magnitude and bfloat16 and row_block-packed"),
+    ),
+    Mutant(
+        "terms in the place of what a later stage reduces",
+        "cupyfuse/cuda/emit.py",
+        "later = [n for n in program.step.nodes if program.stage[n] > stage]",
+        "later = [n for n in program.step.nodes if program.stage[n] > stage and program.is_full(n)]",
+        exponentials("overwritten and row_lanes and float32"),
+    ),
+    Mutant(
+        "a reciprocal that nothing checks",
+        "cupyfuse/cuda/expressions.py",
+        "            self._check_row(reciprocal)\n        else:",
+        "            pass\n        else:",
+        exponentials("without_a_reciprocal and row_block-packed"),
     ),
     Mutant(
         "groups of lanes that merge nothing",
@@ -760,29 +827,29 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "maximum from zero",
         REDUCTIONS,
-        "struct Max {\n    T v = -infinity<T>();",
-        "struct Max {\n    T v = T(0);",
+        "struct Max : NoLookAhead {\n    T v = -infinity<T>();",
+        "struct Max : NoLookAhead {\n    T v = T(0);",
         kernels("extremes-9x50-float32-special"),
     ),
     Mutant(
         "minimum from zero",
         REDUCTIONS,
-        "struct Min {\n    T v = infinity<T>();",
-        "struct Min {\n    T v = T(0);",
+        "struct Min : NoLookAhead {\n    T v = infinity<T>();",
+        "struct Min : NoLookAhead {\n    T v = T(0);",
         kernels("extremes-30x70-float32-offset1"),
     ),
     Mutant(
         "product from zero",
         REDUCTIONS,
-        "struct Product {\n    T v = T(1);",
-        "struct Product {\n    T v = T(0);",
+        "struct Product : NoLookAhead {\n    T v = T(1);",
+        "struct Product : NoLookAhead {\n    T v = T(0);",
         kernels("column_reductions-2x3-float32"),
     ),
     Mutant(
         "sum from one",
         REDUCTIONS,
-        "struct Sum {\n    T v = T(0);",
-        "struct Sum {\n    T v = T(1);",
+        "struct Sum : NoLookAhead {\n    T v = T(0);",
+        "struct Sum : NoLookAhead {\n    T v = T(1);",
         kernels("column_reductions-2x3-float32"),
     ),
     Mutant(
@@ -877,8 +944,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a quick quotient that is rounded to a whole number",
-        "cupyfuse/cuda/expressions.py",
-        " and node not in self.scope.program.beneath_steps",
+        "cupyfuse/cuda/program.py",
+        " and node not in self.beneath_steps",
         "",
         quick("whole_numbers"),
     ),
