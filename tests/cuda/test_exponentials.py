@@ -183,3 +183,43 @@ def test_shares_of_16_bits_take_one_multiply_add_and_one_product() -> None:
     assert "shifted_exp(" in text(softmax, "bfloat16")
     assert "shifted_exp(" not in text(softmax, "float32")
     assert "shifted_exp(" not in text(with_powers, "bfloat16")
+
+
+def powers_of(y: Any) -> tuple[Any, Any, Any]:
+    """The distances from the maximum, their exponentials, and the shares of those."""
+    distances = y - y.max(axis=1, keepdims=True)
+    powers = np.exp(distances)
+    return distances, powers, powers / powers.sum(axis=1, keepdims=True)
+
+
+def read_for_the_first_time(y: Any) -> Any:
+    return powers_of(y)[2] * np.tanh(y)
+
+
+def distances_are_a_result(y: Any) -> Any:
+    distances, _, parts = powers_of(y)
+    return distances, parts
+
+
+def distances_are_reduced(y: Any) -> Any:
+    distances, _, parts = powers_of(y)
+    return parts, distances.min(axis=1), distances.argmin(axis=1)
+
+
+@pytest.mark.parametrize("function", [read_for_the_first_time, distances_are_a_result, distances_are_reduced])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_terms_that_lanes_hold_leave_what_later_stages_read(
+    monkeypatch: pytest.MonkeyPatch, function: Any, dtype: str
+) -> None:
+    force(monkeypatch, CONFIGURATIONS[0], COLS)
+    check_against_float64(function, dtype)
+
+
+def check_against_float64(function: Any, dtype: str) -> None:
+    given = (np.random.default_rng(8).standard_normal((5, COLS)) * 3).astype(dtype_of(dtype))
+    found, wanted = run(function, given), function(given.astype("float64"))
+    pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+    for got, want in pairs:
+        np.testing.assert_allclose(
+            np.asarray(got).astype("float64"), want, rtol=2.0**-6, atol=2.0**-6 if dtype == "bfloat16" else 1e-6
+        )
