@@ -7,6 +7,7 @@ know nothing of operators. Everything here is text: neither a GPU nor CuPy is ne
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 from ..dtypes import ITEMSIZE
@@ -263,7 +264,7 @@ class Writer:
         operands = [o for o in program.reductions(stage) if o.op != "const"]
         outputs = program.full_outputs.get(stage, [])
 
-        def write_body(optimistic: bool) -> Body:
+        def write_body(optimistic: bool, also: Sequence[Node] = ()) -> Body:
             scope = self.row_scope()
             if not self.streamed:
                 scope = Scope(program, scope.expressions.new_child(self.held)).copy()
@@ -271,7 +272,7 @@ class Writer:
             body.repair = lambda node: self.emit_repair(node, "Solo()")
             for node in [*operands, *outputs]:
                 body.value(node)
-            kept = dict.fromkeys([*operands, *self.needed_later(stage, body)])
+            kept = dict.fromkeys([*operands, *self.needed_later(stage, body), *also])
             for node in kept:
                 if body.value(node) != self.element_field(node):
                     body.line(f"{self.element_field(node)} = {body.value(node)};")
@@ -287,6 +288,8 @@ class Writer:
         if fast.checks or fast.row_checks:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
+            # What only the exact forms compute, as the distances of shares, later stages may read after both.
+            fast = write_body(optimistic=True, also=exact.kept)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
         if self.in_lanes and not self.streamed:
             for accumulator in program.accumulators(stage):

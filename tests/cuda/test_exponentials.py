@@ -215,6 +215,17 @@ def test_terms_that_lanes_hold_leave_what_later_stages_read(
     check_against_float64(function, dtype)
 
 
+def test_distances_that_shares_leave_out_are_there_for_later_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that hold values have those of the exact forms, too, where they compute shares in their place."""
+
+    def less_squares(y: Any) -> Any:
+        distances, _, parts = powers_of(y)
+        return parts, np.tanh(distances) - (parts * parts).sum(axis=1, keepdims=True)
+
+    force(monkeypatch, Config("row_block", 32, 4, 4), COLS)
+    check_against_float64(less_squares, "bfloat16")
+
+
 def check_against_float64(function: Any, dtype: str) -> None:
     given = (np.random.default_rng(8).standard_normal((5, COLS)) * 3).astype(dtype_of(dtype))
     found, wanted = run(function, given), function(given.astype("float64"))
