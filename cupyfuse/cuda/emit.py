@@ -288,8 +288,9 @@ class Writer:
         if fast.checks or fast.row_checks:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
-            # What only the exact forms compute, as the distances of shares, later stages may read after both.
-            fast = write_body(optimistic=True, also=exact.kept)
+            if set(exact.kept) - set(fast.kept):
+                # What the exact forms alone compute, as the distances of shares, later stages may read after both.
+                fast = write_body(optimistic=True, also=exact.kept)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
         if self.in_lanes and not self.streamed:
             for accumulator in program.accumulators(stage):

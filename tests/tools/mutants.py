@@ -486,11 +486,11 @@ MUTANTS: tuple[Mutant, ...] = (
         exponentials("magnitude and bfloat16 and row_block-packed"),
     ),
     Mutant(
-        "terms in the place of what a later stage reduces",
+        "distances that shares leave out, as if they were there",
         "cupyfuse/cuda/emit.py",
-        "later = [n for n in program.step.nodes if program.stage[n] > stage]",
-        "later = [n for n in program.step.nodes if program.stage[n] > stage and program.is_full(n)]",
-        exponentials("overwritten and row_lanes and float32"),
+        "fast = write_body(optimistic=True, also=exact.kept)",
+        "fast = write_body(optimistic=True)",
+        exponentials("distances_that_shares"),
     ),
     Mutant(
         "a reciprocal that nothing checks",
