@@ -37,8 +37,8 @@ __device__ __forceinline__ float quick_choice(bool condition, float a, float b) 
 
 __device__ __forceinline__ float quick_exp(float x) { return exp2f(x * 1.44269504f); }
 
-// The same of x - m, for the shift m log2(e), rounded, and |m| < 1.2e9: times a factor that all exponentials with the shift have.
-__device__ __forceinline__ float shifted_exp(float x, float shift) { return exp2f(fmaf(x, 1.44269504f, -shift)); }
+// The same relative to the base of a ShareSum: exp(x - m) times a factor that all exponentials with the base have.
+__device__ __forceinline__ float shifted_exp(float x, float scale, float shift) { return exp2f(fmaf(x, scale, -shift)); }
 
 // Where 1 / x is subnormal, and zero on a GPU, so is the exact one.
 __device__ __forceinline__ float quick_reciprocal(float x) { return approximate_reciprocal(x); }

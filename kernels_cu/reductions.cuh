@@ -158,7 +158,7 @@ struct ShareSum : Base {
         from = ShareBase::near(this->ahead);
         Base::start();
     }
-    __device__ __forceinline__ float term(float x) const { return exp2f(from.exponent(x)); }
+    __device__ __forceinline__ float term(float x) const { return shifted_exp(x, from.scale, from.shift); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ShareSum& o) {
         const ShareBase to = ShareBase::near(nan_max(this->m, o.m));
@@ -170,14 +170,11 @@ struct ShareSum : Base {
     __device__ __forceinline__ float total() const {
         return isfinite(this->m) ? s * exp2f(-from.exponent(this->m)) : this->m - this->m;
     }
-    // An element's share is its term times share(); or, of a scaled base, shifted_exp(x, shift()) times shifted_share(), which is
-    // NaN for any other, so that row_check finds it.
+    // An element's share is its term, or shifted_exp(x, scale(), shift()), times this.
     __device__ __forceinline__ float share() const {
         return isfinite(this->m) ? approximate_reciprocal(s) : this->m - this->m;
     }
-    __device__ __forceinline__ float shifted_share() const {
-        return from.scale == 1.0f ? infinity<float>() - infinity<float>() : share();
-    }
+    __device__ __forceinline__ float scale() const { return from.scale; }
     __device__ __forceinline__ float shift() const { return from.shift; }
 
 private:

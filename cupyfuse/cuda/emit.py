@@ -7,7 +7,6 @@ know nothing of operators. Everything here is text: neither a GPU nor CuPy is ne
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Sequence
 from functools import cached_property, partial
 
 from ..dtypes import ITEMSIZE
@@ -264,7 +263,7 @@ class Writer:
         operands = [o for o in program.reductions(stage) if o.op != "const"]
         outputs = program.full_outputs.get(stage, [])
 
-        def write_body(optimistic: bool, also: Sequence[Node] = ()) -> Body:
+        def write_body(optimistic: bool) -> Body:
             scope = self.row_scope()
             if not self.streamed:
                 scope = Scope(program, scope.expressions.new_child(self.held)).copy()
@@ -272,7 +271,7 @@ class Writer:
             body.repair = lambda node: self.emit_repair(node, "Solo()")
             for node in [*operands, *outputs]:
                 body.value(node)
-            kept = dict.fromkeys([*operands, *self.needed_later(stage, body), *also])
+            kept = dict.fromkeys([*operands, *self.needed_later(stage, body)])
             for node in kept:
                 if body.value(node) != self.element_field(node):
                     body.line(f"{self.element_field(node)} = {body.value(node)};")
@@ -288,9 +287,6 @@ class Writer:
         if fast.checks or fast.row_checks:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
-            if set(exact.kept) - set(fast.kept):
-                # What the exact forms alone compute, as the distances of shares, later stages may read after both.
-                fast = write_body(optimistic=True, also=exact.kept)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
         if self.in_lanes and not self.streamed:
             for accumulator in program.accumulators(stage):
@@ -437,12 +433,10 @@ class Writer:
 
     def emit_share(self, body: Body, name: str, accumulator: str) -> None:
         """Store what makes shares of a sum of exponentials: of terms that elements hold, or that are computed again."""
-        self.row_fields[f"{name}_share"] = "float"
-        if not self.in_lanes or self.streamed:
-            self.row_fields[f"{name}_shift"] = "float"
-            body.line(f"r.{name}_shift = {accumulator}.shift();")
-        share = "share" if self.in_lanes and not self.streamed else "shifted_share"
-        body.line(f"r.{name}_share = {accumulator}.{share}();")
+        holds_terms = self.in_lanes and not self.streamed
+        for read in ("share",) if holds_terms else ("share", "scale", "shift"):
+            self.row_fields[f"{name}_{read}"] = "float"
+            body.line(f"r.{name}_{read} = {accumulator}.{read}();")
 
     def emit_column_finish(self) -> str:
         """Emit `finish` of a column step: the per-column values that follow the reductions, and their stores."""

@@ -125,7 +125,7 @@ class Body:
     def _missing_operands(self, node: Node) -> tuple[Node, ...]:
         """Return the operands of a value that have to be computed before it."""
         known = node in self.scope.expressions or node in self.scope.program.loaded
-        if self._takes_form_of_share(node) and not known:
+        if node in self.scope.program.shares and not known:
             term, total = node.inputs
             return (total,) if self._is_held(term) else (total, _operand_of(term))
         # Operands of a product are computed within its loop.
@@ -151,7 +151,7 @@ class Body:
             self.checks.append(name)
         elif node.op == "guard":
             self._emit_guard(node, name, f"{kind} {name}")
-        elif self._takes_form_of_share(node):
+        elif node in program.shares:
             self.line(f"const {kind} {name} = {self._share(node)};")
         elif node.op == "divide" and self.optimistic and self._by_row(node):
             self.line(f"const {kind} {name} = {self._quotient(node, name)};")
@@ -177,16 +177,11 @@ class Body:
         return f"{function}({top}, {bottom}, {reciprocal})"
 
     def _share(self, node: Node) -> str:
-        """Return the expression of an exponential's share of the sum of its row; note what to check."""
+        """Return the expression of an exponential's share of the sum of its row: it is NaN where the sum is."""
         term, total = node.inputs[0], self.value(node.inputs[1])
         if self._is_held(term):
             return f"{self.value(term)} * {total}_share"
-        self._check_row(f"{total}_share")
-        return f"shifted_exp({self.value(_operand_of(term))}, {total}_shift) * {total}_share"
-
-    def _takes_form_of_share(self, node: Node) -> bool:
-        """Whether a value is computed as a share: of a term that the Element holds, or in fast code from x again."""
-        return node in self.scope.program.shares and (self.optimistic or self._is_held(node.inputs[0]))
+        return f"shifted_exp({self.value(_operand_of(term))}, {total}_scale, {total}_shift) * {total}_share"
 
     def _is_held(self, node: Node) -> bool:
         """Whether the Element holds a value; what this code computes has a name of its own."""

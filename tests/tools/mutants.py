@@ -472,25 +472,11 @@ MUTANTS: tuple[Mutant, ...] = (
         exponentials("magnitude and bfloat16"),
     ),
     Mutant(
-        "shares of a huge maximum that nothing checks",
-        REDUCTIONS,
-        "return from.scale == 1.0f ? infinity<float>() - infinity<float>() : share();",
-        "return share();",
-        exponentials("magnitude and bfloat16 and row_block-packed"),
-    ),
-    Mutant(
         "pairs of results the wrong way round",
         TYPES,
         "Narrow<T>::pair(results.v[2 * i], results.v[2 * i + 1])",
         "Narrow<T>::pair(results.v[2 * i + 1], results.v[2 * i])",
         exponentials("magnitude and bfloat16 and row_block-packed"),
-    ),
-    Mutant(
-        "distances that shares leave out, as if they were there",
-        "cupyfuse/cuda/emit.py",
-        "fast = write_body(optimistic=True, also=exact.kept)",
-        "fast = write_body(optimistic=True)",
-        exponentials("distances_that_shares"),
     ),
     Mutant(
         "a reciprocal that nothing checks",
