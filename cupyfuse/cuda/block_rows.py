@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from ..dtypes import ITEMSIZE
@@ -10,7 +9,8 @@ from .config import Access, Config, power_of_two, resident_blocks, whole_warps
 from .program import Program
 
 _MOST_PACKS, _MOST_THREADS = 8, 1024
-_BYTES_HELD = 140_000  # of rows as they were loaded, by the threads of a multiprocessor
+# Bytes of rows as they were loaded that a thread holds of few rows, and that all threads of a multiprocessor do.
+_BYTES_OF_THREAD, _BYTES_HELD = 128, 140_000
 # Elements for which code that computes much again, more than so many FLOPs each, is repeated: instructions of more do
 # not stay in their cache.
 _MUCH_RECOMPUTED, _MOST_REPEATED = 12, 32
@@ -25,9 +25,9 @@ _USED_POWER, _RESIDENT_POWER, _PACK_LOSS, _BLOCK_LOSS = 0.4, 0.4, 0.5, 0.1
 # summed. Those of 16 bits, packs of 8, are widened, for which no registers are left: a layer norm of 2048 bfloat16
 # takes 161 us so, 130 else.
 _MANY_PACKS, _FEW_REGISTERS = 8, 0.85
-# And this power of the share of places that rows have in the waves of blocks, on as many multiprocessors as an H200
-# has: 1024 rows of 1536 bfloat16 take 8.4 us by a warp for each, 6.7 by four.
-_WAVE_POWER, _PROCESSORS = 0.5, 132
+# Of fewer rows than so many, each has more threads, and these hold less: 1024 rows of 1536 bfloat16 take 8.4 us by a
+# warp for each, 6.7 by four. There are two choices and no more: a row's bits seldom depend on the number of rows.
+MANY_ROWS = 1 << 12
 # Threads that have a row in values, and how many elements each may hold, in order of preference.
 _THREADS_WITH_VALUES = (128, 16), (256, 16), (512, 16), (_MOST_THREADS, 32)
 
@@ -36,18 +36,21 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     """Choose the threads that hold a row as it was loaded; None if it is too long.
 
     Several blocks on a multiprocessor let one load while another computes. One that has it to itself waits for its
-    loads, the longer where they are shifted or where columns have values beside one narrow array.
+    loads, the longer where they are shifted or where columns have values, beside one narrow array or of few rows.
     """
-    vec, rows = access.vec, program.domain[0]
-    waits = clusters and (access.shifted or (program.reads_columns > 0 and program.input_bytes <= ITEMSIZE["float32"]))
+    vec, many = access.vec, program.domain[0] >= MANY_ROWS
+    narrow = program.input_bytes <= ITEMSIZE["float32"] or not many
+    waits = clusters and (access.shifted or (program.reads_columns > 0 and narrow))
     most_threads = _MOST_THREADS // 2 if waits else _MOST_THREADS
+    if not many:
+        return _of_few_rows(program, packs, vec, most_threads)
     most_packs = _MOST_REPEATED // vec if program.recomputed_flops > _MUCH_RECOMPUTED else _MOST_PACKS
     sums = [a.kind for stage in range(program.stages) for a in program.accumulators(stage)]
     widens_columns = program.reads_columns > 0 and not any(kind.startswith(("ExpSum", "ShareSum")) for kind in sums)
     best: tuple[float, Config] | None = None
     for threads in _numbers_of_threads(packs, most_packs):
         items, blocks = -(-packs // threads), resident_blocks(threads)
-        rate = _rate(packs / (threads * items), items, threads, blocks, rows)
+        rate = _rate(packs / (threads * items), items, threads, blocks)
         if widens_columns and items >= _MANY_PACKS:
             if vec == 8:
                 continue
@@ -58,6 +61,17 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     return None if best is None else best[1]
 
 
+def _of_few_rows(program: Program, packs: int, vec: int, most_threads: int) -> Config | None:
+    most = min(_BYTES_OF_THREAD // program.input_bytes, 32 if program.reads_columns else 64)
+    options = [(128, min(most, 32 if vec == 8 else 16)), (256, min(most, 32))]
+    options += [(256, most)] * (packs * vec > 8192) + [(512, most), (1024, min(most, 32))]
+    for threads, elements in options:
+        items = -(-packs // threads)
+        if items * vec <= elements and threads <= most_threads:
+            return Config("row_block", threads, items, vec, blocks=resident_blocks(threads), packed=True)
+    return None
+
+
 def _numbers_of_threads(packs: int, most: int) -> Iterator[int]:
     """Yield numbers of threads that may have a row, each at most so many packs of it."""
     for items in range(1, most + 1):
@@ -66,12 +80,10 @@ def _numbers_of_threads(packs: int, most: int) -> Iterator[int]:
         yield threads
 
 
-def _rate(used: float, items: int, threads: int, blocks: int, rows: int) -> float:
+def _rate(used: float, items: int, threads: int, blocks: int) -> float:
     """Estimate the rate of threads with so many packs each, of which they use a share, as a share of a copy's."""
-    waves = rows / (_PROCESSORS * blocks)
     rate = used**_USED_POWER * (threads * blocks / _MOST_THREADS) ** _RESIDENT_POWER
-    rate *= items / (items + _PACK_LOSS) * blocks / (blocks + _BLOCK_LOSS)
-    return rate * (waves / math.ceil(waves)) ** _WAVE_POWER if rows else rate
+    return rate * items / (items + _PACK_LOSS) * blocks / (blocks + _BLOCK_LOSS)
 
 
 def as_values(program: Program, packs: int, vec: int, most: int) -> Config | None:

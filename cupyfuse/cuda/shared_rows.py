@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..plan.schedule import state_size
+from .block_rows import MANY_ROWS
 from .config import Access, Config
 from .program import Program
 
@@ -58,9 +59,9 @@ _LEAST_OF_CLUSTER = 4096  # bytes of a row that a block of a cluster holds at le
 # multiprocessor: each has all of its 16 named barriers, of which there are 64.
 _ROWS_AT_A_TIME, _MOST_BLOCKS_OF_ROWS = (1, 2, 3, 4, 6, 8), 4
 # Reads of values of columns, in each element's stages, from which on rows that begin between two packs of 4 elements
-# take less time in shared memory than in registers; half as many for packs of 8. On an H200 layer norms of bfloat16
-# take 0.7 to 0.8 of the time so, of float32 up to 1.09, RMS norms of bfloat16 1.07 to 1.13.
-_READS_THAT_PAY = 4
+# take less time in shared memory than in registers, of few rows and of many; half as many for packs of 8. On an H200
+# many layer norms of bfloat16 take 0.7 to 0.8 of the time so, of float32 up to 1.09, RMS norms of bfloat16 up to 1.13.
+_READS_THAT_PAY, _READS_THAT_PAY_OF_MANY = 2, 4
 # Columns, and rows, from which on this is so of rows that would else be in the lanes of a warp as they were loaded, and
 # read values of columns more than once.
 _SHORTEST, _MANY_SHORT_ROWS = 513, 1 << 12
@@ -102,10 +103,11 @@ def pays_where_shifted(program: Program, access: Access, in_lanes: Config | None
     """
     if not (access.shifted and _may_hold_columns(program)):
         return False
-    if in_lanes is None:
-        return program.column_reads * access.vec >= 4 * _READS_THAT_PAY
-    # Lanes that hold computed values read those of columns in fewer stages.
     rows, cols = program.domain
+    if in_lanes is None:
+        least = _READS_THAT_PAY_OF_MANY if rows >= MANY_ROWS else _READS_THAT_PAY
+        return program.column_reads * access.vec >= 4 * least
+    # Lanes that hold computed values read those of columns in fewer stages.
     return in_lanes.packed and program.column_reads > 1 and cols >= _SHORTEST and rows >= _MANY_SHORT_ROWS
 
 

@@ -44,7 +44,7 @@ def test_softmax_is_the_text_that_a_reader_expects():
     text = source(lambda x: cf.softmax(x, axis=1), cf.spec((64, 4096)))
     assert SOFTMAX in text
     assert SOFTMAX_END in text
-    assert "row_block<Program, 1024, 1, 4>(p);" in text
+    assert "row_block<Program, 256, 4, 4>(p);" in text
 
 
 @pytest.mark.parametrize(
