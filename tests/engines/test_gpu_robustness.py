@@ -232,8 +232,8 @@ def need(nbytes: int) -> None:
 
 def repeated(cols: int) -> tuple[Any, Any]:
     """Rows of float16, over 2**31 elements in all, and the block that they repeat: of a prime number of rows, or, so
-    that rows begin at the same place in a vector, of eight times a prime."""
-    period = 1009 if cols % 8 == 0 else 8 * 127
+    that rows begin at the same place in a vector, of eight times a prime. It counts as many rows, too."""
+    period = 4099 if cols % 8 == 0 else 8 * 521
     count = (2**31 // cols // period + 1) * period
     need(8 * count * cols)  # the array, a result as large, and what compares them
     block = draw((period, cols), "float16", 1)
