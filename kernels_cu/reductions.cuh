@@ -365,31 +365,26 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
     }
     to.add(sum_in_pairs(terms), at);
 }
-// Of V terms, computed where the maximum was known, or relative to the base of a ShareSum. Overwrites them.
-template <class Base, int V>
-__device__ __forceinline__ void add_terms(ExpSum<Base>& to, typename Base::Value (&terms)[V]) {
+// Add V terms of an ExpSum, computed where the maximum was known, or of a ShareSum, relative to its base. Overwrites them.
+template <class Accumulator, int V>
+__device__ __forceinline__ void add_terms(Accumulator& to, typename Accumulator::Value (&terms)[V]) {
     to.s += sum_in_pairs(terms);
 }
-template <class Base, int V>
-__device__ __forceinline__ void add_terms(ShareSum<Base>& to, float (&terms)[V]) {
-    to.s += sum_in_pairs(terms);
-}
-// Of an ExpSum itself, whose Base adds nothing; what extends it adds element by element. And of a ShareSum.
-template <class Base, class X, int V>
-__device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
-    typename Base::Value terms[V];
+template <class Accumulator, class X, int V>
+__device__ __forceinline__ void add_exponentials(Accumulator& to, const X (&x)[V]) {
+    typename Accumulator::Value terms[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
         terms[j] = to.term(x[j]);
     }
     add_terms(to, terms);
+}
+// Of these two themselves, whose Base adds nothing; what extends an ExpSum adds element by element.
+template <class Base, class X, int V>
+__device__ __forceinline__ void add_pack(ExpSum<Base>& to, const X (&x)[V], i64) {
+    add_exponentials(to, x);
 }
 template <class Base, class X, int V>
 __device__ __forceinline__ void add_pack(ShareSum<Base>& to, const X (&x)[V], i64) {
-    float terms[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-        terms[j] = to.term(x[j]);
-    }
-    add_terms(to, terms);
+    add_exponentials(to, x);
 }

@@ -9,7 +9,8 @@ from .config import Access, Config, power_of_two, resident_blocks, whole_warps
 from .program import Program
 
 _MOST_PACKS, _MOST_THREADS = 8, 1024
-# Bytes of rows as they were loaded that a thread holds of few rows, and that all threads of a multiprocessor do.
+# Bytes of rows as they were loaded that a lane holds, or a thread of few rows, and that all threads of a multiprocessor
+# hold of many.
 _BYTES_OF_THREAD, _BYTES_HELD = 128, 140_000
 # Elements for which code that computes much again, more than so many FLOPs each, is repeated: instructions of more do
 # not stay in their cache.
@@ -61,8 +62,14 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     return None if best is None else best[1]
 
 
+def most_as_loaded(program: Program) -> int:
+    """Return how many elements a lane may hold as they were loaded, or a thread of few rows, and compute with."""
+    return min(_BYTES_OF_THREAD // program.input_bytes, 32 if program.reads_columns else 64)
+
+
 def _of_few_rows(program: Program, packs: int, vec: int, most_threads: int) -> Config | None:
-    most = min(_BYTES_OF_THREAD // program.input_bytes, 32 if program.reads_columns else 64)
+    """Choose the least of four numbers of threads that hold a row: fewer would leave a multiprocessor idle."""
+    most = most_as_loaded(program)
     options = [(128, min(most, 32 if vec == 8 else 16)), (256, min(most, 32))]
     options += [(256, most)] * (packs * vec > 8192) + [(512, most), (1024, min(most, 32))]
     for threads, elements in options:

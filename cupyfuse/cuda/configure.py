@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..dtypes import ITEMSIZE
 from ..plan.schedule import column_splits, row_shares, state_size
-from .block_rows import as_loaded, as_values
+from .block_rows import as_loaded, as_values, most_as_loaded
 from .config import Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
 from .program import FULL, ROW, Program
 from .shared_rows import in_shared_memory, pays_where_shifted
@@ -14,8 +14,6 @@ from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
 
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
-# Bytes of a row that a lane may hold as they were loaded.
-_BYTES_HELD_AS_LOADED = 128
 # Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs. On an H200 the
 # backward passes of softmax and of norms, with 24 FLOPs, 4 values and 12 bytes an element, run packed at 0.85 to 0.98
 # of a copy's rate from 256 to 8192 columns, and with their values in registers at 0.26 to 0.6. Values that take more
@@ -137,7 +135,7 @@ def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduce
     """Choose the lanes of a short row, which hold few values or the row as it was loaded; None if it is too long."""
     if not packed:
         return _lanes_of(program, packs, access, reduces, _most_held(program), packed=False)
-    loaded = _lanes_of(program, packs, access, reduces, _most_packed(program), packed=True)
+    loaded = _lanes_of(program, packs, access, reduces, most_as_loaded(program), packed=True)
     values = _lanes_of(program, packs, access, reduces, most_of_lane(program, reduces), packed=False)
     if values is None or loaded is None:
         return values or loaded
@@ -177,11 +175,6 @@ def _holds_much(program: Program) -> bool:
     """
     few = 2 if program.is_double else 3
     return program.held_values > few and program.recomputed_flops <= _MOST_RECOMPUTED and program.input_bytes > 0
-
-
-def _most_packed(program: Program) -> int:
-    """Return how many elements a thread may hold as they were loaded, and have registers left to compute with."""
-    return min(_BYTES_HELD_AS_LOADED // program.input_bytes, 32 if program.reads_columns else 64)
 
 
 def _most_held(program: Program) -> int:

@@ -232,7 +232,8 @@ def need(nbytes: int) -> None:
 
 def repeated(cols: int) -> tuple[Any, Any]:
     """Rows of float16, over 2**31 elements in all, and the block that they repeat: of a prime number of rows, or, so
-    that rows begin at the same place in a vector, of eight times a prime. It counts as many rows, too."""
+    that rows begin at the same place in a vector, of eight times a prime; more than 4096, from which on other threads
+    compute rows."""
     period = 4099 if cols % 8 == 0 else 8 * 521
     count = (2**31 // cols // period + 1) * period
     need(8 * count * cols)  # the array, a result as large, and what compares them
