@@ -120,6 +120,7 @@ def test_arguments_changed_in_place() -> None:
         fused(x)
 
 
+@pytest.mark.rotates
 def test_views_that_interleave_share_no_memory() -> None:
     def add(x: Any, y: Any) -> Any:
         x += y

@@ -113,6 +113,7 @@ def expected_of(function: Callable[..., Any], given: Sequence[Any]) -> list[Any]
     return [np.asarray(v) for v in (found if isinstance(found, tuple) else (found,))]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 @pytest.mark.parametrize("name", CHAINS)
 def test_shards_are_one_call(name: str, widths: tuple[int, ...], rng: np.random.Generator) -> None:
@@ -143,6 +144,7 @@ def test_dtypes(name: str, dtype: str, rng: np.random.Generator) -> None:
     assert np.abs(got.astype(float) - expected[0]).max() <= 2 * own + 4 * unit(dtype) * np.abs(expected[0]).max()
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("name", ["logsumexp", "softmax", "normalised", "cross_entropy", "extremes", "places"])
 def test_engines(name: str, engine: Engine, rng: np.random.Generator) -> None:
     function, _ = CHAINS[name]

@@ -23,6 +23,7 @@ def rounding(value: Any, dtype: str, terms: int) -> Any:
     return (2 * terms + 32) * u + 16 * u * size + 2 * unit(dtype) * (size + 1)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
 def test_logsumexp(engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str, rng: np.random.Generator) -> None:
@@ -160,6 +161,7 @@ def test_factors_promote_as_scipy_promotes_them(b: Any) -> None:
         assert actual == pytest.approx(expected, rel=4 * unit(expected.dtype.name)), repr(a)
 
 
+@pytest.mark.kernels_rotate
 def test_factors_of_any_rank_broadcast(engine: Engine, rng: np.random.Generator) -> None:
     for a_shape, b_shape, axis in (
         ((2, 3, 4), (2, 3, 4), 1),

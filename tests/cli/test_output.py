@@ -36,6 +36,7 @@ def messages(process: subprocess.Popen[str]) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("["))
 
 
+@pytest.mark.rotates
 @each_command
 def test_a_reader_may_stop_reading(arguments: list[str]) -> None:
     """As in `| head`: nothing is said, and the status is that of a program which SIGPIPE ended."""
@@ -47,6 +48,7 @@ def test_a_reader_may_stop_reading(arguments: list[str]) -> None:
     assert process.returncode == output.READER_GONE == 141
 
 
+@pytest.mark.rotates
 @each_command
 def test_a_full_disk_is_reported(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
@@ -55,6 +57,7 @@ def test_a_full_disk_is_reported(arguments: list[str]) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.rotates
 @each_command
 def test_a_closed_standard_output_is_reported(arguments: list[str]) -> None:
     code = "import sys; sys.stdout = None; from cupyfuse.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -261,6 +261,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
         yield chosen
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, True)])

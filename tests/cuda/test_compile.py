@@ -117,6 +117,7 @@ def test_every_text_is_compiled_for_a_newer_architecture(dtype):
     assert {text for architecture in ARCHITECTURES[1:] for text in chosen(dtype, architecture)} == set(sources(dtype))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rows", [2000, 4000])
 def test_all_reductions_together_compile(dtype, rows):
@@ -127,6 +128,7 @@ def test_all_reductions_together_compile(dtype, rows):
     assert all(compiles(k.source, ARCHITECTURES[0]) for k in kernels)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
 def test_kernels_of_shared_rows_compile(architecture):
     for dtype in DTYPES:
@@ -139,6 +141,7 @@ def test_kernels_of_shared_rows_compile(architecture):
 WITH_POSITIONS = [(3000, 100), (3000, 5000), (2, 40000), (2, 1 << 32)]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", WITH_POSITIONS)
 def test_positions_compile(shape, dtype):
@@ -158,6 +161,7 @@ def plain_kernels(width):
     return split.product_kernels(split.plain_program((300, 400)), width, 2)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_kernels_of_the_split_compile(architecture):
     _, repair = plain_kernels(64)
@@ -171,6 +175,7 @@ def test_the_repair_has_each_of_its_loops_once():
     assert len(cubin(repair.source, "sm_90")) < 64 << 10
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "kernel",
     [*(plain_kernels(width)[0] for width in TILE_WIDTHS), *(split.split_columns_kernel(cluster=c) for c in (2, 4, 8))],
@@ -187,10 +192,12 @@ def test_scans_compile(dtype, by_warps):
         assert compiles(scan_kernel(op, dtype, by_warps).source, architecture)
 
 
+@pytest.mark.rotates
 def test_the_largest_fingerprint_compiles():
     assert compiles(fingerprint_kernel(MOST_MATRICES).source, ARCHITECTURES[0])
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_checks_and_prepares_weights_compiles(architecture):
     """The fingerprint, and every kernel that runs only where it has changed."""
@@ -625,6 +632,7 @@ def test_a_function_whose_kernel_failed_works_once_it_compiles(monkeypatch):
 # What kernels take ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("program", ["softmax, backward from its operand", "layer norm, backward"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("cols", [8192])

@@ -57,6 +57,7 @@ def run(function: Any, x: np.ndarray) -> np.ndarray:
         return HOST.host(cf.fuse(function)(HOST.xp.asarray(x)))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_sums_of_exponentials_of_any_magnitude(monkeypatch: pytest.MonkeyPatch, config: Config, dtype: str) -> None:
@@ -86,6 +87,7 @@ def entropy(y: Any) -> Any:
     return -(np.exp(logarithms) * logarithms).sum(axis=1)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_entropies_of_any_magnitude(monkeypatch: pytest.MonkeyPatch, config: Config, dtype: str) -> None:
@@ -128,6 +130,7 @@ def reduced_operands(y: Any, maximum: Any) -> Any:
     return powers / total, maximum(y, total).sum(axis=1)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
 @pytest.mark.parametrize("reductions", [reduced_distances, reduced_operands])
@@ -143,6 +146,7 @@ def test_what_later_stages_reduce_is_not_overwritten(
         np.testing.assert_allclose(one.astype("float64"), wanted, rtol=16 * np.finfo(dtype).eps, atol=2.0**-24)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.template}{'-packed' * c.packed}")
 def test_rows_are_divided_by_values_without_a_reciprocal(

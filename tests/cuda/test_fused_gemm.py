@@ -301,6 +301,7 @@ def test_rows_keep_their_bits(engine: Engine, rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(whole[131:].view(np.uint16), part.view(np.uint16))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("cut", [(128, 2, False), (128, 2, True)], ids=["shared", "alternating"])
 def test_every_order_of_threads_gives_the_same_bits(
     engine: Engine, cut: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
@@ -327,6 +328,7 @@ def test_arrays_that_begin_anywhere(engine: Engine, which: str, rng: np.random.G
     np.testing.assert_array_equal(engine.host(out).view(np.uint16), plain.view(np.uint16))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("cut", [(64, 1, False), (128, 1, True)], ids=["shared", "alternating"])
 def test_rows_that_begin_anywhere(

@@ -38,6 +38,7 @@ def chosen(function: Any, shape: tuple[int, int], dtype: str, vectors: int = 2) 
     return program, default_config(program, next(accesses(program)), clusters=True)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=name_of)
 @pytest.mark.parametrize("shape", [(1, 256), (9, 256), (5, 251), (19, 254)], ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("program", [affine_softmax, layer_norm])

@@ -13,7 +13,7 @@ import pytest
 from host_cuda.library import CompileError, HostCudaError, sanitizer_environment
 from host_trial import THREADS, run
 from kernel_cases import CASES
-from support import HELPERS, ROOT
+from support import DAYS, HELPERS, ROOT
 
 
 def all_the_same(results: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -289,6 +289,7 @@ def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
         **os.environ,
         **sanitizer_environment(),
         "CUPYFUSE_ORDERS": "1",
+        "CUPYFUSE_ALL_TESTS": "1",  # whatever the day, the cases that are asked for
         "PYTHONPATH": f"{ROOT}{os.pathsep}{HELPERS}",
     }
     command = [sys.executable, *arguments]
@@ -311,6 +312,7 @@ for body in bodies:
 """
 
 
+@pytest.mark.rotates
 def test_address_sanitizer_names_the_line() -> None:
     """Of the element behind an array, of the one before it, and of one far behind it."""
     done = sanitized("-c", STRAY, "p.n", "-1", "p.n + 100")
@@ -321,12 +323,12 @@ def test_address_sanitizer_names_the_line() -> None:
 
 
 @pytest.mark.rotates
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(DAYS))
 def test_the_kernels_run_clean_under_address_sanitizer(part: int) -> None:
-    """A third of the cases, and all other tests that run kernels beside them."""
+    """A seventh of the cases, and all other tests that run kernels beside them."""
     file = "tests/cuda/test_kernels.py"
-    others = [f"--deselect={file}::test_kernels[host-{c.name}]" for k, c in enumerate(CASES) if k % 3 != part]
+    others = [f"--deselect={file}::test_kernels[host-{c.name}]" for k, c in enumerate(CASES) if k % DAYS != part]
     done = sanitized("-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", "host", *others)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = re.search(r"(\d+) passed", done.stdout)
-    assert found and int(found[1]) >= len(CASES[part::3]), done.stdout
+    assert found and int(found[1]) >= len(CASES[part::DAYS]), done.stdout

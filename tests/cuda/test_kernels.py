@@ -46,6 +46,7 @@ def run(engine: Engine, case: Case) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kernels(device: Engine, case: Case) -> None:
     first = run(device, case)

@@ -248,6 +248,7 @@ def test_a_launch_is_freed_with_what_it_calls(device: Any, module: Any) -> None:
     assert reference() is None
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("file", "select", "passed"),
     [
@@ -257,7 +258,8 @@ def test_a_launch_is_freed_with_what_it_calls(device: Any, module: Any) -> None:
     ],
 )
 def test_it_runs_clean_under_address_sanitizer(file: str, select: str, passed: str) -> None:
-    environment = {**os.environ, **sanitizer_environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{HELPERS}"}
+    paths = f"{ROOT}{os.pathsep}{HELPERS}"
+    environment = {**os.environ, **sanitizer_environment(), "PYTHONPATH": paths, "CUPYFUSE_ALL_TESTS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", select]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

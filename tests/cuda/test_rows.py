@@ -77,6 +77,7 @@ def test_rows_are_read_elsewhere_in_a_pack(
         check_in_orders(Case(program, (5, cols), dtype, layout, special))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("program", [layer_norm, affine_softmax])
@@ -95,6 +96,7 @@ def summed_and_shifted(x: Any) -> Any:
     return x.sum(axis=1), x + 1
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("program", [softmax, affine_softmax, summed_and_shifted])
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("items", [2, 10])
@@ -140,6 +142,7 @@ def test_arguments_change_where_rows_are_read_again(
     np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(expected, np.float64), rtol=2e-6)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("config", CONFIGURATIONS + PACKED, ids=name_of)
 def test_quotients_that_are_not_finite(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
     """By sums that overflow, or are too small for a reciprocal: divided as written, in place, and summed once."""
@@ -207,6 +210,7 @@ def norm_and_shares(x: Any, dy: Any, z: Any) -> Any:
     return dy - dy.mean(axis=1, keepdims=True) - y * (dy * y).mean(axis=1, keepdims=True) + z
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lanes_hold_no_more_of_a_short_row_than_they_have_registers_for(dtype: str) -> None:
     """With more, a row of 20 columns would take a block."""
@@ -232,6 +236,7 @@ def test_terms_of_a_sum_are_kept_where_the_maximum_of_the_row_is_known(config: C
     assert kernel.source.count("exp(") == 1  # where the sum is made, or behind it
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("function", [softmax, lambda x: cf.logsumexp(x, axis=1)])
 def test_every_single_element_has_a_lane(function: Any, dtype: str) -> None:
@@ -342,6 +347,7 @@ ANYWHERE = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("cols", [256, 260, 263])
 @pytest.mark.parametrize("name", ANYWHERE)

@@ -86,6 +86,7 @@ def test_argsort(dtype: str, shape: tuple[int, ...], axis: Any, rng: np.random.G
         np.testing.assert_array_equal(found, np.argsort(np.asarray(x), axis, kind="stable"))
 
 
+@pytest.mark.rotates
 @rows_either_way
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -178,6 +179,7 @@ def data(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, nans: flo
     return x.astype(dtype).view(Array)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 @pytest.mark.parametrize(("shape", "axis"), AXES)
 @pytest.mark.parametrize("name", ["quantile", "nanquantile", "percentile", "nanpercentile"])

@@ -249,6 +249,7 @@ def test_products_are_float32(device: Engine, kind: str, shape: tuple[int, int, 
     assert error(product(device, a, b), a, b) <= 3 * 2.0**-22
 
 
+@pytest.mark.rotates
 def test_several_tiles_for_each_block(device: Engine, rng: np.random.Generator) -> None:
     """Each row and column with a scale of its own, fewer blocks of columns than stages, and more; in many orders."""
     for m, n, k, processors in ((130, 337, 64, 1), (260, 338, 400, 3)):

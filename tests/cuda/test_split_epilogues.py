@@ -97,6 +97,7 @@ def test_an_epilogue_gives_the_bits_of_a_row_program(
                 np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("layout", ["row_gap", "offset", "contiguous"])
 def test_matrices_of_other_layouts(layout: str, engine: Engine, rng: np.random.Generator) -> None:
     a, b, bias, matrix, _ = operands(rng, (40, 64, 130), "both")
@@ -140,6 +141,7 @@ def crossed(x: Any, q: Any, k: Any, v: Any, b: Any, c: Any) -> Any:
     return one + two, two @ v.T * c
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("function", [attention_inputs, crossed])
 def test_products_that_share_a_split(function: Callable[..., Any], engine: Engine, rng: np.random.Generator) -> None:
     given = [normal(rng, s).astype(F32) for s in ((40, 64), (64, 64), (64, 64), (64, 64), (64,), (64,))]

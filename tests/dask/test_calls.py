@@ -112,6 +112,7 @@ ALONG_AXES = ["softmax", "log_softmax", "logsumexp", "sum", "prod", "mean", "max
 ACTIVATIONS = ["relu", "gelu", "silu", "tanh", "leaky_relu", "softplus", "mish", "hardswish", "erf", "elu"]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=list(CHUNKS))
 @pytest.mark.parametrize("name", ALONG_AXES)
 def test_functions_along_axes(name: str, chunks: Any, rng: np.random.Generator) -> None:
@@ -135,6 +136,7 @@ def test_activations(name: str, rng: np.random.Generator) -> None:
     check(getattr(cf, name), chunked(rng.normal(size=(3, 4, 5)), (2, 3, 2)))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=list(CHUNKS))
 def test_losses_and_layers(chunks: Any, rng: np.random.Generator) -> None:
     x, target = chunked(matrix(rng), chunks), rng.integers(0, COLUMNS, ROWS)
@@ -241,6 +243,7 @@ CHAINS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", CHAINS)
 def test_random_chunks(name: str, rng: np.random.Generator) -> None:
     """Any argument chunked along any axes, in chunks of any lengths, those of length 0 among them."""

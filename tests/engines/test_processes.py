@@ -114,6 +114,7 @@ def test_a_fork_computes_with_numpy(tmp_path: Path) -> None:
     assert output(script(tmp_path, code)).split("\n")[:2] == ["[True, True, True]"] * 2
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("start", ["spawn", "fork", "forkserver"])
 def test_workers_get_fused_and_bound_functions(tmp_path: Path, start: str) -> None:
     """As a pool sends them: functions by their names, bound arguments along with them."""

@@ -24,6 +24,7 @@ def normal(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[Any]:
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("rows", [2, 3, 64, 65, 130])
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("head", [h for h in HEADS if h.name != "head_sum"], ids=lambda h: h.name)
@@ -87,6 +88,7 @@ def descended(x: Any, w: Any, labels: Any, rate: float) -> Any:
     return loss, y.argmax(axis=1) == labels, w - rate * (probabilities.T @ x) / len(x), probabilities.mean(axis=0)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("rows", [65, 130])
 def test_sums_over_blocks_and_what_follows(engine: Engine, rows: int, bound: bool, rng: np.random.Generator) -> None:

@@ -34,6 +34,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INF, NAN = float("inf"), float("nan")
 SPECIALS = (INF, -INF, NAN, 0.0, -0.0)
 
+DAYS = 7  # in which the cases of tests that rotate have all run
+
 
 def chosen(session: pytest.Session, test: Callable[..., Any]) -> list[dict[str, Any]]:
     """The parameters of each case of a test that runs in this session: what `-k` and `rotates` have left of them."""
@@ -41,10 +43,10 @@ def chosen(session: pytest.Session, test: Callable[..., Any]) -> list[dict[str, 
 
 
 def of_day(day: int, cases: Iterable[str]) -> set[str]:
-    """A third of the cases of each test, of which any three days in a row have all.
+    """A seventh of the cases of each test, of which any seven days in a row have all.
 
-    Cases are dealt out in an order that has nothing to do with their parameters: a day that takes every third case of a
-    product of three dtypes and others would have one dtype.
+    Cases are dealt out in an order that has nothing to do with their parameters: a day that takes every seventh case of
+    a product of seven functions and others would have one function.
     """
     by_test: dict[str, list[str]] = {}
     for case in cases:
@@ -52,7 +54,7 @@ def of_day(day: int, cases: Iterable[str]) -> set[str]:
     taken = set()
     for test, group in by_test.items():
         group.sort(key=lambda case: (zlib.crc32(case.encode()), case))
-        taken.update(group[(day + zlib.crc32(test.encode())) % 3 :: 3])
+        taken.update(group[(day + zlib.crc32(test.encode())) % DAYS :: DAYS])
     return taken
 
 

@@ -68,6 +68,7 @@ CASES: dict[str, Case] = {
 RUNS = [(name, engine) for name in CASES for engine in ("numpy", "host") if (name, engine) != ("of a product", "host")]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("shape", [(R, C), (1, C), (R, 1), (1, 1), (300, 1000)], ids=str)
 @pytest.mark.parametrize(("name", "engine"), RUNS)
 def test_both_engines(name: str, engine: str, shape: tuple[int, int]) -> None:

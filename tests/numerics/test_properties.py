@@ -95,6 +95,7 @@ def test_mixed_dtypes_promote_as_numpy_does(engine: Engine, part: int) -> None:
     check()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(FEWER_PARTS))
 def test_empty_arrays(engine: Engine, part: int) -> None:
     @searched(part, SHARE // FEWER_PARTS, chain=chains(FLOATS, sizes=(0, 1, 2, 5)))
@@ -104,6 +105,7 @@ def test_empty_arrays(engine: Engine, part: int) -> None:
     check()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(FEWER_PARTS))
 def test_bound_arguments_change_nothing(engine: Engine, part: int) -> None:
     @searched(part, SHARE // FEWER_PARTS, chain=chains(FLOATS), which=st.integers(0, 63))
@@ -117,6 +119,7 @@ def test_bound_arguments_change_nothing(engine: Engine, part: int) -> None:
     check()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(FEWER_PARTS))
 def test_results_go_where_they_are_asked_to(engine: Engine, part: int) -> None:
     """`out=` arrays in any layout, and the arguments themselves."""

@@ -11,6 +11,7 @@ PROGRAMS, PARTS = 320, 8
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of variances without degrees of freedom
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs(part: int) -> None:
     """Every 20th as kernels, with bound arguments or in little memory, in all layouts, each with two sets of values."""

@@ -94,6 +94,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("layout", ["contiguous", "fortran", "row_gap", "column_gap", "offset", "reversed"])
 @pytest.mark.parametrize("number", range(len(CHAINS)))
 def test_operands_of_every_kind(engine: Engine, number: int, layout: str, rng: np.random.Generator) -> None:

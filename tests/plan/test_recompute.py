@@ -80,6 +80,7 @@ def copied(plan: Plan) -> int:
     return sum(s.reads + s.writes for s in plan.steps if s.kind == "Copy")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 @pytest.mark.parametrize("shape", [(100, 100), (300, 40), (40, 300)])
 def test_cost_grows_linearly_with_the_length_of_a_program(program: Any, shape: tuple[int, int]) -> None:
@@ -100,6 +101,7 @@ def test_cost_grows_linearly_with_the_length_of_a_program(program: Any, shape: t
         assert plan.reads + plan.writes - copied(plan) <= written.bytes
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_deep_programs_are_right(program: Any, engine: Engine, rng: np.random.Generator) -> None:
     x = np.abs(normal(rng, (6, 6), "float64")) + 0.1
@@ -305,6 +307,7 @@ def agree(function: Any, arguments: list[Any], results: Any, rng: np.random.Gene
         assert not wrong.any()
 
 
+@pytest.mark.rotates
 @settings(max_examples=settings().max_examples // 8)
 @given(
     program=deep_programs(longest=30),
@@ -365,6 +368,7 @@ def linked(x: Any, name: str, count: int) -> Any:
     return x
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ["shifts", "choices", "transposes", "conversions"])
 def test_thousands_of_chained_operations(name: str) -> None:
     """Through the trace, the plan, its source and report, and NumPy: nothing recurses along a chain."""
@@ -375,6 +379,7 @@ def test_thousands_of_chained_operations(name: str) -> None:
     np.testing.assert_allclose(function(x), linked(x, name, LONG), rtol=1e-6)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", sorted(LINKS))
 def test_the_source_of_a_chain_grows_with_its_length(name: str) -> None:
     x = np.linspace(-1, 1, 16).reshape(4, 4)
@@ -395,6 +400,7 @@ REDUCED_TWICE = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("shape", [(2, 3), (7, 33), (40, 130)])
 @pytest.mark.parametrize("name", REDUCED_TWICE)
 def test_reductions_along_rows_are_computed_by_one_step(name: str, shape: tuple[int, int]) -> None:

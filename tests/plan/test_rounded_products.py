@@ -43,6 +43,7 @@ def close(actual: Any, expected: Any, depth: int) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=4 * 2.0**-11 * scale * np.sqrt(depth))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("shape", [(5, 70, 9), (33, 130, 100)])
 @pytest.mark.parametrize("head", [h for h in HEADS if h.name != "head_sum"], ids=lambda h: h.name)

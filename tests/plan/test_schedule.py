@@ -323,6 +323,7 @@ def check(plan: Plan) -> None:
     assert plan.launches == sum(s.launches for s in plan.steps)
 
 
+@pytest.mark.rotates
 @settings(max_examples=settings().max_examples // 8)
 @given(
     chain=chains(FLOATS, mixed=True),

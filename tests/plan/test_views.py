@@ -93,6 +93,7 @@ def check(fused: Any, plan: Plan, *arguments: Any) -> None:
     assert plan.reads + plan.writes <= written.bytes + 2 * results
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_overlapping_views_take_no_more_than_promised(
     program: Callable[..., Any], engine: Engine, rng: np.random.Generator

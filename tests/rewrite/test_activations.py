@@ -48,6 +48,7 @@ def samples(dtype: str) -> Any:
     return np.concatenate([*drawn, -drawn[-1]]).astype(dtype)
 
 
+@pytest.mark.rotates
 @IDENTITY
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_operators_are_as_accurate_as_what_is_written(identity: Identity, dtype: str) -> None:

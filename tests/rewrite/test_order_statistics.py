@@ -39,6 +39,7 @@ def of_axis(axis: Any) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -56,6 +57,7 @@ def test_values(engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str, r
             assert_same(got, wanted, dtype)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("shape", "axis"), [((7,), None), ((5, 8), 1), ((5, 8), 0), ((5, 7), None), ((3, 4, 5), 2)])
 def test_several_at_once(
@@ -75,6 +77,7 @@ def test_several_at_once(
         assert_same(got, wanted, dtype)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(engine: Engine, method: str, rng: np.random.Generator) -> None:
     for n in (2, 9, 10):

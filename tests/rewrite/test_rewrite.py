@@ -98,6 +98,7 @@ def test_products_read_transposes_of_what_is_stored() -> None:
         assert ops(graph)["tanh"] == ops(graph)["transpose"] == 1
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("step", ["v + 1", "v * v + v"])
 def test_long_chains_of_vectors_are_transposed(step: str) -> None:
     """Each value of the chain once, however often it is used, and without recursion."""
@@ -556,6 +557,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.rotates
 @settings(max_examples=settings().max_examples // 4)
 @given(
     names=st.lists(st.sampled_from(sorted(CHAINS)), min_size=2, max_size=8),

@@ -100,6 +100,7 @@ def test_columns_are_as_accurate_as_written(total: str, offset: float, rng: np.r
     assert error(found, expected) <= error(function(x), expected) + 2 * unit
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("total", TOTALS)

@@ -45,6 +45,7 @@ def test_operators_are_as_accurate_as_their_rows_say(engine: Engine, dtype: str)
         assert one.ulps == 0 or flushed or not row.exact
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("form", integers.FORMATS, ids=lambda form: form.name)
 def test_operators_on_integers_are_numpys(engine: Engine, form: Format) -> None:
     target = Target(engine.xp)
@@ -72,6 +73,7 @@ CHAINS = {"softmax", "log_softmax", "linear", "batch_norm", "batch_norm, trainin
 CHAINS |= set(heads.HEADS)
 
 
+@pytest.mark.rotates
 def test_chains_are_as_accurate_as_rounding_allows(engine: Engine) -> None:
     # Kernels on a CPU take half a minute for each dtype; the special values run them all in every one.
     for dtype in FLOATS if engine is not HOST else ["float32"]:
@@ -119,6 +121,7 @@ def test_an_inaccurate_reduction_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "5000 elements" in " ".join(f.given for f in target.failures)
 
 
+@pytest.mark.kernels_rotate
 def test_the_operator_that_the_documentation_adds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row and the special values of docs/adding-an-operator.md, as they stand there, are all that it takes."""
     text = (ROOT / "docs" / "adding-an-operator.md").read_text(encoding="utf-8")

@@ -268,6 +268,7 @@ def test_subnormal_operands_may_be_taken_for_zero() -> None:
 # Engines ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_operators_keep_the_table(engine: Engine, dtype: str) -> None:
     target = Target(engine.xp)

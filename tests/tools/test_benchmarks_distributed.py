@@ -44,6 +44,7 @@ def found(folder: Path) -> list[tuple[Case, Result]]:
     return [(case, result) for case in read_cases(folder / "distributed.json") for result in case.results]
 
 
+@pytest.mark.rotates
 def test_processes_train_right_and_where_they_end_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(DYING)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
@@ -71,6 +72,7 @@ def test_processes_train_right_and_where_they_end_others_go_on(tmp_path: Path, m
     assert again[0]["results"][0]["times"] != written["cases"][0]["results"][0]["times"]
 
 
+@pytest.mark.rotates
 def test_a_vocabulary_is_split(tmp_path: Path) -> None:
     chosen = ["--dtypes", "float32", "--shape", "32x16x51"]
     arguments = ["distributed", "--vocabulary", "--processes", "2", *chosen, "--output", str(tmp_path)]

@@ -46,6 +46,7 @@ def test_first_calls_are_held_to_that_of_torch_compile_and_second_processes_to_h
     assert verdict(rival, fresh, again) == expected
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_a_tiny_model_in_two_processes(mode):
     options = ["--models", "mlp", "--dtypes", "float32", "--modes", mode, "--rivals", "fuse", "--tiny"]

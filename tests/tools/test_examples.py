@@ -30,6 +30,7 @@ def test_there_are_examples() -> None:
     assert {path.name for path in KERNEL_BENCHMARK} == {"head_logsumexp.py", "head_sum.py", "head_softmax.py"}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_example(script: str) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -147,6 +147,7 @@ def test_no_further_from_float64_than_other_ways(
 SHAPES = [(24, 640), (24, 129), (3, 700), (2, 700), (1, 700), (24, 5), (130, 130), (200, 131), (0, 700)]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("rows", "classes"), SHAPES)
 def test_shapes(rows: int, classes: int, dtype: torch.dtype, by_classes: Ways) -> None:
@@ -233,6 +234,7 @@ def backward_plan(traced: TracedChain, saved: saving.SavedValues, settings: Sett
     return saving._backward_plan(traced, roots, cotangents, saved, settings)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ours", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)

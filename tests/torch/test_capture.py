@@ -100,6 +100,7 @@ PYTHON: dict[str, Any] = {
 }
 
 
+@pytest.mark.rotates
 @ways
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", PYTHON)
@@ -578,6 +579,7 @@ def _slope(m: Any, x: Any) -> Any:
     return (slope * m.linear(x)).softmax(0)
 
 
+@pytest.mark.rotates
 @ways
 @pytest.mark.parametrize("code", [_by_rows, _slope])
 def test_transforms_within(code: Any, way: str, recwarn: pytest.WarningsRecorder) -> None:

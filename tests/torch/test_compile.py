@@ -39,6 +39,7 @@ def step(module: Any, x: Any) -> list[Any]:
     return [y.detach() for y in outputs] + [p.grad for p in module.parameters()]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("model", [*models.HEADS, models.Products, models.InPlace])
 def test_the_backend(model: type[nn.Module], device: str) -> None:
     plain, _, _ = pair(model(), device)
@@ -317,6 +318,7 @@ def test_inductors_calls_from_cpp_are_left_alone(way: str, monkeypatch: pytest.M
     assert (seen, len(told)) == (([1], 0) if way == "neither" else ([0], 1))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("first", ["torch._dynamo", "cupyfuse.torch"])
 def test_the_backend_is_found_by_its_name(first: str) -> None:
     """Without installed entry points, whichever is imported first; and Dynamo is not imported for it."""

@@ -95,6 +95,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Events:
     return events
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("model", models.HEADS)
 def test_fused_modules_begin_both_passes_at_once(model: type[nn.Module], host: Events) -> None:
     plain, fused, _ = pair(model(), "cpu")
@@ -208,6 +209,7 @@ class Heads(nn.Module):
         return F.silu(F.gelu(heads) * 2)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("model", [models.HEADS[0], Heads])
 def test_another_process_finds_the_graph_in_inductors_caches(
     model: type[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

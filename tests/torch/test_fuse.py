@@ -20,6 +20,7 @@ from cupyfuse.torch.chains.runner import Runner
 # The same results ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("head", models.HEADS)
@@ -35,6 +36,7 @@ def test_the_heads(head: type[nn.Module], training: bool, dtype: torch.dtype, de
         close(a, b, a.dtype if a.is_floating_point() and dtype != torch.bfloat16 else torch.bfloat16)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", models.TAILS)
 def test_chains_in_many_spellings(name: str, device: str) -> None:
     plain, fused, x = pair(models.Written(models.TAILS[name]), device, torch.float64)
@@ -531,6 +533,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return ran
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("bad", [lambda x: x[:, :5], lambda x: x[None]], ids=["PyTorch's error", "its own error"])
 def test_a_bad_call_changes_nothing_for_later_ones(bad: Any, device: str, runs: list[Any], fresh_dynamo: None) -> None:
     plain, fused, x = pair(Choosy(12, 7), device)

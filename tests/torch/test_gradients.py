@@ -62,6 +62,7 @@ def test_single_and_half_precision(head: type[nn.Module], dtype: torch.dtype, de
         assert error <= 2 * allowed + 16 * torch.finfo(dtype).eps * largest
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("head", models.HEADS)
 def test_gradcheck(head: type[nn.Module], device: str) -> None:
     _, fused, x = pair(head(), device, torch.float64)
@@ -428,6 +429,7 @@ ENDS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_infinite_cotangents_and_nan(name: str, dtype: torch.dtype) -> None:

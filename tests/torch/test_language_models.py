@@ -185,6 +185,7 @@ def shapes(module: Any) -> set[Any]:
     return {o.node.shape for part in module.explain().fused for plan in part.plans for o in plan.outputs}
 
 
+@pytest.mark.rotates
 @pytest.mark.usefixtures("fresh_dynamo", "no_capturing")
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_a_fused_step(make: Any) -> None:
@@ -223,6 +224,7 @@ def test_a_fused_loss(make: Any) -> None:
     assert chain.plans[0].blocks is not None and chain.plans[0].workspace <= SMALL
 
 
+@pytest.mark.rotates
 @pytest.mark.usefixtures("fresh_dynamo", "no_capturing")
 def test_a_mask_that_excludes_nothing_is_dropped_as_in_eager() -> None:
     """Compiled code of transformers keeps it, with which attention is slower; so this call is captured in parts."""

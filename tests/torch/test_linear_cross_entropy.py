@@ -122,6 +122,7 @@ def test_statistics_of_long_rows_are_saved_beside_them(monkeypatch: pytest.Monke
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("workspace", WORKSPACES)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_gradcheck(reduction: str, workspace: int) -> None:
@@ -160,6 +161,7 @@ def test_gradients_again_and_of_gradients() -> None:
     torch.testing.assert_close(*second)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("workspace", WORKSPACES)
 @pytest.mark.parametrize("scale", [INF, -INF, math.nan])

@@ -119,6 +119,7 @@ WRITES = {
 }
 
 
+@pytest.mark.rotates
 @ways
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_that_names_do_not_show(name: str, way: str) -> None:

@@ -53,6 +53,7 @@ def test_operations_with_several_results(name: str, way: str) -> None:
     same(Code(lambda m, x: SEVERAL[name](m.linear(x))), graded, way)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "code",
     [
@@ -126,6 +127,7 @@ def test_a_block_is_one_chain_where_nothing_is_dropped() -> None:
     assert ("layer_norm", "linear", "gelu", "linear") in fused_chains(fused)
 
 
+@pytest.mark.rotates
 def test_explanations_fit_on_a_screen() -> None:
     fused = ct.fuse(Toy()).eval()
     fused(torch.randint(0, 50, (2, 5)))

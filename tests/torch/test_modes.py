@@ -57,6 +57,7 @@ def behind_a_graph_break(m: Any, x: Any, rows: Any, mode: Mode) -> Any:
     return torch.softmax(m.linear(x) * 2, -1), chosen
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("code", (outer, nested, in_a_region, behind_a_graph_break))
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_are_left_where_an_operation_raises(code: Any, mode: str) -> None:

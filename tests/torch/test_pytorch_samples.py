@@ -88,6 +88,7 @@ def test_samples_of_all_operations(dtype: torch.dtype, reference: bool, part: in
     assert counts["right"] > (200 if dtype.is_floating_point else 20) // PARTS, counts
 
 
+@pytest.mark.rotates
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_samples_of_losses(dtype: torch.dtype) -> None:

@@ -115,6 +115,7 @@ def _tagged(x: Any) -> Any:
     return x
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)])
 @pytest.mark.parametrize("fact", FACTS)
 def test_facts_about_an_argument(fact: str, order: tuple[int, ...], x: Any) -> None:

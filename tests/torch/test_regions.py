@@ -80,6 +80,7 @@ def _transformed(m: Any, x: Any) -> Any:
     return checkpoint(lambda h: rows(m.linear(h)).exp(), x * 1, use_reentrant=False).softmax(-1)
 
 
+@pytest.mark.rotates
 @ways
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("code", [_within, _with_options, _selective, _transformed])

@@ -484,6 +484,7 @@ class _Blocks(nn.Module):
         return self.block(x).softmax(-1)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("cls", "name", "method"),
     [
@@ -514,6 +515,7 @@ def test_methods_change(cls: Any, name: str, method: Any, monkeypatch: pytest.Mo
     near(fused(x), plain(x))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 def test_hooks_of_all_modules(kind: str) -> None:
     """Registered and removed between calls, which Dynamo does not see."""
@@ -1024,6 +1026,7 @@ def test_random_chains(part: int) -> None:
     check()
 
 
+@pytest.mark.rotates
 def test_random_chains_in_graphs() -> None:
     @searched(9, EXAMPLES // 200, drawn=STEPS, shape=st.sampled_from(SHAPES))
     def check(drawn: Any, shape: Any) -> None:

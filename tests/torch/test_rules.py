@@ -31,6 +31,7 @@ def function(name: str) -> Any:
 # Element by element -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", POINTWISE)
 def test_pointwise_rules_take_every_rank(name: str) -> None:
     for shape, dtype in itertools.product(SHAPES, DTYPES):
@@ -243,6 +244,7 @@ DIMS: tuple[tuple[tuple[int, ...], Any], ...] = (
 )
 
 
+@pytest.mark.rotates
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("keepdim", [False, True])

@@ -172,6 +172,7 @@ def named(target: Any) -> str:
     return f"{getattr(target, '__qualname__', '')}-{OVERLOADS[target].rule}"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("target", PLAIN, ids=named)
 def test_spellings_with_canonical_parameters(target: Any, dtype: torch.dtype) -> None:

@@ -168,6 +168,7 @@ def through_numpy(weight: Any) -> None:
 WAYS = [data_add, data_copy, preserved, one_row, one_column, averaged, swapped, in_place, through_numpy]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("head", models.HEADS)
 def test_every_way_to_change_a_weight(head: Any, way: Callable[[Any], None], device: str) -> None:

@@ -137,6 +137,7 @@ def test_no_logits_are_kept(code: Any, compiles: bool, monkeypatch: pytest.Monke
     assert all(math.prod(o.shape) < TOKENS * CLASSES for o in plan.outputs)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("code", [shifted, classes_second_for_each, indexed, categorical])
 def test_sizes_vary(code: Any) -> None:
     module = ct.fuse(plain := Model(code), max_workspace=SMALL, only_gains=False)
@@ -314,6 +315,7 @@ AS_IT_IS = (
 )
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("code", AS_IT_IS)
 def test_other_views_are_as_in_eager(code: Any) -> None:
     plain, (x, labels) = Model(code), drawn()

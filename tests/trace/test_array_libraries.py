@@ -47,6 +47,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("engine", [NUMPY, HOST], ids=lambda e: e.name)

@@ -78,6 +78,7 @@ def test_chains(text: str, rng: np.random.Generator) -> None:
     compare(text, rng)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("text", CHAINS[::4])
 def test_chains_by_kernels(text: str, rng: np.random.Generator) -> None:
     """The kernels of both passes, run on the CPU."""
@@ -87,6 +88,7 @@ def test_chains_by_kernels(text: str, rng: np.random.Generator) -> None:
 SMALL = Settings(max_workspace=250)  # a row or two of the products
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("products", [True, False], ids=["stored products", "no products"])
 @pytest.mark.parametrize("text", CHAINS)
 def test_chains_in_blocks_of_rows(text: str, products: bool, rng: np.random.Generator) -> None:
@@ -107,6 +109,7 @@ def test_chains_in_blocks_reach_every_part(rng: np.random.Generator) -> None:
     assert found >= {"common", "zeros", "after", "last", "direct sum", "accumulate", "add"}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("text", [CHAINS[-1], *CHAINS[20:32:3]])
 def test_chains_in_blocks_by_kernels(text: str, rng: np.random.Generator) -> None:
     compare(text, rng, "host", settings=SMALL, products=False)
@@ -225,6 +228,7 @@ def our_head(name: str, training: bool) -> Callable[..., Any]:
 CASES = [("head_logsumexp", False), ("head_sum", False), ("head_softmax", False), ("head_softmax", True)]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("engine", ["numpy", "host"])
 @pytest.mark.parametrize(("name", "training"), CASES)
 def test_heads(name: str, training: bool, engine: str, rng: np.random.Generator) -> None:

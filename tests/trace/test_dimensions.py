@@ -97,6 +97,7 @@ def test_layouts(engine: Engine, text: str, layout: str, rng: np.random.Generato
     assert_close(actual, expected, 64 * unit("float32") * (1 + np.abs(expected).max()))
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 0), (1, 1, 1), (1, 3, 1), (3, 1, 1, 2)])
 def test_short_and_empty_axes(engine: Engine, shape: tuple[int, ...], rng: np.random.Generator) -> None:
     x = normal(rng, shape, "float64")

@@ -362,6 +362,7 @@ ROUNDS = (
 )
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("loop", ROUNDS, ids=lambda f: f.__name__)
 def test_loops_that_index_computed_values(loop: Any, engine: Engine, rng: np.random.Generator) -> None:
     x = np.abs(normal(rng, (12, 12), "float64")) + 12 * np.eye(12)
@@ -370,6 +371,7 @@ def test_loops_that_index_computed_values(loop: Any, engine: Engine, rng: np.ran
     np.testing.assert_allclose(result, loop(x, 11), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("loop", ROUNDS, ids=lambda f: f.__name__)
 def test_graphs_and_plans_of_loops_grow_with_their_rounds(loop: Any) -> None:
     x = cf.spec((64, 64), "float64")
@@ -431,6 +433,7 @@ def back_and_forth(x: Any) -> Any:
     return a, a[2:5] * a[-3:], a[4] + a[0]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("program", [running, running_rows, by_columns, back_and_forth], ids=lambda f: f.__name__)
 def test_elements_assigned_one_by_one(program: Any, engine: Engine, rng: np.random.Generator) -> None:
     x = normal(rng, (9, 9), "float64")

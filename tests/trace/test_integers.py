@@ -253,6 +253,7 @@ MASKED: dict[str, Function] = {
 }
 
 
+@pytest.mark.kernels_rotate
 @ENGINES
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64"])
 @pytest.mark.parametrize("name", MASKED)
@@ -302,6 +303,7 @@ def test_powers_of_masks(power: Callable[[Any], Any], engine: Engine) -> None:
     np.testing.assert_array_equal(found, power(mask))
 
 
+@pytest.mark.kernels_rotate
 @ENGINES
 @pytest.mark.parametrize("left", ["bool", *DTYPES])
 @pytest.mark.parametrize("right", ["bool", "int8", "uint16", "int64"])

@@ -106,6 +106,7 @@ WRITTEN = (
 )
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", WRITTEN)
 def test_only_what_is_assigned_to_is_traced(text: str, engine: Engine, rng: np.random.Generator) -> None:
     scope: dict[str, Any] = {"np": np}

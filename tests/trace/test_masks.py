@@ -96,6 +96,7 @@ LEAVING_NAN_OUT = (
 )
 
 
+@pytest.mark.kernels_rotate
 @on_engines("float32", "float32 float64 int64")
 @pytest.mark.parametrize("text", LEAVING_NAN_OUT)
 @pytest.mark.parametrize("of", ["y[rows], axis=0", "y[:, cols], axis=1, keepdims=True", "y[both]"])
@@ -104,6 +105,7 @@ def test_functions_that_leave_nan_out(text: str, of: str, dtype: str, engine: En
     check(f"y = {holes}; {text.format(of)}", engine, dtype)
 
 
+@pytest.mark.kernels_rotate
 @ENGINES
 @pytest.mark.parametrize("chosen", ["some", "none"])
 @pytest.mark.parametrize("ddof", [0, 2.5, 3, 9])
@@ -152,6 +154,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.kernels_rotate
 @on_engines("float32", "float32 int64")
 @pytest.mark.parametrize("text", CHANGES.split(" | "))
 def test_changes_in_place(text: str, dtype: str, engine: Engine) -> None:

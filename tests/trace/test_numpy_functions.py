@@ -198,6 +198,7 @@ NATIVE: dict[str, tuple[Function, float]] = {
 }  # fmt: skip
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NATIVE)
@@ -212,6 +213,7 @@ def test_native_functions(name: str, dtype: str, special: bool) -> None:
     assert not any(step.kind == "Library" for step in plan.steps)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", NATIVE)
 def test_native_functions_in_kernels(name: str) -> None:
     function, ulps = NATIVE[name]
@@ -329,6 +331,7 @@ def test_library_steps_of_16_bits(name: str, dtype: str) -> None:
         assert_equal(got, wanted)
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("engine", [NUMPY, HOST], ids=["numpy", "host"])
 def test_what_library_steps_choose_equals_what_they_choose_from(engine: Engine, dtype: str) -> None:
@@ -550,6 +553,7 @@ def test_integers_follow_numpy(name: str, dtype: str, engine: Engine) -> None:
             )
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", [d for d in INTEGERS if d != "bool"])
 def test_integers_wrap_at_their_ends(dtype: str) -> None:
     limits = np.iinfo(dtype)
@@ -740,12 +744,14 @@ def agree(seed: int, engine: Engine) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6, err_msg=f"program {seed}")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("block", range(10))
 def test_random_programs_with_library_steps(block: int) -> None:
     for seed in range(30 * block, 30 * (block + 1)):
         agree(seed, NUMPY)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(8))
 def test_random_programs_with_library_steps_in_kernels(seed: int) -> None:
     agree(seed, HOST)

@@ -21,6 +21,7 @@ def program(text: str) -> Callable[..., Any]:
     return scope["function"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize(
     "text",
     [

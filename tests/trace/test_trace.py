@@ -136,6 +136,7 @@ INTEGERS = (
 )
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("text", INTEGERS.split("; "))
 def test_functions_of_integers_have_numpys_dtypes(engine: Engine, text: str) -> None:
     same_as_numpy(engine, eval(f"lambda n: {text}", {"np": np}), [np.arange(1, 13).reshape(4, 3)])
@@ -261,6 +262,7 @@ def test_changes_in_place(engine: Engine, text: str, rng: np.random.Generator) -
         assert_close(a, e, 1e-5 * (1 + np.abs(e)))
 
 
+@pytest.mark.kernels_rotate
 @pytest.mark.parametrize("shape", [(1, 1), (4, 1), (1, 4), (0, 3), (3, 0), (4, 5), (4,), (1,), ()])
 @pytest.mark.parametrize("value", ["0", "-0.0", "INF", "x.sum()", "x.mean(axis=0) if x.ndim else x"])
 def test_one_value_assigned_to_a_whole_argument(

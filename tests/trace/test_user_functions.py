@@ -103,6 +103,7 @@ def test_users_functions(name: str, dtype: str, engine: Engine) -> None:
                 np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("engine", [NUMPY, HOST], ids=["numpy", "host"])
 @pytest.mark.parametrize("name", BFLOAT16)
 @pytest.mark.usefixtures("compiled")

@@ -154,6 +154,7 @@ CONVERSIONS = (
 )
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("layout", LAYOUTS_IN_MEMORY)
 @pytest.mark.parametrize("text", (*CONVERSIONS, *VIEWS, *COPIES))
 def test_changes_of_arguments_of_any_layout_are_numpys_or_refused(text: str, layout: str) -> None:

@@ -108,6 +108,7 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
     return found.dtype, str(found.tolist())
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_that_a_dtype_cannot_hold(name: str) -> None:
     differ = []
