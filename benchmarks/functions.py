@@ -105,11 +105,11 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     made, users = functions()
     chosen = [name for name in users if options.only in name]
     for size, dtype, name in itertools.product(options.sizes, options.dtypes, chosen):
-        made.ROWS, made.WIDTH, made.CLASSES = SIZES[size]
         case = Case(f"{size}, {dtype}", name, SIZES[size], dtype)
         try:
             with np.errstate(all="ignore"):
-                measure(lab, case, users[name], made.arguments(users[name], np.dtype(dtype)), options.budget)
+                arguments = made.arguments(users[name], np.dtype(dtype), SIZES[size])
+                measure(lab, case, users[name], arguments, options.budget)
         except Exception as error:
             case.results = [Result(OURS, failure=describe(error))]
         yield case

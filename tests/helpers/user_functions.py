@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-ROWS, WIDTH, CLASSES = 12, 10, 6
+SIZES = 12, 10, 6  # rows, features, classes
 USERS: dict[str, Callable[..., Any]] = {}
 
 
@@ -22,29 +22,30 @@ def user(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Arguments by name: x features, w and b a layer, v a vector, y a second batch, p probabilities, t targets, z logits, r
 # positive numbers, k labels, ids rows, m a mask.
-def arguments(function: Callable[..., Any], dtype: np.dtype[Any]) -> list[Any]:
-    """Draw a function's arguments by the names of its parameters."""
+def arguments(function: Callable[..., Any], dtype: np.dtype[Any], sizes: tuple[int, int, int] = SIZES) -> list[Any]:
+    """Draw a function's arguments by the names of its parameters: of so many rows, features and classes."""
+    rows, width, classes = sizes
     rng = np.random.default_rng(len(function.__name__))
-    probabilities = rng.random((ROWS, CLASSES)) + 0.1
+    probabilities = rng.random((rows, classes)) + 0.1
     made = {
-        "x": rng.standard_normal((ROWS, WIDTH)),
-        "y": rng.standard_normal((ROWS, WIDTH)),
-        "w": rng.standard_normal((CLASSES, WIDTH)) / 3,
-        "w2": rng.standard_normal((WIDTH, CLASSES)) / 3,
-        "b": rng.standard_normal(CLASSES),
-        "v": rng.standard_normal(WIDTH),
-        "g": rng.random(WIDTH) + 0.5,
-        "z": rng.standard_normal((ROWS, CLASSES)) * 2,
+        "x": rng.standard_normal((rows, width)),
+        "y": rng.standard_normal((rows, width)),
+        "w": rng.standard_normal((classes, width)) / 3,
+        "w2": rng.standard_normal((width, classes)) / 3,
+        "b": rng.standard_normal(classes),
+        "v": rng.standard_normal(width),
+        "g": rng.random(width) + 0.5,
+        "z": rng.standard_normal((rows, classes)) * 2,
         "p": probabilities / probabilities.sum(axis=1, keepdims=True),
-        "t": np.eye(CLASSES)[rng.integers(0, CLASSES, ROWS)],
-        "s": rng.standard_normal((WIDTH, WIDTH)) / 3 + 2 * np.eye(WIDTH),
-        "r": rng.random(ROWS) + 0.1,
+        "t": np.eye(classes)[rng.integers(0, classes, rows)],
+        "s": rng.standard_normal((width, width)) / 3 + 2 * np.eye(width),
+        "r": rng.random(rows) + 0.1,
     }
     exact = {
-        "image": rng.integers(0, 256, (ROWS, WIDTH)).astype(np.uint8),
-        "k": rng.integers(0, CLASSES, ROWS),
-        "ids": rng.integers(0, ROWS, (ROWS, 3)),
-        "m": rng.random((ROWS, WIDTH)) > 0.4,
+        "image": rng.integers(0, 256, (rows, width)).astype(np.uint8),
+        "k": rng.integers(0, classes, rows),
+        "ids": rng.integers(0, rows, (rows, 3)),
+        "m": rng.random((rows, width)) > 0.4,
     }
     names = function.__code__.co_varnames[: function.__code__.co_argcount - len(function.__defaults__ or ())]
     return [exact[name] if name in exact else made[name].astype(dtype) for name in names]
