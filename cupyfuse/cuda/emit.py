@@ -12,10 +12,11 @@ from functools import cached_property, partial
 from ..dtypes import ITEMSIZE
 from ..ir.graph import Node
 from .config import Config
+from .element_functions import element_functions, store_function
 from .expressions import Body, Scope, function_text, indented, rounded_in_pairs, struct_text
-from .held import held_columns, held_rows, take_functions, tile_functions
+from .form import Form
+from .held import held_columns, held_rows
 from .kernel import CONDITION, Kernel, translation_unit
-from .outlined import outlined
 from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
 from .repair import repair_function
 from .shared_rows import held_bytes
@@ -34,21 +35,8 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     conditional : bool
         Emit a kernel that returns at once where the flag is 0.
     """
-    streamed = config.template in ("row_stream", "row_shares", "row_shared")
-    held = config.packs > 0
-    writer = Writer(
-        program,
-        streamed,
-        conditional,
-        config.packed,
-        config.shifted,
-        config.apart,
-        shared=held,
-        merges=config.merges,
-        in_lanes=config.template == "row_lanes",
-        columns=config.columns,
-        evict_last=config.evict_last,
-    )
+    form = Form.of(config, conditional)
+    writer = Writer(program, form)
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
     threads, blocks = (config.merge_threads, 1) if merge else (config.threads, config.blocks)
@@ -56,7 +44,7 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
         config.template, struct, entry, f"{call}(p)", threads, blocks, conditional, config.cluster
     )
     elements = config.threads // config.rows * config.packs * config.vec
-    shared = held_bytes(program, elements, config.rows, config.columns) if held else 0
+    shared = held_bytes(program, elements, config.rows, config.columns) if form.shared else 0
     return Kernel(entry, source, tuple(program.parameters), config, shared=shared, cluster=config.cluster)
 
 
@@ -66,27 +54,8 @@ class Writer:
     Parameters
     ----------
     program : Program
-    streamed : bool
-        Whether each stage reads the row again, and so recomputes what it needs of earlier stages.
-    conditional : bool
-        Whether the struct ends with a flag, see `translation_unit`.
-    packed : bool
-        Whether each stage computes what it needs from the inputs of all, which stay in registers as they were loaded.
-    shifted : bool
-        Whether rows may begin between two packs.
-    apart : bool
-        Whether rows that are read may begin elsewhere in a pack than those that are written.
-    shared : bool
-        Whether rows are held in shared memory as they were loaded.
-    merges : bool
-        Whether a second kernel merges the totals that blocks leave.
-    in_lanes : bool
-        Whether the lanes of a warp have rows in registers: those that hold values know the maximum of a row before
-        they add up what is relative to it.
-    columns : bool
-        Whether values of columns are held in shared memory from row to row.
-    evict_last : bool
-        Whether the L2 cache evicts rows that are read after those that are written.
+    form : Form
+        What the template asks of the struct.
 
     Attributes
     ----------
@@ -96,32 +65,9 @@ class Writer:
 
     outlines = True
 
-    def __init__(
-        self,
-        program: Program,
-        streamed: bool,
-        conditional: bool,
-        packed: bool = False,
-        shifted: bool = False,
-        apart: bool = False,
-        shared: bool = False,
-        merges: bool = False,
-        in_lanes: bool = False,
-        columns: bool = False,
-        evict_last: bool = False,
-    ):
+    def __init__(self, program: Program, form: Form | None = None):
         self.program = program
-        self.merges = merges
-        self.streamed = streamed or packed
-        self.packed = packed
-        self.shifted = shifted
-        self.apart = apart
-        self.shared = shared
-        self.in_lanes = in_lanes
-        self.columns = columns
-        self.evict_last = evict_last
-        self.one_tile = packed or in_lanes  # of all stages
-        self.conditional = conditional
+        self.form = Form() if form is None else form
         self.repairs: dict[str, str] = {}  # repair functions by name
         self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
         self.element_fields: dict[str, str] = {}  # likewise of the Element's
@@ -147,15 +93,15 @@ class Writer:
                 pointer += f" i64 {p.name}_cols;"
             declarations.append(pointer)
         declarations.append("i64 rows; i64 cols;")
-        if self.merges:
+        if self.form.merges:
             declarations.append("struct Totals0; Totals0* partial; i64 shares;")
-        if self.conditional:
+        if self.form.conditional:
             declarations.append(CONDITION)
         return declarations
 
     def emit_struct(self) -> str:
         """Emit the struct `Program` with all its types and functions."""
-        stages = range(self.program.stages)
+        form, stages = self.form, range(self.program.stages)
         begin = self.emit_begin()
         bodies = [self.emit_stage(s) for s in stages]
         finishes = [self.emit_column_finish() if self.program.by_columns else self.emit_finish(s) for s in stages]
@@ -168,8 +114,8 @@ class Writer:
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
-            f"static constexpr bool packed = {str(self.packed).lower()}, shifted = {str(self.shifted).lower()}, "
-            f"apart = {str(self.apart).lower()}, one_tile = {str(self.one_tile).lower()};\n"
+            f"static constexpr bool packed = {str(form.packed).lower()}, shifted = {str(form.shifted).lower()}, "
+            f"apart = {str(form.apart).lower()}, one_tile = {str(form.one_tile).lower()};\n"
             f"static constexpr int column_bytes = {column_bytes};  // of an element\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
             f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
@@ -180,8 +126,8 @@ class Writer:
             f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
-            held_rows(self.program) if self.shared else "",
-            held_columns(self.program, self.columns, self.shifted) if self.shared else "",
+            held_rows(self.program) if form.shared else "",
+            held_columns(self.program, form.columns, form.shifted) if form.shared else "",
             *bodies,
             *self.repairs.values(),
             *(f for f in finishes if f),
@@ -191,7 +137,7 @@ class Writer:
 
     def emit_misaligned(self) -> str:
         """Emit `misaligned`: how many elements of a row are before its first pack, in all arrays or those written."""
-        if not self.shifted:
+        if not self.form.shifted:
             return ""
         full = [p for p in self.program.parameters if p.extent == FULL]
         array = next((p for p in full if p.written), full[0])
@@ -265,7 +211,7 @@ class Writer:
 
         def write_body(optimistic: bool) -> Body:
             scope = self.row_scope()
-            if not self.streamed:
+            if not self.form.recomputed:
                 scope = Scope(program, scope.expressions.new_child(self.held)).copy()
             body = Body(scope, tile=True, optimistic=optimistic)
             body.repair = lambda node: self.emit_repair(node, "Solo()")
@@ -279,7 +225,7 @@ class Writer:
                 parameter = program.outputs[node]
                 value = (body.unrounded if rounded_in_pairs(parameter) else body.stored)(node, parameter.dtype)
                 body.line(f"out.{parameter.name}.v[j] = {value};")
-            body.kept = [] if self.streamed else list(kept)
+            body.kept = [] if self.form.recomputed else list(kept)
             return body
 
         fast = write_body(optimistic=True)
@@ -288,11 +234,13 @@ class Writer:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
         self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
-        if self.in_lanes and not self.streamed:
+        if self.form.holds_terms:
             for accumulator in program.accumulators(stage):
                 if accumulator.term is not None:
                     self.hold_term(accumulator, accumulator.term, stage)
-        return self._emit_element_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
+        writes = [program.outputs[n] for n in outputs]
+        functions = element_functions(program, self.form, stage, fast, exact, writes, self.outlines)
+        return "\n".join([*functions, *self.emit_store(stage, writes)])
 
     def hold_term(self, accumulator: Accumulator, term: Node, stage: int) -> None:
         """Hold the terms of a sum of exponentials in Elements: in the operand's field, if no later stage reads that."""
@@ -319,93 +267,15 @@ class Writer:
     def needed_later(self, stage: int, body: Body) -> list[Node]:
         """Return the full-size values computed in a stage's body that later stages read: the Element holds them."""
         program = self.program
-        if self.streamed:
+        if self.form.recomputed:
             return []
         readers = program.last_readers
         fresh = (n for n in body.computed if program.is_full(n) and n not in self.held)
         return [n for n in fresh if readers.get(n, stage) > stage]
 
-    def _emit_element_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
-        """Wrap the statements for one element in the functions that the templates call for V elements.
-
-        `fast` evaluates guards optimistically and returns their sum, which is finite only if all are, as is that of
-        `row_check`; `exact`, if there are guards, evaluates them as written. `writes` are the stage's full results.
-        """
-        tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
-        read = [p for p in tile if p.node is not self.program.product]
-        if self.one_tile:  # per-column inputs are loaded by each, or once for all
-            tile = [p for p in self.program.loaded.values() if p.extent in (FULL, COLUMN)]
-            read = [p for p in tile if p.extent == FULL or p in read]
-        fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
-        load = {
-            FULL: "load_between" if self.apart else "load_pack",
-            COLUMN: "load_each" if self.shifted else "load_pack",
-        }
-        loads = {
-            extent: [f"t.{p.name} = {load[extent]}<V>({p.element_address});" for p in read if p.extent == extent]
-            for extent in (FULL, COLUMN)
-        }
-        again = loads[FULL]
-        if self.evict_last:
-            loads[FULL] = [self.load_evicted_last(p) for p in read if p.extent == FULL]
-        kinds = {p: "Unrounded" if rounded_in_pairs(p) else "Pack" for p in writes}
-        outs = [f"{kind}<{stored_type(p.dtype)}, V> {p.name};" for p, kind in kinds.items()]
-        at = f"At<{stage}>"
-        signature = (
-            f"({at}, const Tile{stage}<V>& tile, int j, i64 row, i64 col, const Row& r, Element& e, "
-            f"Out{stage}<V>& out) const {{"
-        )
-        lines = [
-            (
-                f"template <int V> using Tile{stage} = Tile0<V>;"
-                if self.one_tile and stage > 0
-                else f"template <int V> struct Tile{stage} {{ {' '.join(fields)} }};"
-            ),
-            f"template <int V> struct Out{stage} {{ {' '.join(outs)} }};",
-            "template <int V>",
-            f"__device__ Out{stage}<V> out({at}) const {{ Out{stage}<V> o; return o; }}",
-            "template <int V>",
-            f"__device__ Tile{stage}<V> tile({at}) const {{ Tile{stage}<V> t; return t; }}",
-            "template <int V>",
-            f"__device__ void load({at}, i64 row, i64 col, Tile{stage}<V>& t) const {{ {' '.join(loads[FULL])} }}",
-            "template <int V>",
-            f"__device__ void load_again({at}, i64 row, i64 col, Tile{stage}<V>& t) const {{ {' '.join(again)} }}",
-            "template <int V>",
-            f"__device__ void load_columns({at}, i64 col, Tile{stage}<V>& t) const {{ {' '.join(loads[COLUMN])} }}",
-            "template <int V>",
-            f"__device__ auto element{signature}",
-            *(f"    {line}" for line in fast.lines),
-            f"    return {' + '.join(fast.checks) or '0.0f'};",
-            "}",
-            f"__device__ auto row_check({at}, const Row& r) const",
-            f"{{ return {' + '.join(fast.row_checks) or '0.0f'}; }}",
-        ]
-        if stage == 0 and self.one_tile:
-            lines += tile_functions(tile, self.packed)
-        if self.shared:
-            lines += take_functions(stage, read, self.columns)
-        if exact is not None:
-            body = exact.lines
-            if self.outlines and not any("repair_" in line for line in body):  # those are members of the struct
-                function, body = outlined(stage, body, exact.tile_parameters, writes, self.program.parameters)
-                lines += function
-            lines += ["template <int V>", f"__device__ void exact_element{signature}", *(f"    {x}" for x in body), "}"]
-        return "\n".join([*lines, *self.emit_store(stage, writes)])
-
-    @staticmethod
-    def load_evicted_last(parameter: Parameter) -> str:
-        """Emit the load of a full input: whole packs of 16 bytes are evicted last, single elements as others are."""
-        whole = f"V * sizeof({stored_type(parameter.dtype)}) == 16"
-        target, address = f"t.{parameter.name}", parameter.element_address
-        return (
-            f"if constexpr ({whole}) {target} = load_evict_last<V>({address}); else {target} = load_pack<V>({address});"
-        )
-
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Emit the function that stores a stage's full results, as lines."""
-        stores = " ".join(f"store_global<V>({p.element_address}, rounded<V>(out.{p.name}));" for p in writes)
-        head = f"__device__ void store(At<{stage}>, i64 row, i64 col, const Out{stage}<V>& out) const"
-        return ["template <int V>", f"{head} {{ {stores} }}"]
+        return store_function(stage, writes)
 
     def emit_finish(self, stage: int) -> str:
         """Emit `finish`: the per-row values that follow a stage's reductions."""
@@ -433,8 +303,7 @@ class Writer:
 
     def emit_share(self, body: Body, name: str, accumulator: str) -> None:
         """Store what makes shares of a sum of exponentials: of terms that elements hold, or that are computed again."""
-        holds_terms = self.in_lanes and not self.streamed
-        for read in ("share",) if holds_terms else ("share", "scale", "shift"):
+        for read in ("share",) if self.form.holds_terms else ("share", "scale", "shift"):
             self.row_fields[f"{name}_{read}"] = "float"
             body.line(f"r.{name}_{read} = {accumulator}.{read}();")
 

@@ -146,7 +146,7 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     """Emit the kernel of a product with its epilogue, and for reductions one that merges their states."""
-    writer = _EpilogueWriter(program, streamed=False, conditional=False)
+    writer = _EpilogueWriter(program)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
     if program.accumulators(0):
         struct += f'\nstatic_assert(sizeof(Program::Totals0) <= {state_size(program.step)}, "what a launch allocates");'

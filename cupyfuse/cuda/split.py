@@ -126,7 +126,7 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
     stages = stages_for(width)
     shared = _shared_bytes(width, stages)
     chunk = next(c for c in _CHUNKS if width % c == 0)
-    writer = _EpilogueWriter(program, streamed=False, conditional=False)
+    writer = _EpilogueWriter(program)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
     check = f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");'
     source = translation_unit(
