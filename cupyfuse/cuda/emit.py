@@ -20,7 +20,7 @@ from .kernel import CONDITION, Kernel, translation_unit
 from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
 from .repair import repair_function
 from .shared_rows import held_bytes
-from .totals import read_totals, totals_struct
+from .totals import check_of_states, read_totals, totals_struct
 
 
 def emit(program: Program, config: Config, merge: bool = False, conditional: bool = False) -> Kernel:
@@ -39,6 +39,8 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     writer = Writer(program, form)
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
+    if form.merges:
+        struct += f"\n{check_of_states(program.step)}"
     threads, blocks = (config.merge_threads, 1) if merge else (config.threads, config.blocks)
     source = translation_unit(
         config.template, struct, entry, f"{call}(p)", threads, blocks, conditional, config.cluster

@@ -18,6 +18,7 @@ from .emit import Writer
 from .kernel import Kernel, translation_unit
 from .program import FULL, Parameter, Program, stored_type
 from .tensor_map import BOX
+from .totals import check_of_states
 from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
 
 THREADS, MERGE_THREADS = 384, 128
@@ -149,7 +150,7 @@ def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     writer = _EpilogueWriter(program)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
     if program.accumulators(0):
-        struct += f'\nstatic_assert(sizeof(Program::Totals0) <= {state_size(program.step)}, "what a launch allocates");'
+        struct += f"\n{check_of_states(program.step)}"
     check = f'static_assert({shape.type}::shared == {shape.shared}, "what a launch asks for");'
     instruction = write_multiply_add(shape.tiles.columns, shape.dtype, shape.transposed)
     config = Config("gemm", THREADS, shape.chunk, shape.vec)

@@ -13,7 +13,7 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
 from ..ir.operators import POINTWISE, REDUCTIONS, extended_extremum, extensions, place_bits
-from ..plan.schedule import Step, base_of, stages_of
+from ..plan.schedule import Step, base_of, stages_of, state_size
 from .shares import exponential, shares_of
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
@@ -349,6 +349,12 @@ class Program:
     def shares(self) -> set[Node]:
         """Results of 16 bits exp(x - m) / sum, where nothing else reads the exponential."""
         return {n for term, a in self.relative_exponentials.items() for n in self._shares_of(term, a.readers)}
+
+    @cached_property
+    def state_size(self) -> int:
+        """Bound the bytes of the totals of a row; those of shares have a base of two words beside their step's."""
+        kinds = [a.kind for stage in range(self.stages) for a in self.accumulators(stage)]
+        return state_size(self.step) + 8 * sum(kind.startswith("ShareSum<") for kind in kinds)
 
     def _shares_of(self, term: Node, sums: list[Node]) -> set[Node]:
         along_rows = not self.by_columns and self.domain[1] > 1

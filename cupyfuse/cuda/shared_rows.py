@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..plan.schedule import state_size
 from .block_rows import MANY_ROWS
 from .config import Access, Config
 from .program import Program
@@ -241,7 +240,7 @@ class _Memory:
         self.element = program.input_bytes
         self.lines = _LINE * len(program.full_inputs)
         self.columns = program.column_sizes
-        self.totals = state_size(program.step) + 8 * bool(program.shares)  # they have a base of two words
+        self.totals = program.state_size
 
     def held(self, elements: int, rows: int = 1, columns: bool = False) -> int:
         """Return the bytes that rows of so many elements take, and values of as many columns if they are held."""

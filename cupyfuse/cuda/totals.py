@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
+from ..plan.schedule import Step, state_size
 from .program import Accumulator, c_type
 
 
@@ -69,3 +70,8 @@ def totals_struct(
 def read_totals(accumulators: list[Accumulator]) -> dict[Node, str]:
     """Return the expressions that read reductions from the totals."""
     return {n: f"t.{a.name}.{REDUCTIONS[n.op].read}" for a in accumulators for n in a.readers}
+
+
+def check_of_states(step: Step) -> str:
+    """Emit the check that the totals of a step of one stage fit into the memory that a launch allocates for them."""
+    return f'static_assert(sizeof(Program::Totals0) <= {state_size(step)}, "what a launch allocates");'

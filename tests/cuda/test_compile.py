@@ -128,6 +128,32 @@ def test_all_reductions_together_compile(dtype, rows):
     assert all(compiles(k.source, ARCHITECTURES[0]) for k in kernels)
 
 
+def two_softmaxes(x, y):
+    return cf.softmax(x, axis=1) * cf.softmax(y, axis=1)
+
+
+def statistics_of_columns(x):
+    return x.max(0), x.argmax(0), cf.logsumexp(x, axis=0), x.sum(0), x.var(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "specs"),
+    [
+        (statistics_of_columns, [((1 << 33, 3), "float32")]),  # positions among so many rows take 64 bits
+        (statistics_of_columns, [((100_000, 7), "bfloat16")]),
+        (two_softmaxes, [((4096, 32768), "bfloat16")] * 2),
+    ],
+    ids=["columns of 2^33 rows", "columns", "shares"],
+)
+def test_totals_fit_into_what_is_allocated_for_them(function, specs):
+    plan = cf.fuse(function).plan(*(cf.spec(*spec) for spec in specs))
+    for step in plan.steps:
+        size = Program(step, plan.scheduled.storage).state_size
+        for kernel in kernels_of(step, plan.scheduled.storage, clusters=True):
+            check = f'static_assert(sizeof(Program::Totals0) <= {size}, "as allocated");'
+            assert cubin(f"{kernel.source}\n{check}", "sm_90")
+
+
 @pytest.mark.rotates
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
 def test_kernels_of_shared_rows_compile(architecture):

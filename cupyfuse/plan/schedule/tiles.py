@@ -145,20 +145,20 @@ def tile_finish(flops: float, written: float) -> float:
     return _FLOP * flops + _FIRST_BYTES * min(written, 2) + _BYTE * max(written - 2, 0)
 
 
-def state_size(epilogue: Step) -> int:
-    """Bound the bytes of a state that an epilogue leaves for one row of a tile; 0 without reductions."""
-    reductions = [n for n in epilogue.nodes if n.reduction]
+def state_size(step: Step) -> int:
+    """Bound the bytes of a state that a step leaves for a row, a column or a row of a tile; 0 without reductions."""
+    reductions = [n for n in step.nodes if n.reduction]
     # Those about an extremum of the same elements share an accumulator, which holds the extremum, too.
-    shared: dict[tuple[Node, str], list[str]] = {}
+    shared: dict[tuple[Node, str, int], list[str]] = {}
     words = []
     for node in reductions:
         extremum = extended_extremum(node.op)
         if extremum is None:
             words.append((REDUCTIONS[node.op].words, _word(node.dtype)))
         else:
-            shared.setdefault((node.inputs[0], extremum), []).append(node.op)
-    for (x, _), names in shared.items():
-        own, place = _word(x.dtype), place_bits(x.shape[1]) // 8
+            shared.setdefault((node.inputs[0], extremum, node.axis), []).append(node.op)
+    for (x, _, axis), names in shared.items():
+        own, place = _word(x.dtype), place_bits(x.shape[axis]) // 8
         words += [(2, own), *((row.words, place if row.gives_position else own) for row in extensions(names))]
     aligned = max((word for _, word in words), default=4)  # an accumulator begins at most at multiples of these
     sizes = [-(-count * word // aligned) * aligned for count, word in words]
