@@ -55,7 +55,8 @@ def rotates(item: pytest.Item) -> bool:
     if item.get_closest_marker("kernels_rotate") is None:
         return item.get_closest_marker("rotates") is not None
     assert isinstance(item, pytest.Function)
-    return any(value is HOST for value in item.callspec.params.values())
+    values = item.callspec.params.values()
+    return any(value is HOST or (isinstance(value, str) and value == HOST.name) for value in values)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

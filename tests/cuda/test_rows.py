@@ -119,7 +119,7 @@ def doubled_shares(x: Any) -> Any:
     return x / x.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.kernels_rotate
+@pytest.mark.rotates
 @pytest.mark.parametrize("config", CONFIGURATIONS + PACKED, ids=name_of)
 @pytest.mark.parametrize("program", [doubled_softmax, doubled_shares])
 def test_arguments_change_where_rows_are_read_again(
