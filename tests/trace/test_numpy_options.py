@@ -23,6 +23,7 @@ TEXTS = (
     "np.nanmax(n, initial=0.0), np.nanmin(n, 0, initial=9.0, where=x < 0.5), np.nanmax(n[:, :0], 1, initial=2)",
     "np.nanmax(n, 1, initial=np.nan), np.nanmin(k, initial=1, where=k > 0), np.nanmax(s, initial=2)",
     "np.nanvar(k, where=k > 0), np.nanstd(s, where=s > 0), np.nanvar(k, dtype='f4')",
+    "np.clip(0.5, s, s + 1), np.clip(1, k.astype('i1'), 5), np.clip(True, s, None), np.clip(np.float32(1), k, None)",
     "z = np.zeros((4, 4)); x.dot(x.T, out=z); z",
     "z = x.copy(); x.clip(-1, 1, out=z); z",
     "z = x.copy(); np.clip(x, -1, 1, z); z[0] = np.sum(x, 0, None, z[1]); z",
@@ -141,6 +142,18 @@ def test_masks_and_operands_that_numpy_refuses() -> None:
         cf.fuse(lambda x: np.divmod(x, 2, out=(x * 0, None), where=x > 0))(x)
     with pytest.raises(ValueError, match=r"apply_over_axes: the function gives 0 dimensions of 2"):
         cf.fuse(lambda x: np.apply_over_axes(lambda a, _: a.sum(), x, 0))(x)
+
+
+def test_results_and_axes_that_numpy_refuses() -> None:
+    for f in (np.nanmean, np.nanvar, np.nanstd):
+        for dtype in (int, bool):
+            with pytest.raises(TypeError):
+                f(np.ones((2, 3)), dtype=dtype)
+            with pytest.raises(TypeError, match=r"np.nan(mean|var): dtype: expected a float dtype for float64, got"):
+                cf.fuse(lambda x, f=f, dtype=dtype: f(x, dtype=dtype))(np.ones((2, 3)))
+    for axis in ((), (0, 1, 2)):
+        with pytest.raises(ValueError, match="Improper number of dimensions to norm"):
+            cf.fuse(lambda x, axis=axis: np.linalg.norm(x, axis=axis))(np.ones((2, 3, 4)))
 
 
 def test_counts_of_no_labels_are_integers() -> None:

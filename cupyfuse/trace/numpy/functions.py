@@ -15,6 +15,7 @@ from ...ir import graph as g
 from ..axes import normalize_axes
 from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
+from ..number import TracedNumber
 from ..operations import apply, as_tracer, clip, count, trace_of
 from ..places import argwhere, nonzero
 from ..promotion import checked_number
@@ -99,6 +100,13 @@ def _round(a: Tracer, decimals: int = 0, out: Any = None) -> Any:
         return apply("rint", a)
     scale = 10.0 ** abs(decimals)
     return apply("rint", a * scale) / scale if decimals > 0 else apply("rint", a / scale) * scale
+
+
+def _clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None, max: Any = None) -> Tracer:
+    """Clip as `numpy.clip`, which makes an array of a number that it clips: of its dtype, which counts."""
+    a = float(a) if isinstance(a, TracedNumber) else a
+    a = np.asarray(a) if isinstance(a, (bool, int, float)) else a
+    return clip(a, a_min if min is None else min, a_max if max is None else max, out=out)
 
 
 def _fix(x: Tracer, out: Any = None) -> Any:
@@ -262,9 +270,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.nonzero: nonzero,
     np.argwhere: argwhere,
     np.flatnonzero: lambda a: nonzero(a.ravel())[0],
-    np.clip: lambda a, a_min=None, a_max=None, out=None, *, min=None, max=None: clip(
-        a, a_min if min is None else min, a_max if max is None else max, out=out
-    ),
+    np.clip: _clip,
     np.nan_to_num: _nan_to_num,
     np.transpose: lambda a, axes=None: a.transpose(axes),
     np.expand_dims: _expand_dims,

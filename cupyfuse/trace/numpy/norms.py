@@ -17,10 +17,10 @@ from .reductions import filled_result, is_empty
 
 def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Compute `numpy.linalg.norm`; norms that need singular values are a library step."""
-    if dtypes.is_opaque(x._node.dtype):
+    axes = normalize_axes(axis, x.ndim, "norm")
+    if dtypes.is_opaque(x._node.dtype) or (axis is not None and len(axes) not in (1, 2)):  # which NumPy refuses
         return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
     x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
-    axes = normalize_axes(axis, x.ndim, "norm")
     if ord is None or (ord == "fro" and len(axes) == 2) or (ord == 2 and len(axes) == 1):
         return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))
     if len(axes) == 1 and not isinstance(ord, str):

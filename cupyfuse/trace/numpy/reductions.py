@@ -284,7 +284,14 @@ def nanmean(
 ) -> Any:
     if not dtypes.is_float(a._node.dtype):
         return mean(a, axis, dtype, out, keepdims, where=where)
+    _check_inexact("nanmean", a, dtype)
     return _mean_of(a, _not_nan_where(where, a), axis, dtype, out, _flag(keepdims))
+
+
+def _check_inexact(name: str, a: Tracer, dtype: Any) -> None:
+    """Raise what NumPy raises where NaN is left out of floats, for a result of another kind."""
+    if dtype is not None and not (dtypes.is_float(kind := dtypes.name_of(dtype)) or dtypes.is_complex(kind)):
+        raise TypeError(f"np.{name}: dtype: expected a float dtype for {a._node.dtype}, got {kind}\n  at {user_line()}")
 
 
 def _not_nan_where(where: Any, a: Tracer) -> Tracer:
@@ -310,6 +317,7 @@ def nanvar(
         return var(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction)
     refuse_options("np.nanvar", out=out)
     ddof, keepdims = _degrees("nanvar", ddof, correction), _flag(keepdims)
+    _check_inexact("nanvar", a, dtype)
     kind = _checked_kind("nanvar", a, dtype) or a._node.dtype
     _, mean = _where_and_mean(where, mean)
     total, number = _squared_distances(a, kind, axis, keepdims, _not_nan_where(where, a), mean)
