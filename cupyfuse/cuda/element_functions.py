@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .c_types import stored_type
 from .expressions import Body, rounded_in_pairs
 from .form import Form
 from .held import take_functions, tile_functions
 from .outlined import outlined
-from .program import COLUMN, FULL, Parameter, Program, stored_type
+from .program import COLUMN, FULL, Parameter, Program
 
 
 def element_functions(

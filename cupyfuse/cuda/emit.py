@@ -11,13 +11,15 @@ from functools import cached_property, partial
 
 from ..dtypes import ITEMSIZE
 from ..ir.graph import Node
+from .accumulators import Accumulator
+from .c_types import c_type, stored_type
 from .config import Config
 from .element_functions import element_functions, store_function
 from .expressions import Body, Scope, function_text, indented, rounded_in_pairs, struct_text
 from .form import Form
 from .held import held_columns, held_rows
 from .kernel import CONDITION, Kernel, translation_unit
-from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
+from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program
 from .repair import repair_function
 from .shared_rows import held_bytes
 from .totals import check_of_states, read_totals, totals_struct

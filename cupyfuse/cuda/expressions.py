@@ -14,7 +14,8 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE
-from .program import ANY, COLUMN, FULL, Parameter, Program, c_type, stored_type
+from .c_types import c_type, stored_type
+from .program import ANY, COLUMN, FULL, Parameter, Program
 
 
 def indented(text: str) -> str:

@@ -13,10 +13,11 @@ from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.schedule import Step, Tiles, state_size, strip_transposes, tiles_of
 from ..plan.schedule.tiles import TILE_ROWS
+from .c_types import stored_type
 from .config import Config, fitting_vec
 from .emit import Writer
 from .kernel import Kernel, translation_unit
-from .program import FULL, Parameter, Program, stored_type
+from .program import FULL, Parameter, Program
 from .tensor_map import BOX
 from .totals import check_of_states
 from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..dtypes import ITEMSIZE
-from .program import COLUMN, FULL, Parameter, Program, stored_type
+from .c_types import stored_type
+from .program import COLUMN, FULL, Parameter, Program
 
 
 def held_rows(program: Program) -> str:

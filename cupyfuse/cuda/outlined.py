@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from .c_types import stored_type
 from .expressions import rounded_in_pairs
-from .program import Parameter, stored_type
+from .program import Parameter
 
 _FIELD = re.compile(r"\b([re])\.(\w+)")
 _WRITTEN = re.compile(r"^e\.(\w+) = ", re.MULTILINE)

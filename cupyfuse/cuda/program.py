@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import NamedTuple
 
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
-from ..ir.operators import POINTWISE, REDUCTIONS, extended_extremum, extensions, place_bits
+from ..ir.operators import POINTWISE
 from ..plan.schedule import Step, base_of, stages_of, state_size
-from .shares import exponential, shares_of
+from .accumulators import Accumulator, find_accumulators
+from .c_types import c_type
+from .shares import shares_of
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
@@ -55,20 +56,6 @@ class Parameter:
         if self.extent == COLUMN:
             return f"{self.name} + col"
         return f"{self.name} + row * {self.name}_rows + col"
-
-
-class Accumulator(NamedTuple):
-    """An accumulator of a stage: its field in the totals, its device type, its operand, the reductions that read it.
-
-    `term` is the value exp(x - m) of a later stage, if there is one that is what it adds up: x is its operand, m the
-    maximum that it finds. Lanes keep it as they add it up.
-    """
-
-    name: str
-    kind: str
-    operand: Node
-    readers: list[Node]
-    term: Node | None = None
 
 
 @dataclass
@@ -316,28 +303,8 @@ class Program:
     def accumulators(self, stage: int) -> list[Accumulator]:
         """Return the accumulators of a stage."""
         if stage not in self._accumulators:
-            self._accumulators[stage] = self._find_accumulators(stage)
+            self._accumulators[stage] = find_accumulators(self.step, self.reductions(stage), self._shares_of)
         return self._accumulators[stage]
-
-    def _find_accumulators(self, stage: int) -> list[Accumulator]:
-        """Make one accumulator for each reduction, or for several that share it.
-
-        Those about an extremum of an operand share one, which gives that extremum, too.
-        """
-        result: list[Accumulator] = []
-        for operand, nodes in self.reductions(stage).items():
-            groups: dict[str, list[Node]] = {}
-            for node in nodes:
-                groups.setdefault(extended_extremum(node.op) or node.op, []).append(node)
-            # Those that extend nothing come first.
-            for op, readers in sorted(groups.items(), key=lambda group: any(n.op != group[0] for n in group[1])):
-                kind = _accumulator_type(op, readers)
-                # What extends the sum of exponentials adds element by element.
-                term = exponential(self.step, operand, readers) if kind.startswith("ExpSum<Top<") else None
-                if term is not None and self._shares_of(term, readers):
-                    kind = kind.replace("ExpSum", "ShareSum", 1)
-                result.append(Accumulator(f"t{len(result)}", kind, operand, readers, term))
-        return result
 
     @cached_property
     def relative_exponentials(self) -> dict[Node, Accumulator]:
@@ -353,8 +320,7 @@ class Program:
     @cached_property
     def state_size(self) -> int:
         """Bound the bytes of the totals of a row; those of shares have a base of two words beside their step's."""
-        kinds = [a.kind for stage in range(self.stages) for a in self.accumulators(stage)]
-        return state_size(self.step) + 8 * sum(kind.startswith("ShareSum<") for kind in kinds)
+        return state_size(self.step) + 8 * sum(a.has_shares for s in range(self.stages) for a in self.accumulators(s))
 
     def _shares_of(self, term: Node, sums: list[Node]) -> set[Node]:
         along_rows = not self.by_columns and self.domain[1] > 1
@@ -372,47 +338,8 @@ def _gives_whole_numbers(node: Node) -> bool:
     return node.op in ("floor", "ceil", "rint", "trunc", "floor_divide", "remainder", "fmod")
 
 
-def _accumulator_type(op: str, readers: list[Node]) -> str:
-    """Return the C++ type of the accumulator that reductions share: that of `op`, or its base with extensions."""
-    x, ops = readers[0].inputs[0], {n.op for n in readers}
-    element = c_type(x.dtype if REDUCTIONS[readers[0].op].gives_position else readers[0].dtype)
-    if ops == {op}:
-        return f"{REDUCTIONS[op].accumulator}<{element}>"
-    kind = f"{REDUCTIONS[op].base}<{element}>"
-    for row in extensions(ops):
-        place = f", u{place_bits(x.shape[readers[0].axis])}" if row.gives_position else ""
-        kind = f"{row.accumulator}<{kind}{place}>"
-    return kind
-
-
 def _input_name(node: Node, base: Node) -> str:
     """Name a parameter after the user's argument, with a prefix that no other emitted name has."""
     name = node.name or base.name or base.op
     suffix = "" if base is node else "_T" if node.op == "transpose" else "_view"
     return "in_" + re.sub(r"\W", "_", name, flags=re.ASCII) + suffix
-
-
-_C_TYPES = {
-    "bool": "bool",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint32": "u32",
-    "uint16": "u16",
-    "uint8": "u8",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "float",
-    "float64": "double",
-}
-
-
-def stored_type(dtype: str) -> str:
-    """Return the C type in which a dtype is stored."""
-    return _C_TYPES[dtype]
-
-
-def c_type(dtype: str) -> str:
-    """Return the C type in which a dtype is computed."""
-    return _C_TYPES[dtypes.compute_dtype(dtype)]

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from ..ir import graph as g
 from ..ir.graph import Node
+from .c_types import c_type
 from .expressions import Body, Scope, indented
-from .program import Program, c_type
+from .program import Program
 
 
 def repair_function(name: str, node: Node, scope: Scope, repair: Callable[[Node], str]) -> str:

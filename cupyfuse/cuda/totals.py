@@ -7,7 +7,8 @@ from collections.abc import Callable
 from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
 from ..plan.schedule import Step, state_size
-from .program import Accumulator, c_type
+from .accumulators import Accumulator
+from .c_types import c_type
 
 
 def totals_struct(

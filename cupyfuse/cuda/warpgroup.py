@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .program import stored_type
+from .c_types import stored_type
 
 ARCHITECTURE = "90a"
 SHARED_BYTES = 232448  # most shared memory of a block
