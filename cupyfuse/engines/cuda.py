@@ -18,7 +18,7 @@ from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, assign_offsets, base_of, dead_after, last_stage, row_stride, stages_of, view_chain
+from ..plan.schedule import Step, assign_offsets, base_of, dead_after, may_overwrite, row_stride, view_chain
 from .kernel_launch import LaunchSpec, Place
 from .launch_specs import LaunchSpecs, ShapeAndStrides
 from .library_launch import Held, allocation, reads_held_alone, release, rewritten_operand
@@ -240,7 +240,7 @@ class CudaExecutable:
         copies = []
         for arg, node in self.plan.graph.effects:
             source, contiguous = self.plan.graph.inputs[arg], self.runtime.is_contiguous(arrays[arg])
-            if contiguous and node not in self._places and self._can_overwrite(node, source):
+            if contiguous and node not in self._places and may_overwrite(self.plan.steps, node, source):
                 self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
                 self._overwritten.append(arg)
             elif node.op == "accumulate":
@@ -251,24 +251,6 @@ class CudaExecutable:
             else:
                 copies.append((arg, node))
         return copies
-
-    def _can_overwrite(self, node: Node, source: Node) -> bool:
-        """Whether a step may write `node` over `source`: nothing else reads the old value of an element then."""
-        written = False
-        for step in self.plan.steps:
-            reads = [n for n in (*step.inputs, *step.repair_inputs) if base_of(n) is source]
-            if written and reads:
-                return False
-            if node in step.outputs:
-                written = True
-                if reads and node.op != "accumulate" and not _may_write_over(step, source):
-                    return False
-                if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
-                    return False
-                # Later stages of a row program may load the row again.
-                if reads and step.kind == "RowProgram" and stages_of(step).get(node, 0) < last_stage(step):
-                    return False
-        return written
 
     def _place(self, node: Node) -> Place:
         """Return the place of a value or of a view of one."""
@@ -390,16 +372,6 @@ class CudaExecutable:
         for arg, node in self._copies:
             value = self._specs.view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
-
-
-def _may_write_over(step: Step, source: Node) -> bool:
-    """Whether a step may write each element over that of `source` which it reads at the same place.
-
-    The epilogue of our product may, unless `source` is an operand, which other tiles still read.
-    """
-    if step.kind == "Gemm":
-        return step.by_tiles and source not in map(base_of, step.product.inputs)
-    return step.kind not in ("Split", "Copy", "Library", "Scan")
 
 
 def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:

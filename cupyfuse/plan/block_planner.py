@@ -15,6 +15,7 @@ from ..ir.rebuild import rebuild
 from ..rewrite.reductions import drop_unit_reductions
 from ..settings import Settings
 from ..trace import Axes, AxisLabels
+from .block_sums import accumulating_product, add_to_sum
 from .plan import Blocks, Output, Plan, Source
 from .prepacking import (
     computed_from,
@@ -26,16 +27,13 @@ from .prepacking import (
     with_used_inputs,
 )
 from .report import quantity
-from .rounding import is_16_bit_product
 from .schedule import (
     Layout,
     NotRowwise,
     choose_products,
-    may_be_padded,
     one_pass_product_variances,
     schedule,
     takes_epilogues,
-    unaligned_operands,
 )
 from .schedule.cut import (
     COLUMNS,
@@ -215,7 +213,7 @@ class BlockPlanner:
         users = g.users(block.roots)
         addends = block.outputs[len(parts.collected) :]
         limit, one = self.settings.max_workspace, workspace(1)
-        beyond = limit + fixed + sum(n.nbytes for n in addends if not _accumulating_product(n, users))
+        beyond = limit + fixed + sum(n.nbytes for n in addends if not accumulating_product(n, users))
 
         def rows_in(most: int) -> int:
             return rows_within(most - kept - fixed, parts.rows, whole, one, workspace)
@@ -332,7 +330,7 @@ class BlockPlanner:
         for k, addend in enumerate(addends):
             number = len(graph.inputs) + k
             sums.append(g.argument(number, f"sum{k}", addend.shape, addend.dtype))
-            effects.append((number, _add_to_sum(sums[k], addend, users, self.settings)))
+            effects.append((number, add_to_sum(sums[k], addend, users, self.settings)))
         graph = Graph([*graph.inputs, *sums], graph.outputs[:count], effects)
         layouts = {k: self._layout(*source) for k, source in enumerate(parts.sources)}
         scheduled = scheduled_for(graph, layouts, self.settings)
@@ -380,32 +378,6 @@ class BlockPlanner:
         pairs = zip(scheduled.graph.outputs, following, strict=True)
         outputs = tuple(Output(n, Axes.of(self.axes[k], n.shape)) for n, k in pairs)
         return Plan(f"{self.name}: after the blocks", self.settings, scheduled.graph, scheduled, outputs, (), ())
-
-
-def _accumulating_product(addend: Node, users: dict[Node, list[Node]]) -> Node | None:
-    """Return the cuBLAS product that an addend is, or is a cast of, if nothing else reads it; else None."""
-    product = addend.inputs[0] if addend.op == "cast" else addend
-    alone = not users[product] or users[product] == [addend]
-    return product if product.op == "matmul" and alone else None
-
-
-def _add_to_sum(total: Node, addend: Node, users: dict[Node, list[Node]], settings: Settings) -> Node:
-    """Add an addend to a sum; a product by cuBLAS accumulates into it directly.
-
-    Where rows of operands do not begin at multiples of 16 bytes, but may be padded as they are computed, our kernel is
-    faster, and the sum is its epilogue: of (8192, 12241) by (12241, 768) cuBLAS takes 1159 us on an H200, ours 210.
-    """
-    product = _accumulating_product(addend, users)
-    if product is None or (takes_epilogues(settings) and _takes_padded(product)):
-        return g.pointwise("add", total, addend)
-    how = f"{product.how}, added to the sum over the blocks"
-    return Node("accumulate", (*product.inputs, total), total.shape, total.dtype, how=how)
-
-
-def _takes_padded(product: Node) -> bool:
-    """Whether a 16-bit product has operands whose rows are not aligned, but may be padded as they are computed."""
-    unaligned = unaligned_operands(product) if is_16_bit_product(product) else []
-    return bool(unaligned) and all(map(may_be_padded, unaligned))
 
 
 def _renumbered(graph: Graph, number: Callable[[Node], int]) -> Graph:

@@ -211,7 +211,7 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sums over operands in place",
-        "cupyfuse/engines/cuda.py",
+        "cupyfuse/plan/schedule/workspace.py",
         "return step.by_tiles and source not in map(base_of, step.product.inputs)",
         "return step.by_tiles",
         padded("adds_to"),

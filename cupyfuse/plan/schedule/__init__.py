@@ -39,7 +39,6 @@ from .steps import Step, column_launches, column_splits, row_shares, stages_of
 from .tiles import (
     Tiles,
     depth_of,
-    last_stage,
     state_bytes,
     state_size,
     strip_transposes,
@@ -48,7 +47,7 @@ from .tiles import (
     tiles_of,
 )
 from .times import step_time
-from .workspace import assign_offsets, dead_after
+from .workspace import assign_offsets, dead_after, may_overwrite
 
 __all__ = [
     "MOST_FLOPS",
@@ -69,6 +68,7 @@ __all__ = [
     "fuse_epilogues",
     "strip_transposes",
     "may_be_padded",
+    "may_overwrite",
     "one_pass_product_variances",
     "base_of",
     "row_shares",
@@ -76,7 +76,6 @@ __all__ = [
     "round_values",
     "schedule",
     "separate_columns",
-    "last_stage",
     "stages_of",
     "state_bytes",
     "state_size",

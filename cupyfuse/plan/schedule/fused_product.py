@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ...devices import Device
 from ...ir.graph import Node
 from .memory import base_of
-from .steps import Step, step_of, with_bytes
-from .tiles import last_stage, library_time, own_time, split_epilogue_time, stream_time
+from .steps import Step, last_stage, step_of, with_bytes
+from .tiles import library_time, own_time, split_epilogue_time, stream_time
 
 GAIN = 0.985  # of the time of the usual way, what another may take at most to be preferred
 _MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain

@@ -214,6 +214,11 @@ def stages_of(step: Step) -> dict[Node, int]:
     return found
 
 
+def last_stage(step: Step) -> int:
+    """Return the number of the last stage of a row program; the first one is stage 0."""
+    return max(stages_of(step).values(), default=0)
+
+
 def column_launches(domain: Shape) -> int:
     """Count the launches of a column step: one, and one that merges if blocks share the rows."""
     return 1 if column_splits(domain) == 1 else 2

@@ -13,7 +13,7 @@ from ...ir.operators import POINTWISE, REDUCTIONS, extended_extremum, extensions
 from ...settings import Settings
 from ..rounding import is_16_bit_product
 from .split_tiles import tile_width
-from .steps import Step, stages_of
+from .steps import Step
 
 TILE_ROWS = 128
 LINE = 8  # elements of 16 bytes: rows begin at multiples of them where the TMA reads
@@ -282,8 +282,3 @@ def stream_time(step: Step, device: Device, stages: int) -> float:
         else:  # each stage reads the row again
             times = stages
     return (times * step.reads + step.writes) / (share * device.bandwidth) + LAUNCH * step.launches
-
-
-def last_stage(step: Step) -> int:
-    """Return the number of the last stage of a row program; the first one is stage 0."""
-    return max(stages_of(step).values(), default=0)

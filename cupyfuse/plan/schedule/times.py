@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...devices import Device
 from ..rounding import is_16_bit_product
-from .steps import Step
-from .tiles import LAUNCH, last_stage, library_time, own_time, stream_time
+from .steps import Step, last_stage
+from .tiles import LAUNCH, library_time, own_time, stream_time
 
 # A product that is added to a matrix waits for that matrix, and reads and writes it at this share of the bandwidth:
 # 512 rows added to a float32 matrix of 128256 x 4096 take 3.2 ms on an H200, of which the arithmetic is 0.7.

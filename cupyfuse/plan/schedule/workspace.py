@@ -1,4 +1,4 @@
-"""Lifetimes of the values that steps write, and their offsets in one workspace."""
+"""Lifetimes of the values that steps write, their offsets in one workspace, and what they may overwrite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from ...ir.graph import Node
 from .memory import base_of
-from .steps import Step
+from .steps import Step, last_stage, stages_of
 
 
 def dead_after(steps: Sequence[Step], live_out: Iterable[Node]) -> list[list[Node]]:
@@ -77,3 +77,32 @@ def assign_offsets(
             if node in blocks:
                 taken.remove(blocks[node])
     return offsets, total
+
+
+def may_overwrite(steps: Sequence[Step], node: Node, source: Node) -> bool:
+    """Whether a step may write `node` over `source`: nothing else reads the old value of an element then."""
+    written = False
+    for step in steps:
+        reads = [n for n in (*step.inputs, *step.repair_inputs) if base_of(n) is source]
+        if written and reads:
+            return False
+        if node in step.outputs:
+            written = True
+            if reads and node.op != "accumulate" and not _reads_where_it_writes(step, source):
+                return False
+            if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
+                return False
+            # Later stages of a row program may load the row again.
+            if reads and step.kind == "RowProgram" and stages_of(step).get(node, 0) < last_stage(step):
+                return False
+    return written
+
+
+def _reads_where_it_writes(step: Step, source: Node) -> bool:
+    """Whether a step may write each element over that of `source` which it reads at the same place.
+
+    The epilogue of our product may, unless `source` is an operand, which other tiles still read.
+    """
+    if step.kind == "Gemm":
+        return step.by_tiles and source not in map(base_of, step.product.inputs)
+    return step.kind not in ("Split", "Copy", "Library", "Scan")
