@@ -198,14 +198,17 @@ def _options_with_columns(program: Program, access: Access) -> Iterator[_Option]
             elements = held * threads * vec
             if held > _MOST_PACKS or (cluster > 1 and elements * program.input_bytes < _LEAST_OF_CLUSTER):
                 continue
+            used = packs / (held * threads * cluster)
+            of_row, of_columns = memory.held(elements), memory.held_columns(elements)
             for rows in _ROWS_AT_A_TIME:
-                taken = memory.block(memory.held(elements, rows, columns=True), threads, cluster, rows)
+                taken = memory.block(rows * of_row + of_columns, threads, cluster, rows)
                 blocks = min(_MULTIPROCESSOR_BYTES // taken, _THREADS // (threads * rows))
+                if taken > _MOST_BYTES or blocks < 1:
+                    break  # as for more rows
                 if rows > 1:
                     blocks = min(blocks, _MOST_BLOCKS_OF_ROWS)
-                if taken > _MOST_BYTES or blocks < 1 or (cluster > 1 and blocks * rows < fewest):
+                if cluster > 1 and blocks * rows < fewest:
                     continue
-                used = packs / (held * threads * cluster)
                 held_of_rows = elements * program.input_bytes * used * rows
                 rate = _rate_with_columns(used, threads * rows, held_of_rows, blocks, rows, cluster)
                 if shifted and cluster > 1:
@@ -242,12 +245,13 @@ class _Memory:
         self.columns = program.column_sizes
         self.totals = program.state_size
 
-    def held(self, elements: int, rows: int = 1, columns: bool = False) -> int:
-        """Return the bytes that rows of so many elements take, and values of as many columns if they are held."""
-        taken = rows * (elements * self.element + self.lines)
-        if columns:
-            taken += sum(-(-elements * size // _LINE) * _LINE for size in self.columns)
-        return taken
+    def held(self, elements: int) -> int:
+        """Return the bytes that a row of so many elements takes."""
+        return elements * self.element + self.lines
+
+    def held_columns(self, elements: int) -> int:
+        """Return the bytes that values of so many columns take."""
+        return sum(-(-elements * size // _LINE) * _LINE for size in self.columns)
 
     def block(self, held: int, threads: int, cluster: int, rows: int = 1) -> int:
         """Return all that a block takes, which holds so many bytes and has so many threads for each row."""
@@ -257,4 +261,5 @@ class _Memory:
 
 def held_bytes(program: Program, elements: int, rows: int = 1, columns: bool = False) -> int:
     """Return the bytes of shared memory that rows of so many elements take, and values of as many columns if held."""
-    return _Memory(program).held(elements, rows, columns)
+    memory = _Memory(program)
+    return rows * memory.held(elements) + (memory.held_columns(elements) if columns else 0)
