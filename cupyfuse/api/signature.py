@@ -246,7 +246,7 @@ class Signature:
                 self.add_static(value, label)
             elif value is MISSING:
                 self.probes.append((holder, label, value))
-            elif (id(holder), label) not in self._seen:
+            else:
                 self._add_variable(holder, label, value, reads)
         self.captured = self.captured or not self.stable or len(self.leaves) > known
         self._subject, self._by_value = subject, by_value
@@ -258,14 +258,20 @@ class Signature:
         self.captured = self.captured or not BUILTINS.keys().isdisjoint(builtins)
 
     def _add_variable(self, holder: Any, label: str, value: Any, reads: Reads) -> None:
-        """Add a variable in a closure cell or in a dict of globals: its value, or the attributes read of it."""
-        self._seen[id(holder), label] = len(self._seen)
-        self.probes.append((holder, label, value))
-        self.key.append(label)
-        if not read_by_attribute(value, self.package):
-            self.add(value, label)
+        """Add a variable in a closure cell or in a dict of globals: its value, or the attributes read of it.
+
+        Functions that share a variable may read other attributes of it.
+        """
+        if (id(holder), label) not in self._seen:
+            self._seen[id(holder), label] = len(self._seen)
+            self.probes.append((holder, label, value))
+            self.key.append(label)
+            if not read_by_attribute(value, self.package):
+                self.add(value, label)
         for path in sorted(reads.variables.get(label, ())):
-            self._add_attributes(value, label, path)
+            if (id(holder), label, path) not in self._seen:
+                self._seen[id(holder), label, path] = len(self._seen)
+                self._add_attributes(value, label, path)
 
     def add_static(self, value: Any, name: str) -> None:
         """Add the value of a static argument or variable, which is compared by its hash and equality."""

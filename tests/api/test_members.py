@@ -311,6 +311,36 @@ def test_modules_of_libraries_are_not_looked_at(monkeypatch: pytest.MonkeyPatch)
     assert len(fused._runnables) == 1
 
 
+# What several functions read -----------------------------------------------------------------------------------------
+
+SHARED = types.SimpleNamespace(
+    object=type("Settings", (), {})(), module=types.ModuleType("shared_settings"), function=lambda x: x
+)
+SHARED.module.__file__ = __file__
+SHARED.nested = type("Holder", (), {"inner": type("Settings", (), {})()})()
+
+
+def readers(kind: str) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return what holds `scale` and `shift`, and functions of which one reads the scale, and the other the shift."""
+    if kind == "nested":
+        nested = SHARED.nested
+        return nested.inner, lambda x: x * nested.inner.scale, lambda x: x + nested.inner.shift
+    shared = getattr(SHARED, kind)
+    return shared, lambda x: x * shared.scale, lambda x: x + shared.shift
+
+
+@pytest.mark.parametrize("first", ["scale", "shift"])
+@pytest.mark.parametrize("kind", ["object", "module", "function", "nested"])
+def test_functions_that_share_a_variable_may_read_other_attributes_of_it(kind: str, first: str) -> None:
+    holder, scaled, shifted = readers(kind)
+    inner, outer = (scaled, shifted) if first == "scale" else (shifted, scaled)
+    fused = cf.fuse(lambda x: outer(inner(x)))
+    for scale, shift in ((2.0, 3.0), (2.0, 5.0), (4.0, 5.0), (4.0, 7.0), (2.0, 3.0)):
+        holder.scale, holder.shift = scale, shift
+        for _ in range(2):
+            assert_equal(fused(ONES), ONES * scale + shift if first == "scale" else (ONES + shift) * scale)
+
+
 # Functions ----------------------------------------------------------------------------------------------------------
 
 
