@@ -20,12 +20,11 @@ from .constants import Identity, constant_key, enums_in
 from .members import MISSING
 from .refusals import check_no_side_effects, describe_refusal
 from .registry import is_own_type, registration
-from .structures import is_dataclass, is_namedtuple, is_record, structure_of
-from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
+from .structures import DEEPEST, is_dataclass, is_namedtuple, is_record, structure_of
+from .variables import CachedFunction, defaults_of, has_attributes, is_library_function, read_by_attribute, variables_of
 from .wrappers import held_by
 
 _IMMUTABLE = (int, bool, str, type(None))
-_DEEPEST = 100  # levels of containers
 
 
 class TracedArgument(Exception):
@@ -150,8 +149,8 @@ class Signature:
 
         A container must not contain itself. A fused function may: `add_function` adds each function once.
         """
-        if (id(value) in self._active and not is_own_type(type(value))) or len(self._active) > _DEEPEST:
-            found = f"a {type(value).__name__} that contains itself, or is nested more than {_DEEPEST} levels deep"
+        if (id(value) in self._active and not is_own_type(type(value))) or len(self._active) > DEEPEST:
+            found = f"a {type(value).__name__} that contains itself, or is nested more than {DEEPEST} levels deep"
             raise TypeError(f"{self._subject} {name!r}: {found}")
         self._active.add(id(value))
         for label, child in zip(labels, children):  # noqa: B905 (strict takes longer)
@@ -286,12 +285,11 @@ class Signature:
     def _add_attributes(self, value: Any, name: str, path: AttributePath) -> None:
         """Add the attribute at a path from a module, a function, or an object that cannot be compared as a whole."""
         known = len(self.leaves)
-        if not path and read_by_attribute(value, self.package):
-            self.add(value, name)  # read as a whole
-        if not path or not self._has_attributes(value):
-            return
+        by_attribute = read_by_attribute(value, self.package)
+        if not by_attribute and not (path and isinstance(value, types.FunctionType)):
+            return  # it was added as a whole
         for attribute in path:
-            if not self._has_attributes(value):
+            if not isinstance(value, types.FunctionType) and not has_attributes(value, self.package):
                 break
             value = self._read_attribute(value, attribute)
             name = f"{name}.{attribute}"
@@ -304,10 +302,6 @@ class Signature:
                 f"{self._subject} {name!r}: an array among the attributes of a module or of another object cannot be "
                 "read anew in each call; make it an argument, or a variable of its own"
             )
-
-    def _has_attributes(self, value: Any) -> bool:
-        """Whether attributes of an object are added one by one."""
-        return isinstance(value, types.FunctionType) or read_by_attribute(value, self.package)
 
     def _read_attribute(self, value: Any, attribute: str) -> Any:
         """Return an attribute of an object or MISSING, and note what shows that it is current."""

@@ -67,7 +67,7 @@ def structure_of(value: Any) -> Structure | None:
     if cls is collections.deque:
         labels = [f"[{i}]" for i in range(len(value))]
         return Structure((cls, len(value), value.maxlen), labels, list(value), lambda c: cls(c, value.maxlen))
-    if cls in _NAMESPACES:
+    if cls in NAMESPACES:
         names = tuple(vars(value))
         children = list(vars(value).values())
         rebuild = functools.partial(_namespace, cls, names)
@@ -90,7 +90,8 @@ def structure_of(value: Any) -> Structure | None:
 
 _ONLY_STRINGS = {str}
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+DEEPEST = 100  # levels of containers
 
 
 def _keys_of(values: Iterable[Any], where: str) -> tuple[Hashable, ...]:

@@ -13,7 +13,7 @@ from .code import is_library, is_library_module, reads_of
 from .constants import constant_key
 from .members import contents_of
 from .registry import registration
-from .structures import is_dataclass
+from .structures import DEEPEST, NAMESPACES, is_dataclass, structure_of
 
 CachedFunction = type(functools.lru_cache(lambda: None))
 
@@ -24,7 +24,12 @@ def is_library_function(function: types.FunctionType, package: str) -> bool:
 
 
 def read_by_attribute(value: Any, package: str) -> bool:
-    """Whether an object cannot be compared as a whole, but only the attributes that code reads of it."""
+    """Whether a variable cannot be compared as a whole, but only the attributes that code reads of it."""
+    return has_attributes(value, package) and not (type(value) in NAMESPACES and _is_known(value))
+
+
+def has_attributes(value: Any, package: str) -> bool:
+    """Whether code may read attributes of an object that are no part of its type: of a module, or the user's object."""
     if isinstance(value, types.ModuleType):
         return not is_library_module(value, package)
     if (
@@ -36,6 +41,19 @@ def read_by_attribute(value: Any, package: str) -> bool:
     if arrays.is_array(value) or cls in (types.MethodType, functools.partial, CachedFunction):
         return False
     return registration(cls) is None and not is_dataclass(cls)
+
+
+def _is_known(value: Any, depth: int = 0) -> bool:
+    """Whether a signature can have all of a value: constants, arrays, functions, classes and containers of these."""
+    if isinstance(value, (type, types.FunctionType, types.ModuleType, CachedFunction)) or arrays.is_array(value):
+        return True
+    if constant_key(value) is not None:
+        return True
+    try:
+        structure = structure_of(value)
+    except TypeError:  # the container holds what none may
+        return False
+    return structure is not None and depth < DEEPEST and all(_is_known(c, depth + 1) for c in structure.children)
 
 
 def defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 import types
@@ -185,7 +186,8 @@ def test_attributes_of_modules_and_objects_are_read_in_each_call(monkeypatch: py
 
 def test_arrays_that_cannot_be_read_anew_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SETTINGS, "scale", W)
-    monkeypatch.setattr(OPTIONS, "scale", W)
+    holder = type("Holder", (), {})()
+    holder.scale, holder.options = W, types.SimpleNamespace(scale=W)
 
     @dataclass
     class Layer:
@@ -196,12 +198,62 @@ def test_arrays_that_cannot_be_read_anew_are_refused(monkeypatch: pytest.MonkeyP
 
     for function, words in (
         (lambda x: x * SETTINGS.scale, r"'SETTINGS\.scale'.*make it an argument"),
-        (lambda x: x * OPTIONS.scale, r"'OPTIONS\.scale'.*make it an argument"),
+        (lambda x: x * holder.scale, r"'holder\.scale'.*make it an argument"),
+        (lambda x: x * holder.options.scale, r"'holder\.options\.scale'.*make it an argument"),
+        (lambda x: x * (lambda options: options.scale)(holder.options), r"'holder\.options'.*make it an argument"),
         (lambda x: x * Layer.weight, r"Layer.*make it an argument"),
         (lambda x: Layer().apply(x), r"the array W, .*Layer.*make it an argument"),
     ):
         with pytest.raises(TypeError, match=words):
             cf.fuse(function)(ONES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [types.SimpleNamespace, argparse.Namespace])
+def test_namespaces_around_functions_are_read_in_each_call(kind: Any) -> None:
+    """Whether code names an attribute, or hands the namespace on, beside other arrays."""
+    bias, inner = np.zeros(3), kind(scale=2.0, weights=[np.ones(3)])
+    options = kind(weight=np.ones(3), inner=inner, logger=None)
+
+    def handed_on(given: Any, x: Any) -> Any:
+        return x * given.weight + given.inner.weights[0] * given.inner.scale
+
+    functions = (
+        lambda x: x * options.weight + options.inner.weights[0] * options.inner.scale + bias,
+        lambda x: handed_on(options, x) + bias,
+        lambda x: x * getattr(options, "weight") + handed_on(options, x * 0) + bias,  # noqa: B009
+    )
+    fused = [cf.fuse(function) for function in functions]
+
+    def check() -> None:
+        for ours, plain in zip(fused, functions, strict=True):
+            assert_equal(ours(ONES), plain(ONES))
+
+    check()
+    options.weight[1] = bias[0] = 5.0
+    check()
+    options.weight, inner.scale = np.full(3, 7.0), 3.0
+    check()
+    inner.weights[0][2] = 9.0
+    options.inner = kind(scale=4.0, weights=[np.full(3, 2.0)])
+    check()
+    options.weight = bias  # one array by two names
+    check()
+    options.logger = object()  # of which nothing is known: attributes are read one by one
+    assert_equal(cf.fuse(lambda x: x * options.inner.scale)(ONES), ONES * 4)
+    with pytest.raises(TypeError, match=r"'options\.(inner\.weights|weight)': an array among the attributes"):
+        fused[0](ONES)
+
+
+def test_a_namespace_that_a_function_changes_is_refused() -> None:
+    options = types.SimpleNamespace(count=0)
+
+    def counted(given: Any, x: Any) -> Any:
+        given.count += 1
+        return x * given.count
+
+    with pytest.raises(cf.TraceError, match="a change of 'options'"):
+        cf.fuse(lambda x: counted(options, x))(ONES)
+    assert options.count == 0
 
 
 def test_variables_that_a_function_assigns_are_refused() -> None:
