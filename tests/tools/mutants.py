@@ -1110,6 +1110,20 @@ MUTANTS: tuple[Mutant, ...] = (
         direct("leaked"),
     ),
     Mutant(
+        "attributes that another function has read of a variable",
+        "cupyfuse/api/signature.py",
+        "if (id(holder), label, path) not in self._seen:",
+        "if (id(holder), label, path) not in self._seen and self._seen[id(holder), label] == len(self._seen) - 1:",
+        ("tests/api/test_members.py", "-k", "share_a_variable"),
+    ),
+    Mutant(
+        "namespaces read by attribute, and handed on whole",
+        "cupyfuse/api/variables.py",
+        " and not (type(value) in NAMESPACES and _is_known(value))",
+        "",
+        ("tests/api/test_captured.py", "-k", "namespaces"),
+    ),
+    Mutant(
         "calls of plans that were forgotten, direct calls",
         "cupyfuse/api/inline_cache.py",
         "calls.keep(self._runnables)",
