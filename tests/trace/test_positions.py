@@ -10,9 +10,10 @@ import pytest
 from support import HOST, INF, NAN, NUMPY, Engine, assert_equal, dtype_of
 
 import cupyfuse as cf
-from cupyfuse.cuda import program
+from cupyfuse.cuda import accumulators
 from cupyfuse.cuda.fused_gemm import kernels_of
-from cupyfuse.plan.schedule import state_size
+from cupyfuse.cuda.program import Program
+from cupyfuse.plan.schedule import state_size, tiles
 
 ENGINES = pytest.mark.parametrize("engine", [NUMPY, HOST], ids=lambda e: e.name)
 NUMBERS = np.array([-INF, -1.0, -0.0, 0.0, 1.0, INF, NAN])
@@ -95,7 +96,8 @@ def test_places_beyond_32_bits() -> None:
 
 @pytest.mark.parametrize("columns", [5, 700, 20011])
 def test_places_of_64_bits(columns: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(program, "place_bits", lambda n: 64)
+    for module in (accumulators, tiles):
+        monkeypatch.setattr(module, "place_bits", lambda n: 64)
     check(HOST, FUNCTIONS["rows"], rng.integers(0, 3, (3, columns)).astype("float32"))
 
 
@@ -114,7 +116,7 @@ def test_several_operands_have_accumulators_of_their_own(rng: np.random.Generato
 def test_rows_are_read_once(function: Any, columns: int) -> None:
     plan = cf.fuse(function).plan(cf.spec((100_000, columns), "float32"))
     (step,) = plan.steps
-    assert program.Program(step, plan.scheduled.storage).stages == 1
+    assert Program(step, plan.scheduled.storage).stages == 1
     assert step.reads == 100_000 * columns * 4
 
 
