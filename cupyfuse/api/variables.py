@@ -43,8 +43,11 @@ def has_attributes(value: Any, package: str) -> bool:
     return registration(cls) is None and not is_dataclass(cls)
 
 
-def _is_known(value: Any, depth: int = 0) -> bool:
-    """Whether a signature can have all of a value: constants, arrays, functions, classes and containers of these."""
+def _is_known(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether a signature can have all of a value: constants, arrays, functions, classes and containers of these.
+
+    `within` are the ids of the containers that hold it.
+    """
     if isinstance(value, (type, types.FunctionType, types.ModuleType, CachedFunction)) or arrays.is_array(value):
         return True
     if constant_key(value) is not None:
@@ -53,7 +56,9 @@ def _is_known(value: Any, depth: int = 0) -> bool:
         structure = structure_of(value)
     except TypeError:  # the container holds what none may
         return False
-    return structure is not None and depth < DEEPEST and all(_is_known(c, depth + 1) for c in structure.children)
+    if structure is None or id(value) in within or len(within) > DEEPEST:
+        return False
+    return all(_is_known(child, (*within, id(value))) for child in structure.children)
 
 
 def defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -238,8 +238,9 @@ def test_namespaces_around_functions_are_read_in_each_call(kind: Any) -> None:
     check()
     options.weight = bias  # one array by two names
     check()
-    options.logger = object()  # of which nothing is known: attributes are read one by one
-    assert_equal(cf.fuse(lambda x: x * options.inner.scale)(ONES), ONES * 4)
+    for unknown in (object(), options, [options, options]):  # attributes are read one by one
+        options.logger = unknown
+        assert_equal(cf.fuse(lambda x: x * options.inner.scale)(ONES), ONES * 4)
     with pytest.raises(TypeError, match=r"'options\.(inner\.weights|weight)': an array among the attributes"):
         fused[0](ONES)
 
