@@ -261,13 +261,18 @@ class Signature:
 
         Functions that share a variable may read other attributes of it.
         """
+        by_attribute = read_by_attribute(value, self.package)
         if (id(holder), label) not in self._seen:
             self._seen[id(holder), label] = len(self._seen)
             self.probes.append((holder, label, value))
             self.key.append(label)
-            if not read_by_attribute(value, self.package):
+            if not by_attribute:
                 self.add(value, label)
+        if not by_attribute and not isinstance(value, types.FunctionType):
+            return
         for path in sorted(reads.variables.get(label, ())):
+            if not path and not by_attribute:
+                continue  # a function, which was added as a whole
             if (id(holder), label, path) not in self._seen:
                 self._seen[id(holder), label, path] = len(self._seen)
                 self._add_attributes(value, label, path)
@@ -285,9 +290,6 @@ class Signature:
     def _add_attributes(self, value: Any, name: str, path: AttributePath) -> None:
         """Add the attribute at a path from a module, a function, or an object that cannot be compared as a whole."""
         known = len(self.leaves)
-        by_attribute = read_by_attribute(value, self.package)
-        if not by_attribute and not (path and isinstance(value, types.FunctionType)):
-            return  # it was added as a whole
         for attribute in path:
             if not isinstance(value, types.FunctionType) and not has_attributes(value, self.package):
                 break
