@@ -214,6 +214,44 @@ def test_short_rows_with_many_values_an_element_stay_in_registers(cols, dtype):
         assert config.template in ("row_lanes", "row_block") and not config.packed
 
 
+def softmax_of_standardised(x):
+    centred = x - x.mean(axis=1, keepdims=True)
+    return cf.softmax(centred / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5), axis=1)
+
+
+def in_lanes(function, *specs):
+    plan = cf.fuse(function).plan(*specs)
+    program = Program(plan.steps[0], plan.scheduled.storage)
+    config = default_config(program, Access(fitting_vec(program)), True)
+    assert config.template == "row_lanes"
+    return config
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cols", [36, 50, 100, 102, 136, 200])
+def test_lanes_hold_values_of_short_rows_and_one_row_of_several_packs_at_a_time(cols, dtype):
+    """Also where as many lanes, or fewer, would be idle if they held the row as it was loaded."""
+    config = in_lanes(softmax_of_standardised, cf.spec((1 << 20, cols), dtype))
+    assert not config.packed
+    assert config.items > 1 and config.rows == 1
+
+
+@pytest.mark.parametrize(("cols", "rows"), [(100, 2), (196, 2), (128, 1), (256, 1)])
+def test_lanes_load_two_rows_that_begin_within_sectors_and_read_two_arrays_of_columns(cols, rows):
+    """Rows that begin with a sector of a cache, of 32 bytes, ask for no more of them than they have bytes."""
+    vectors = [cf.spec(cols, "bfloat16")] * 2
+    config = in_lanes(lambda x, a, b: cf.softmax(x * a + b, axis=1), cf.spec((1 << 20, cols), "bfloat16"), *vectors)
+    assert config.rows == rows
+    one = in_lanes(lambda x: cf.softmax(x, axis=1), cf.spec((1 << 20, cols), "bfloat16"))
+    assert one.rows == 1
+
+
+@pytest.mark.parametrize(("dtype", "items"), [("bfloat16", 7), ("float32", 4)])
+def test_lanes_hold_more_narrow_packs_of_16_bits(dtype, items):
+    """102 columns are 51 packs of two elements: in 8 lanes of 16 bits, in 16 of float32."""
+    assert in_lanes(lambda x: cf.softmax(x, axis=1), cf.spec((1 << 20, 102), dtype)).items == items
+
+
 @pytest.mark.parametrize("function", [norm_of_a_gate_backward, lambda x, gate, dy: cf.softmax(x * gate, axis=1) * dy])
 def test_values_that_are_held_are_fields_of_elements(function):
     """No more are counted than the Element has, beside those that a stage only reduces."""
