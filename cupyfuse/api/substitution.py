@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ class Substitution:
     Parameters
     ----------
     trace : Trace
-    traced : iterator of Tracer
-        The traced arrays, in the order of the leaves of a `Signature`.
+    leaves, traced : sequence
+        The arrays in the order in which a `Signature` found them, and their tracers.
     captured : bool
         As `Signature.captured`: whether functions have to be rebuilt.
     static : frozenset of str
@@ -43,10 +43,18 @@ class Substitution:
     """
 
     def __init__(
-        self, trace: Trace, traced: Iterator[Any], captured: bool, static: frozenset[str], package: str, read: set[int]
+        self,
+        trace: Trace,
+        leaves: Sequence[Any],
+        traced: Sequence[Any],
+        captured: bool,
+        static: frozenset[str],
+        package: str,
+        read: set[int],
     ):
         self._trace = trace
-        self._traced, self._captured, self._static, self._package = traced, captured, static, package
+        self._traced = iter(zip(leaves, traced, strict=True))
+        self._captured, self._static, self._package = captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
         self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
@@ -60,6 +68,22 @@ class Substitution:
         self._count += 1
         return float_argument(self._count - 1, name, value, self._read, self._trace)
 
+    def _tracer_of(self, array: Any) -> Any:
+        """Return the tracer of the next array, which has to be the one that the signature found there."""
+        leaf, tracer = next(self._traced, (None, None))
+        if leaf is None:
+            raise _mixed_up()
+        # Other libraries' arrays were exchanged, and a registered type's `flatten` may make its own anew, of one form.
+        same_library = type(leaf) is type(array)
+        if same_library and leaf is not array and (leaf.shape != array.shape or leaf.dtype != array.dtype):
+            raise _mixed_up()
+        return tracer
+
+    def check_complete(self) -> None:
+        """Raise an error if the signature found arrays that were not substituted."""
+        if next(self._traced, None) is not None:
+            raise _mixed_up()
+
     def value_with_constants(self, value: Any, name: str) -> Any:
         """Return a value with traced arrays for the arrays in it, and floats as constants."""
         before, self._floats_are_arguments = self._floats_are_arguments, False
@@ -71,7 +95,7 @@ class Substitution:
         """Return a value with traced arrays for the arrays in it, and traced numbers for floats."""
         cls = type(value)
         if cls is np.ndarray:
-            return next(self._traced)
+            return self._tracer_of(value)
         if cls is float:
             return self._float_argument(value, name) if self._floats_are_arguments else value
         if cls is TracedNumber:  # of an outer trace, which notes that it is read
@@ -86,7 +110,7 @@ class Substitution:
             rebuilt = functools.lru_cache(**value.cache_parameters())(self.value(value.__wrapped__, name))
             return with_attributes_of(value, rebuilt)
         if arrays.is_array(value):
-            return next(self._traced)
+            return self._tracer_of(value)
         structure = structure_of(value)
         assert structure is not None
         children = [self.value(c, name + label) for label, c in zip(structure.labels, structure.children, strict=True)]
@@ -166,6 +190,13 @@ class Substitution:
             if not has_cached_properties and after.key != before.key:
                 return name
         return None
+
+
+def _mixed_up() -> RuntimeError:
+    return RuntimeError(
+        "the arrays around a fused function were found in one order when its arguments were read and in another when "
+        "it was traced; this is an error of cupyfuse, or a container changed in between; pass the arrays as arguments"
+    )
 
 
 def _without_cached_properties(value: Any, labels: Sequence[str], children: list[Any]) -> dict[str, Any]:

@@ -165,12 +165,14 @@ def _trace_once(
     for i, earlier in signature.duplicates().items():
         traced[i] = traced[earlier]
     static = environment.static
-    substitution = Substitution(trace, iter(traced), signature.captured, static, environment.package, read)
+    captured, package = signature.captured, environment.package
+    substitution = Substitution(trace, signature.leaves, traced, captured, static, package, read)
     arguments = []
     for name, value in zip(parameters.names, values, strict=True):
         substitute = substitution.value_with_constants if name in by_value else substitution.value
         arguments.append(value if name in static else substitute(value, name))
     function = substitution.fused_function(environment.function)
+    substitution.check_complete()
     try:
         with traced_conversions(trace), refusals_reach_the_caller():
             results = Results(parameters.call(function, arguments), environment.function)

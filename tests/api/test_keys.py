@@ -381,6 +381,16 @@ def test_registering_is_checked() -> None:
         cf.register(Plain, lambda o: ((), None), 3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("shapes", [([3], [4]), ([3], [3, 3]), ([3, 3], [3])])
+def test_arrays_that_the_trace_finds_elsewhere_are_not_taken_for_each_other(shapes: tuple[list[int], ...]) -> None:
+    """The `flatten` of an object finds other arrays the second time that it is called."""
+    found = iter(shapes)
+    cls = type("Turning", (), {})
+    cf.register(cls, lambda o: ([np.zeros(n) for n in next(found)], None), lambda constants, children: children)
+    with pytest.raises(RuntimeError, match="pass the arrays as arguments"):
+        cf.fuse(lambda o, x: (o[0].sum() + x).sum())(cls(), np.ones(5))
+
+
 def test_results_come_back_as_what_they_were() -> None:
     @dataclass
     class Out:
