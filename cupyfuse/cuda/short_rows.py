@@ -124,15 +124,17 @@ def rows_at_a_time(program: Program, group: int, items: int, vec: int, packed: b
     elements, is_long = items * vec, program.stages > 2
     held = elements * program.input_bytes
     moved = held + elements * program.output_bytes
-    waits = is_long or program.reads_columns > 1
-    asks_for_more = program.reads_columns > 1 and group >= _LANES_OF_MORE and _begin_within_sectors(program)
-    if not 0 < moved < _MOVED_BYTES + asks_for_more or any(p.dtype == "float64" for p in program.full_inputs):
+    if any(p.dtype == "float64" for p in program.full_inputs):
+        return 1
+    several = program.reads_columns > 1
+    wanted = _MOVED_BYTES * (2 if is_long or several else 1)
+    asks_for_more = several and group >= _LANES_OF_MORE and _begin_within_sectors(program)
+    if moved == 0 or moved > _MOVED_BYTES or (moved == _MOVED_BYTES and not asks_for_more):
         return 1
     if items >= _MANY_PACKS and (program.reads_columns or program.recomputed_flops):
         return 1
     if is_long and items > 1 and not packed:
         return 1
-    wanted = _MOVED_BYTES * (2 if waits else 1)
     rows = min(_MOST_OF_STAGES if is_long else _MOST_ROWS, -(-wanted // moved))
     while rows > 1 and (rows * held > _HELD_BYTES or program.domain[0] * group < _MANY_BLOCKS * THREADS * rows):
         rows -= 1
