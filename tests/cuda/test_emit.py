@@ -250,6 +250,8 @@ def test_lanes_load_two_rows_that_begin_within_sectors_and_read_two_arrays_of_co
 def test_lanes_hold_more_narrow_packs_of_16_bits(dtype, items):
     """102 columns are 51 packs of two elements: in 8 lanes of 16 bits, in 16 of float32."""
     assert in_lanes(lambda x: cf.softmax(x, axis=1), cf.spec((1 << 20, 102), dtype)).items == items
+    shared = in_lanes(lambda x, y: cf.softmax(x * y, axis=1), *[cf.spec((1 << 20, 102), dtype)] * 2)
+    assert shared.items == 4  # of several matrices no more
 
 
 @pytest.mark.parametrize("function", [norm_of_a_gate_backward, lambda x, gate, dy: cf.softmax(x * gate, axis=1) * dy])
