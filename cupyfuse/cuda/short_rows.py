@@ -17,8 +17,8 @@ THREADS = 128  # of a block
 _SHIFTED, _NARROW, _SINGLE, _SEVERAL, _ONE_MERGE = 4.8, 4.0, 3.2, 2.0, 3.0
 # Packs narrower than four elements, of which a lane holds values: of 16 bits, or where lanes merge much. With 4, on an
 # H200, affine maps and softmax of 102 columns take 1.15 times as long, the softmax of standardised rows 1.2.
-# Of several matrices, where lanes merge little, the second: a masked softmax of 50 columns takes 1.07 times as long with
-# 7, of 66 0.88 with 5.
+# Of several matrices, where lanes merge little, the second: a masked softmax of 50 columns takes 1.07 times as long
+# with 7, of 66 0.88 with 5.
 # Where three stages or more read values of columns, lanes below 8 have no more than the third: with 7, a layer norm of
 # SiLU of 50 columns takes 1.3 times as long; of 34 with 3, in 8 lanes, 1.12 times as long as with 5.
 _NARROW_VALUES, _NARROW_OF_SEVERAL, _MOST_OF_FEW_LANES, _FEW_LANES = 8.0, 5.0, 6, 8
