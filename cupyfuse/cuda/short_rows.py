@@ -145,5 +145,5 @@ def rows_at_a_time(program: Program, group: int, items: int, vec: int, packed: b
 
 
 def _begin_within_sectors(program: Program) -> bool:
-    """Whether rows of a matrix begin elsewhere than sectors of the caches do, of which lanes then ask for more."""
+    """Whether contiguous rows of a matrix begin within 32-byte sectors of the caches, which two rows then share."""
     return any(program.domain[1] * ITEMSIZE[p.dtype] % _SECTOR for p in program.full_inputs)

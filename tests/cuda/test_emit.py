@@ -236,7 +236,7 @@ def test_lanes_hold_values_of_short_rows_and_one_row_of_several_packs_at_a_time(
     assert config.items > 1 and config.rows == 1
 
 
-@pytest.mark.parametrize(("cols", "rows"), [(100, 2), (196, 2), (128, 1), (256, 1)])
+@pytest.mark.parametrize(("cols", "rows"), [(100, 2), (196, 2), (60, 1), (128, 1), (256, 1)])
 def test_lanes_load_two_rows_that_begin_within_sectors_and_read_two_arrays_of_columns(cols, rows):
     """Rows that begin with a sector of a cache, of 32 bytes, ask for no more of them than they have bytes."""
     vectors = [cf.spec(cols, "bfloat16")] * 2
@@ -252,6 +252,30 @@ def test_lanes_hold_more_narrow_packs_of_16_bits(dtype, items):
     assert in_lanes(lambda x: cf.softmax(x, axis=1), cf.spec((1 << 20, 102), dtype)).items == items
     shared = in_lanes(lambda x, y: cf.softmax(x * y, axis=1), *[cf.spec((1 << 20, 102), dtype)] * 2)
     assert shared.items == 4  # of several matrices no more
+
+
+def norm_of_silu(x, a, b):
+    x = cf.silu(x)
+    centred = x - x.mean(axis=1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5) * a + b
+
+
+@pytest.mark.parametrize(("cols", "group", "items"), [(34, 4, 5), (50, 8, 4), (66, 8, 5)])
+def test_few_lanes_of_a_norm_have_few_narrow_packs(cols, group, items):
+    config = in_lanes(norm_of_silu, cf.spec((1 << 20, cols), "bfloat16"), *[cf.spec(cols, "bfloat16")] * 2)
+    assert (config.group, config.items) == (group, items)
+
+
+@pytest.mark.parametrize(("cols", "items"), [(50, 4), (66, 5)])
+def test_lanes_hold_fewer_narrow_packs_of_two_matrices(cols, items):
+    matrices = [cf.spec((1 << 20, cols), "bfloat16")] * 2
+    assert in_lanes(lambda x, y: cf.softmax(np.where(y > 0, x * 0.125, -1e9), axis=1), *matrices).items == items
+
+
+def test_lanes_with_many_packs_load_one_row():
+    vectors = [cf.spec(51, "bfloat16")] * 2
+    config = in_lanes(lambda x, a, b: cf.softmax(x * a + b, axis=1), cf.spec((1 << 20, 51), "bfloat16"), *vectors)
+    assert (config.items, config.rows) == (7, 1)
 
 
 @pytest.mark.parametrize("function", [norm_of_a_gate_backward, lambda x, gate, dy: cf.softmax(x * gate, axis=1) * dy])
