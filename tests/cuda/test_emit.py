@@ -246,6 +246,22 @@ def test_lanes_load_two_rows_that_begin_within_sectors_and_read_two_arrays_of_co
     assert one.rows == 1
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cols", [17, 34, 50, 51, 66, 100, 102, 136, 196, 257, 1000])
+@pytest.mark.parametrize("columns", [0, 2])
+def test_the_lanes_of_a_short_row_do_not_depend_on_the_number_of_rows(columns, cols, dtype):
+    """So neither do a row's bits; only how many rows lanes load before they compute one does."""
+
+    def standardised(x, *vectors):
+        for vector in vectors:
+            x = x * vector
+        return softmax_of_standardised(x)
+
+    vectors = [cf.spec(cols, dtype)] * columns
+    found = [in_lanes(standardised, cf.spec((rows, cols), dtype), *vectors) for rows in (1, 2, 3, 1000, 1 << 24)]
+    assert len({replace(config, rows=1, evict_last=False) for config in found}) == 1
+
+
 @pytest.mark.parametrize(("dtype", "items"), [("bfloat16", 7), ("float32", 4)])
 def test_lanes_hold_more_narrow_packs_of_16_bits(dtype, items):
     """102 columns are 51 packs of two elements: in 8 lanes of 16 bits, in 16 of float32."""
