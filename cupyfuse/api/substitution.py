@@ -18,6 +18,7 @@ from . import arrays
 from .code import reads_of
 from .constants import constant_key
 from .members import MISSING
+from .signature import Signature
 from .structures import Structure, structure_of, with_attributes_of
 from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
 
@@ -30,10 +31,10 @@ class Substitution:
     Parameters
     ----------
     trace : Trace
-    leaves, traced : sequence
-        The arrays in the order in which a `Signature` found them, and their tracers.
-    captured : bool
-        As `Signature.captured`: whether functions have to be rebuilt.
+    signature : Signature
+        Of the arguments and of what is around the function.
+    traced : sequence of Tracer
+        Those of the signature's leaves.
     static : frozenset of str
         Names of variables that stay as they are.
     package : str
@@ -45,16 +46,15 @@ class Substitution:
     def __init__(
         self,
         trace: Trace,
-        leaves: Sequence[Any],
+        signature: Signature,
         traced: Sequence[Any],
-        captured: bool,
         static: frozenset[str],
         package: str,
         read: set[int],
     ):
         self._trace = trace
-        self._traced = iter(zip(leaves, traced, strict=True))
-        self._captured, self._static, self._package = captured, static, package
+        self._traced = iter(zip(signature.leaves, traced, strict=True))
+        self._captured, self._static, self._package = signature.captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
         self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's

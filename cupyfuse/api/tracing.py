@@ -165,8 +165,7 @@ def _trace_once(
     for i, earlier in signature.duplicates().items():
         traced[i] = traced[earlier]
     static = environment.static
-    captured, package = signature.captured, environment.package
-    substitution = Substitution(trace, signature.leaves, traced, captured, static, package, read)
+    substitution = Substitution(trace, signature, traced, static, environment.package, read)
     arguments = []
     for name, value in zip(parameters.names, values, strict=True):
         substitute = substitution.value_with_constants if name in by_value else substitution.value

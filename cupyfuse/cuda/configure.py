@@ -31,8 +31,8 @@ _SIMPLE_THREADS, _HEAVY_THREADS, _LIGHT_THREADS = 2048, 1024, 1536
 # threads. Of longer rows, 2048 elements, few take 8 us with a warp for each, 6 with a block.
 _PACKS_OF_A_WARP = 192
 # Short rows that are read once, or have more than so many values an element, are held as they were loaded where else
-# lanes had room for so many times as many packs. The softmax of standardised rows of 36 to 200 columns takes 0.75 to
-# 0.97 of the time by values, the backward pass of a layer norm 1.1 to 1.2.
+# lanes would have room for so many times as many packs. The softmax of standardised rows of 36 to 200 columns takes
+# 0.75 to 0.97 of the time by values, the backward pass of a layer norm 1.1 to 1.2.
 _MOST_IDLE, _FEW_VALUES = 1.1, 2
 # Rows so long, and so many, get a block each where elements depend on several values of the row, which would be loaded
 # for each pack: so an H200 makes the gradient of the logits of a loss 1.2 to 1.5 times as fast; with one value it is
@@ -142,10 +142,10 @@ def _in_lanes(program: Program, packs: int, access: Access, packed: bool, reduce
     if values is None or loaded is None:
         return values or loaded
     # With fewer elements a lane, more of the lanes may be idle, or all lanes of a warp merge accumulators for one row.
-    idle = values.group * values.items > _MOST_IDLE * loaded.group * loaded.items
-    if reduces:
-        return loaded if idle or values.group == 32 > loaded.group else values
-    return loaded if idle and program.held_values > _FEW_VALUES else values
+    many_idle = values.group * values.items > _MOST_IDLE * loaded.group * loaded.items
+    if many_idle and (reduces or program.held_values > _FEW_VALUES):
+        return loaded
+    return loaded if reduces and values.group == 32 > loaded.group else values
 
 
 def _lanes_of(program: Program, packs: int, access: Access, reduces: bool, most: int, packed: bool) -> Config | None:

@@ -19,11 +19,11 @@ _SHIFTED, _NARROW, _SINGLE, _SEVERAL, _ONE_MERGE = 4.8, 4.0, 3.2, 2.0, 3.0
 # H200, affine maps and softmax of 102 columns take 1.15 times as long, the softmax of standardised rows 1.2.
 # Of several matrices, where lanes merge little, the second: a masked softmax of 50 columns takes 1.07 times as long
 # with 7, of 66 0.88 with 5.
-# Where three stages or more read values of columns, lanes below 8 have no more than the third: with 7, a layer norm of
-# SiLU of 50 columns takes 1.3 times as long; of 34 with 3, in 8 lanes, 1.12 times as long as with 5.
+# A row of three stages or more, with arrays of columns, rather has up to 8 lanes than more packs in each than the
+# third: a layer norm of SiLU of 50 columns takes 1.3 times as long with 7 in 4 lanes, of 34 columns 1.12 with 3 in 8.
 _NARROW_VALUES, _NARROW_OF_SEVERAL, _MOST_OF_FEW_LANES, _FEW_LANES = 8.0, 5.0, 6, 8
-# Where lanes merge accumulators at least so often, and compute values again, store no row, or have packs of one
-# element, they have so many times as many packs.
+# Where lanes merge accumulators at least so often, and compute values again, or store no row and have no such narrow
+# packs, they have so many times as many packs.
 _MERGES, _MERGED = 3, 2.0
 # Elements of a row that is read once, that a lane should have: by bytes an element where to merge takes few FLOPs; and
 # of 16 bits where it takes many, of values and as they were loaded.
@@ -35,12 +35,15 @@ _CHEAP_FLOPS, _ELEMENTS, _COSTLY, _COSTLY_LOADED = 2, {2: 16, 4: 16}, 32, 56
 # to compute again from 16 bits: of a layer norm of 64 to 512 columns 0.95 of it, of its backward pass 0.5 to 0.9.
 _VALUES, _EXPONENTIALS, _READ_ONCE = 24, 32, 32
 _SEVERAL_VALUES = 32  # of all elements together, where they have more than two each
-# Bytes that a lane should read and write: else the GPU would have to start more blocks than it can, 0.8 in a nanosecond
-# on an H200. Twice as many where a lane with less waits for two arrays of columns, or for the reductions of two stages;
-# of two arrays one with as many, too, if rows of 8 lanes begin within sectors of the caches: an affine map and softmax
-# of 100 or 196 bfloat16 columns takes 0.91 to 0.96 of the time so, of 128 to 512 columns 1.02, of 60 1.04. A lane with
-# many packs of a row, for which it computes more than exponentials, has enough: 51 columns take 0.8 of the time so.
-_MOVED_BYTES, _SECTOR, _LANES_OF_MORE, _MANY_PACKS = 64, 32, 8, 6
+# Bytes that a lane should read and write: else the GPU would have to start more blocks than it can, 0.8 in a
+# nanosecond on an H200. Twice as many where a lane with less waits for several arrays of columns, or for the
+# reductions of two stages; of several arrays one with as many, too, if a row has 8 lanes at least and begins within a
+# sector of the caches: an affine map and softmax of 100 or 196 bfloat16 columns takes 0.91 to 0.96 of the time so.
+# Two rows would lose 2 % of 128 to 512 columns, which begin with sectors, and 4 % of 60, in 4 lanes.
+_MOVED_BYTES, _SECTOR, _LANES_OF_MORE = 64, 32, 8
+# Packs of one row from which on a lane has enough, if it reads columns or computes values again in each stage: affine
+# maps and softmax of 51 bfloat16 columns take 0.8 of the time so.
+_ENOUGH_PACKS = 6
 _HELD_BYTES = 64  # of several rows, for which a lane has registers
 _MOST_ROWS, _MOST_OF_STAGES = 4, 2  # the second where the reductions of two stages follow each other
 _MANY_BLOCKS = 1 << 12  # as many are left where lanes have several rows
@@ -65,28 +68,36 @@ def lanes(program: Program, packs: int, access: Access, most: int, reduces: bool
     # Elements of a row at most that need a lane each (row_lanes.cu).
     singles = (3 if apart else 2) * (vec - 1) if shifted else 1
     fewest = power_of_two(max(singles, min(32, -(-packs // max(1, most // vec)))))
-    if not reduces:
-        merges = sum(len(program.accumulators(stage)) for stage in range(program.stages))
-        of_values = vec < min(4, widest_vec(program)) and not packed and (_are_narrow(program) or merges >= _MERGES)
-        more = not of_values and (packed or vec == 1 or not program.output_bytes)
-        scale = _MERGED if merges >= _MERGES and more else 1.0
-        if vec > 1 and packs <= 3 * scale:
-            return max(fewest, min(math.ceil(packs / scale), 2))  # no shifted row is so short
-        if shifted:
-            packs_a_lane = _SHIFTED
-        elif of_values:
-            much = merges >= _MERGES or len(program.full_inputs) == 1
-            packs_a_lane = _NARROW_VALUES if much else _NARROW_OF_SEVERAL
-            if program.stages > 2 and program.reads_columns:
-                fewest = max(fewest, min(_FEW_LANES, power_of_two(math.ceil(packs / _MOST_OF_FEW_LANES))))
-        elif vec < widest_vec(program):
-            packs_a_lane = _NARROW
-        elif len(program.full_inputs) > 1:
-            packs_a_lane = _SEVERAL
-        else:
-            packs_a_lane = _ONE_MERGE if merges == 1 and vec <= 4 else _SINGLE
-        return max(fewest, min(32, power_of_two(math.ceil(packs / (packs_a_lane * scale)))))
-    # Lanes that hold much merge their accumulators with few others.
+    if reduces:
+        return _lanes_of_read_once(program, packs, vec, fewest, packed)
+    merges = sum(len(program.accumulators(stage)) for stage in range(program.stages))
+    of_values = vec < min(4, widest_vec(program)) and not packed and (_are_narrow(program) or merges >= _MERGES)
+    more = packed or not (of_values or program.output_bytes)
+    scale = _MERGED if merges >= _MERGES and more else 1.0
+    if vec > 1 and packs <= 3 * scale:
+        return max(fewest, min(math.ceil(packs / scale), 2))  # no shifted row is so short
+    if of_values and not shifted and program.stages > 2 and program.reads_columns:
+        fewest = max(fewest, min(_FEW_LANES, power_of_two(math.ceil(packs / _MOST_OF_FEW_LANES))))
+    packs_a_lane = scale * _packs_of_lane(program, vec, shifted, of_values, merges)
+    return max(fewest, min(32, power_of_two(math.ceil(packs / packs_a_lane))))
+
+
+def _packs_of_lane(program: Program, vec: int, shifted: bool, of_values: bool, merges: int) -> float:
+    """Return how many packs a lane should have on average; `of_values` is for those of `_NARROW_VALUES`."""
+    single = len(program.full_inputs) == 1
+    if shifted:
+        return _SHIFTED
+    if of_values:
+        return _NARROW_VALUES if single or merges >= _MERGES else _NARROW_OF_SEVERAL
+    if vec < widest_vec(program):
+        return _NARROW
+    if len(program.full_inputs) > 1:
+        return _SEVERAL
+    return _ONE_MERGE if merges == 1 and vec <= 4 else _SINGLE
+
+
+def _lanes_of_read_once(program: Program, packs: int, vec: int, fewest: int, packed: bool) -> int:
+    """Choose the lanes of a row that is read once: those that hold much merge their accumulators with few others."""
     most_lanes = min(32, power_of_two(-(-packs // 2)), max(64 // vec, fewest))
     elements = _ELEMENTS.get(program.input_bytes, 1)
     if program.input_bytes == 2 and any(
@@ -113,7 +124,7 @@ def most_of_lane(program: Program, reduces: bool) -> int:
 
 
 def _are_narrow(program: Program) -> bool:
-    """Whether matrices that are read have 16 bits an element at most."""
+    """Whether no matrix that is read has more than 16 bits an element."""
     return all(ITEMSIZE[p.dtype] <= 2 for p in program.full_inputs)
 
 
@@ -124,20 +135,19 @@ def rows_at_a_time(program: Program, group: int, items: int, vec: int, packed: b
     Where two stages' reductions follow each other, two rows of several packs, of which lanes hold values, take 1.1 to 2
     times as long as one after the other.
     """
-    elements, is_long = items * vec, program.stages > 2
+    elements, is_long, several = items * vec, program.stages > 2, program.reads_columns > 1
     held = elements * program.input_bytes
     moved = held + elements * program.output_bytes
-    if any(p.dtype == "float64" for p in program.full_inputs):
+    if moved == 0 or any(p.dtype == "float64" for p in program.full_inputs):
         return 1
-    several = program.reads_columns > 1
-    wanted = _MOVED_BYTES * (2 if is_long or several else 1)
     asks_for_more = several and group >= _LANES_OF_MORE and _begin_within_sectors(program)
-    if moved == 0 or moved > _MOVED_BYTES or (moved == _MOVED_BYTES and not asks_for_more):
+    if moved > _MOVED_BYTES or (moved == _MOVED_BYTES and not asks_for_more):
         return 1
-    if items >= _MANY_PACKS and (program.reads_columns or program.recomputed_flops):
+    if items >= _ENOUGH_PACKS and (program.reads_columns or program.recomputed_flops):
         return 1
     if is_long and items > 1 and not packed:
         return 1
+    wanted = _MOVED_BYTES * (2 if is_long or several else 1)
     rows = min(_MOST_OF_STAGES if is_long else _MOST_ROWS, -(-wanted // moved))
     while rows > 1 and (rows * held > _HELD_BYTES or program.domain[0] * group < _MANY_BLOCKS * THREADS * rows):
         rows -= 1
