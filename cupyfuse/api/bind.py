@@ -157,7 +157,7 @@ class Bound:
             signature.add_leaves_of(own)
             return
         first = len(signature.leaves)
-        self._fused.add_argument(signature, value, name, by_value=True)
+        self._add_whole(value, name, signature)
         originals = [signature.originals.get(i, signature.leaves[i]) for i in range(first, len(signature.leaves))]
         cached = self._mutable.get(name)
         if cached is not None:
@@ -175,6 +175,12 @@ class Bound:
         self._mutable[name] = (version, originals, signature.leaves[first:], signature.exporters[first:])
         signature.key.append(version)
 
+    def _add_whole(self, value: Any, name: str, signature: Signature) -> None:
+        """Add a bound argument, and at once what can be read of the objects in it: arrays that are bound, too."""
+        known = len(signature.objects)
+        self._fused.add_argument(signature, value, name, by_value=True)
+        self._fused.environment.add_attributes(signature, known)
+
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans that calls have made and that are cached, the newest last."""
@@ -191,10 +197,12 @@ class Bound:
         positions: set[int] = set()
         signature = self._fused.environment.new_signature(specs=True)
         for name, value in zip(self._fused.names, values, strict=True):
+            if name not in self._fixed:
+                self._fused.add_argument(signature, value, name)
+                continue
             first = len(signature.leaves)
-            self._fused.add_argument(signature, value, name)
-            if name in self._fixed:
-                positions.update(range(first, len(signature.leaves)))
+            self._add_whole(value, name, signature)
+            positions.update(range(first, len(signature.leaves)))
         self._fused.environment.add_to(signature)
         shared = {earlier for i, earlier in signature.duplicates().items() if i not in positions}
         return frozenset(positions - shared)

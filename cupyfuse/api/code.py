@@ -29,6 +29,8 @@ class Reads:
         The globals among the variables.
     attributes : frozenset of str
         The names of all attributes that are read of anything.
+    strings : frozenset of str
+        The constants that could be names of attributes, for `getattr`.
     assigned : tuple of str
         Free variables and globals that the code assigns.
     imported : tuple of str
@@ -38,6 +40,7 @@ class Reads:
     variables: dict[str, frozenset[AttributePath]]
     globals: tuple[str, ...]
     attributes: frozenset[str]
+    strings: frozenset[str]
     assigned: tuple[str, ...]
     imported: tuple[str, ...]
 
@@ -54,6 +57,7 @@ def reads_of(code: types.CodeType) -> Reads:
     """Find what code reads, from its bytecode."""
     variables: dict[str, set[AttributePath]] = {}
     attributes: set[str] = set()
+    strings: set[str] = set()
     assigned: list[str] = []
     imported: list[str] = []
     for inner in _with_nested(code):
@@ -81,11 +85,16 @@ def reads_of(code: types.CodeType) -> Reads:
                 imported.append(name)
             elif operation == "LOAD_CONST":
                 constant = name
+                strings.update(s for s in (name if isinstance(name, tuple) else (name,)) if _is_name(s))
             elif operation == "MATCH_CLASS":
                 attributes.update(constant, ("__match_args__",))
     found = {name: frozenset(paths) for name, paths in variables.items()}
     global_names = tuple(name for name in found if name not in code.co_freevars)
-    return Reads(found, global_names, frozenset(attributes), tuple(assigned), tuple(imported))
+    return Reads(found, global_names, frozenset(attributes), frozenset(strings), tuple(assigned), tuple(imported))
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and value.isidentifier()
 
 
 def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:

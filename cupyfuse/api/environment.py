@@ -37,8 +37,8 @@ class Snapshot(NamedTuple):
     key : _HashedKey
     leaves, names : list
         The arrays among them, and what they are called.
-    attributes : set of str
-        The names of all attributes that the code reads.
+    attributes, strings : set of str
+        The names of all attributes that the code reads, and constants that could be such names.
     classes : dict
         The classes and modules met, with their names.
     captured : bool
@@ -51,16 +51,22 @@ class Snapshot(NamedTuple):
     leaves: list[Any]
     names: list[str]
     attributes: set[str]
+    strings: set[str]
     classes: dict[Any, str]
     captured: bool
     is_current: Callable[[], bool]
+
+    @property
+    def attribute_names(self) -> set[str]:
+        """The names by which the code may read attributes of an object."""
+        return self.attributes | self.strings
 
     @classmethod
     def of(cls, own: Signature, package: str) -> Snapshot:
         """Take the snapshot of a stable signature."""
         check = current_check(own, package)
         key = _HashedKey(tuple(own.key))
-        return cls(key, own.leaves, own.names, own.attributes, own.classes, own.captured, check)
+        return cls(key, own.leaves, own.names, own.attributes, own.strings, own.classes, own.captured, check)
 
 
 class Environment:
@@ -89,14 +95,16 @@ class Environment:
 
     def add_to(self, signature: Signature) -> None:
         """Add to a signature, after all arguments, the variables around the function and what it reads of classes."""
-        if self.is_own:
-            add_members(signature)
-            return
+        if signature.objects:
+            self.add_attributes(signature)
         # Functions among the arguments may read the same variables, which a snapshot would add a second time.
-        snapshot = None if signature.has_functions else self.current_snapshot()
+        snapshot = None if self.is_own or signature.has_functions else self.current_snapshot()
         if snapshot is None:
-            self._add_variables(signature)
+            if not self.is_own:
+                self._add_variables(signature)
             add_members(signature)
+            while signature.add_attributes(signature.attributes | signature.strings):
+                add_members(signature)
             return
         signature.key.append(snapshot.key)
         signature.captured = signature.captured or snapshot.captured
@@ -110,6 +118,19 @@ class Environment:
             signature.attributes |= snapshot.attributes
             signature.classes = {**snapshot.classes, **signature.classes}
             add_members(signature)
+
+    def add_attributes(self, signature: Signature, first: int = 0) -> None:
+        """Add what the code may read of objects among the arguments, where snapshots tell which code that is.
+
+        `first` is the number of the first object.
+        """
+        while not (self.is_own or signature.has_functions):
+            around = self.current_snapshot()
+            if around is None:
+                return
+            of_classes = self.snapshot_of_classes(signature.classes, around)
+            if of_classes is None or not signature.add_attributes(of_classes.attribute_names, first):
+                return
 
     def current_snapshot(self) -> Snapshot | None:
         """Return the snapshot of the variables.
@@ -141,7 +162,8 @@ class Environment:
             if len(self._class_snapshots) >= _MOST_CLASSES:
                 self._class_snapshots = {}
             own = self.new_signature()
-            own.attributes, own.classes = set(around.attributes), {**around.classes, **classes}
+            own.attributes, own.strings = set(around.attributes), set(around.strings)
+            own.classes = {**around.classes, **classes}
             snapshot = self._take_snapshot(own)
             self._class_snapshots[key] = around.key, snapshot
         return snapshot

@@ -20,10 +20,11 @@ from . import arrays
 from .call import Runnable
 from .direct_calls import Direct, DirectCalls
 from .environment import Environment, Snapshot
+from .objects import HeldObject, Places
 from .parameters import Parameters
 from .registry import registration
 from .signature import Signature
-from .structures import is_namedtuple, is_record, slots_of
+from .structures import attributes_of, is_namedtuple, is_record, slots_of
 
 _MOST = 4  # plans whose calls one function recognises
 # Calls that are walked before code is generated, which takes as long as walking a hundred: most signatures of a program
@@ -228,12 +229,13 @@ class InlineCache:
             or (of_classes is None and classes)
         ):
             return None
-        writer = _Writer()
+        writer = _Writer(signature)
         given = iter(values)
         try:
             for name in self._names:
                 if name in self._immutable:
-                    writer.leaves += map(writer.constant, self._immutable[name].leaves)
+                    for leaf in self._immutable[name].leaves:
+                        writer.add_leaf(writer.constant(leaf))
                 elif name in self._bound:
                     writer.add_bound(self._bound[name])
                 else:
@@ -254,16 +256,20 @@ class _Writer:
     """Writes a function that compares values with those of an example call, and collects the arrays and floats in them.
 
     It compares at least what `Signature.add` adds to the key; of bound values that arrays are the same objects, too.
+    `signature` is that of the example.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signature: Signature):
         self._lines: list[str] = []
         self._constants = Constants(ndarray=np.ndarray)
         self.constant = self._constants.name
         self._parameters: list[str] = []
         self._count = 0
-        self.leaves: list[str] = []
-        self._numbers: list[str] = []
+        self._places = Places(signature.objects, len(signature.leaves), len(signature.numbers))
+        self._leaves: dict[int, str] = {}  # by position
+        self._numbers: dict[int, str] = {}
+        self._held = {id(held.value): held for held in signature.objects}
+        self._objects: dict[int, str] = {}  # the variables that hold objects, by their number
         self._same_arrays = False  # whether arrays have to be the same objects
 
     def parameter(self) -> str:
@@ -286,6 +292,13 @@ class _Writer:
         self.add(value, self.constant(value), True)
         self._same_arrays = False
 
+    def add_leaf(self, name: str) -> None:
+        """Add an array."""
+        place = self._places.next_leaf()
+        if place is None:
+            raise _Unrecognizable
+        self._leaves[place] = name
+
     def add(self, value: Any, name: str, by_value: bool) -> None:
         """Write the comparison of a variable with an example value; `by_value` if floats belong to the key."""
         cls = type(value)
@@ -303,10 +316,12 @@ class _Writer:
             self._refuse_if(f"({name} is not {same} and (type({name}) is not float or {name}.hex() != {text}))")
         elif cls is float:
             self._refuse_if(f"type({name}) is not float")
-            self._numbers.append(name)
+            self._numbers[self._places.next_number()] = name
         elif cls is list or cls is tuple:
             self._refuse_if(f"type({name}) is not {cls.__name__}", f"len({name}) != {len(value)}")
             self._unpack(value, name, by_value)
+        elif id(value) in self._held:
+            self._add_object(self._held[id(value)], name)
         elif is_record(cls) and registration(cls) is None:
             self._refuse_if(f"type({name}) is not {self.constant(cls)}")
             self._add_record(value, name, by_value)
@@ -326,7 +341,7 @@ class _Writer:
             *(f"type({name}) is not {cls}", *further, f"{name}.shape != {shape}"),
             *(f"({name}.dtype is not {dtype} and {name}.dtype != {dtype})", f"{name}.strides != {strides}"),
         )
-        self.leaves.append(name)
+        self.add_leaf(name)
 
     def _unpack(self, values: Collection[Any], source: str, by_value: bool) -> None:
         """Unpack and compare the items of an iterable; another number of them raises ValueError."""
@@ -356,7 +371,33 @@ class _Writer:
                 self._lines.append(f"{(variable := self._variable())} = {self.constant(slot.__get__)}({name})")
                 self.add(slot.__get__(value), variable, by_value)
 
+    def _add_object(self, held: HeldObject, name: str) -> None:
+        """Compare an object: its type, the names of its attributes, and those of them that the signature has."""
+        if held.number in self._objects:
+            self._refuse_if(f"{name} is not {self._objects[held.number]}")
+            return
+        self._objects[held.number] = name
+        self._refuse_if(f"type({name}) is not {self.constant(type(held.value))}")
+        attributes = list(attributes_of(held.value))
+        slots = dict(slots_of(type(held.value)))
+        if not all(hasattr(held.value, label) for label in slots) or len(dict(attributes)) < len(attributes):
+            raise _Unrecognizable  # the key has other names
+        if hasattr(held.value, "__dict__"):
+            self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
+            self._compare_keys(held.value.__dict__, variable)
+        for label, value in attributes:
+            if label in held.spans:
+                slot = slots.get(label)
+                source = f"{variable}[{label!r}]" if slot is None else f"{self.constant(slot.__get__)}({name})"
+                self._lines.append(f"{(part := self._variable())} = {source}")
+                with self._places.within(held.spans[label]):
+                    self.add(value, part, held.by_value)
+
     def _add_dict(self, value: dict[Any, Any], name: str, by_value: bool) -> None:
+        self._compare_keys(value, name)
+        self._unpack(value.values(), f"{name}.values()", by_value)
+
+    def _compare_keys(self, value: dict[Any, Any], name: str) -> None:
         if not all(type(key) is str for key in value):
             raise _Unrecognizable
         self._refuse_if(f"len({name}) != {len(value)}")
@@ -364,18 +405,26 @@ class _Writer:
         if keys:
             self._lines.append(f"({', '.join(keys)},) = {name}")
             self._refuse_if(*(self._differs(key, variable) for key, variable in zip(value, keys, strict=True)))
-        self._unpack(value.values(), f"{name}.values()", by_value)
 
     def function(self) -> Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]:
         """Compile the lines to `match(values)`: the arrays and floats of a call like the example, or None."""
         body = [f"({', '.join(self._parameters)},) = values"] if self._parameters else []
-        body += [*self._lines, f"leaves = [{', '.join(self.leaves)}]"]
-        if len(self.leaves) <= _MOST_PAIRED:  # an array that is given twice has another key
-            body += [f"if {a} is {b}: return None" for a, b in itertools.combinations(self.leaves, 2)]
-        else:
-            body.append(f"if len(set(map(id, leaves))) != {len(self.leaves)}: return None")
-        body.append(f"return leaves, [{', '.join(self._numbers)}]")
+        leaves, numbers = ([found[i] for i in sorted(found)] for found in (self._leaves, self._numbers))
+        body += [*self._lines, f"leaves = [{', '.join(leaves)}]"]
+        # Arrays and objects that are given twice have another key.
+        body += _differ(leaves, "leaves")
+        if self._objects:
+            objects = list(self._objects.values())
+            body += _differ(objects, f"({', '.join(objects)},)")
+        body.append(f"return leaves, [{', '.join(numbers)}]")
         lines = ["try:", *(f"    {line}" for line in body)]
         # A slot without a value, a namedtuple of another length, a container that another thread changes.
-        lines += ["except (AttributeError, ValueError, RuntimeError):", "    return None"]
+        lines += ["except (AttributeError, KeyError, ValueError, RuntimeError):", "    return None"]
         return define("match", "values", lines, self._constants)
+
+
+def _differ(names: Sequence[str], together: str) -> list[str]:
+    """Return the lines that refuse variables of which two hold the same object; `together` is all of them."""
+    if len(names) <= _MOST_PAIRED:
+        return [f"if {a} is {b}: return None" for a, b in itertools.combinations(names, 2)]
+    return [f"if len(set(map(id, {together}))) != {len(names)}: return None"]

@@ -12,7 +12,7 @@ from typing import Any
 from .code import is_generated, is_library_module
 
 MISSING = object()  # in place of the value of an attribute or variable that does not exist
-_HEAP_TYPE = 1 << 9  # the flag of a class that Python code defines
+HEAP_TYPE = 1 << 9  # the flag of a class that Python code defines
 
 
 def contents_of(cell: types.CellType) -> Any:
@@ -42,7 +42,7 @@ def is_library_class(cls: type, package: str) -> bool:
 
 def user_bases(cls: type, package: str) -> list[Any]:
     """Return the user-defined classes in the method resolution order of a class, and the members of an enum."""
-    bases: list[Any] = [b for b in cls.__mro__[:-1] if b.__flags__ & _HEAP_TYPE and not is_library_class(b, package)]
+    bases: list[Any] = [b for b in cls.__mro__[:-1] if b.__flags__ & HEAP_TYPE and not is_library_class(b, package)]
     if bases and isinstance(cls, enum.EnumMeta):
         bases += {id(m): m for m in (*cls.__members__.values(), *cls._value2member_map_.values())}.values()
     return bases

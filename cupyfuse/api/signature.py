@@ -6,8 +6,9 @@ replace the arrays by traced ones.
 
 from __future__ import annotations
 
+import itertools
 import types
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,18 @@ from . import arrays
 from .code import AttributePath, Reads, is_library_module, reads_of
 from .constants import Identity, constant_key, enums_in
 from .members import MISSING
+from .objects import HeldObject, Span, is_plain, names_of
 from .refusals import check_no_side_effects, describe_refusal
 from .registry import is_own_type, registration
-from .structures import DEEPEST, is_dataclass, is_namedtuple, is_record, structure_of
+from .structures import DEEPEST, attributes_of, is_dataclass, is_namedtuple, is_record, structure_of
 from .variables import CachedFunction, defaults_of, has_attributes, is_library_function, read_by_attribute, variables_of
 from .wrappers import held_by
 
 _IMMUTABLE = (int, bool, str, type(None))
+_NOT_ANEW = (
+    "an array among the attributes of a module, or of an object that cannot be rebuilt, cannot be read anew in each "
+    "call; make it an argument, or a variable of its own"
+)
 
 
 class TracedArgument(Exception):
@@ -61,6 +67,10 @@ class Signature:
         The fused and cached functions that were added, which may have attributes of their own.
     attributes : set of str
         The names of all attributes that functions read of anything.
+    strings : set of str
+        The constants in their code that could be such names, too.
+    objects : list of HeldObject
+        The objects of the user's classes that were met, in order.
     package : str
         The top-level package of the function, whose code is not taken as a library's.
     classes : dict
@@ -69,9 +79,10 @@ class Signature:
 
     # fmt: off
     __slots__ = (
-        "_active", "_by_value", "_compared_only", "_seen", "_specs", "_static", "_subject", "attributes",
-        "captured", "classes", "containers", "exporters", "functions", "key", "leaves", "names", "numbers", "originals",
-        "package", "probes", "stable", "wrappers",
+        "_active", "_by_value", "_compared_only", "_held", "_reads_itself", "_seen", "_specs", "_static", "_subject",
+        "attributes",
+        "captured", "classes", "containers", "exporters", "functions", "key", "leaves", "names", "numbers", "objects",
+        "originals", "package", "probes", "stable", "strings", "wrappers",
     )
     # fmt: on
 
@@ -89,6 +100,8 @@ class Signature:
         self.functions: list[types.FunctionType] = []
         self.wrappers: list[Any] = []
         self.attributes: set[str] = set()
+        self.strings: set[str] = set()
+        self.objects: list[HeldObject] = []
         self.classes: dict[Any, str] = {}
         self._static, self.package, self._specs = static, package, specs
         self._by_value = False  # whether floats that are added belong to the key
@@ -96,6 +109,8 @@ class Signature:
         self._subject = "argument"  # of error messages
         self._active: set[int] = set()  # containers whose children are being added
         self._seen: dict[Any, int] = {}  # functions and variables that were added
+        self._held: dict[tuple[int, bool], HeldObject] = {}  # `objects`, by id and whether they are rebuilt
+        self._reads_itself = False  # whether tracing reads what is added itself
 
     def add(self, value: Any, name: str) -> None:
         """Add a value called `name`, and all that it holds."""
@@ -120,6 +135,8 @@ class Signature:
             self._add_children(value, name, [f"[{i}]" for i in range(len(value))], value)
         elif is_record(cls):
             self._add_container(value, name)
+        elif is_plain(cls, self.package) and registration(cls) is None:
+            self._add_object(value, name)
         else:
             self._add_uncommon(value, name)
 
@@ -156,6 +173,42 @@ class Signature:
         for label, child in zip(labels, children):  # noqa: B905 (strict takes longer)
             self.add(child, name + label)
         self._active.discard(id(value))
+
+    def _add_object(self, value: Any, name: str) -> None:
+        """Add an object of the user's own class: its type, and which attributes it has; see `add_attributes`."""
+        rebuilt = not (self._compared_only or self._reads_itself)
+        held = self._held.get((id(value), rebuilt))
+        if held is not None:
+            self.key.append(("object again", held.number))
+            return
+        self.stable, self.captured = False, True
+        held = HeldObject(value, name, self._subject, len(self.objects), self._by_value, rebuilt)
+        self._held[id(value), rebuilt] = held
+        self.objects.append(held)
+        self.classes.setdefault(type(value), name)
+        self.key.append((type(value), names_of(value)))
+
+    def add_attributes(self, names: Set[str], first: int = 0) -> bool:
+        """Add the attributes of these names of all objects from number `first` on; return whether any were added."""
+        added = False
+        for held in itertools.islice(self.objects, first, None):  # which grow meanwhile
+            for label, value in attributes_of(held.value):
+                if label in names and label not in held.spans:
+                    held.spans[label] = self._add_attribute_of(held, value, label)
+                    added = True
+        return added
+
+    def _add_attribute_of(self, held: HeldObject, value: Any, label: str) -> Span:
+        """Add an attribute of an object, and return where its arrays and float arguments are."""
+        before = self._by_value, self._compared_only, self._subject
+        self._by_value, self._compared_only, self._subject = held.by_value, not held.rebuilt, held.subject
+        leaves, numbers = len(self.leaves), len(self.numbers)
+        self.key.append((held.number, label))
+        self.add(value, f"{held.name}.{label}")
+        if not held.rebuilt and len(self.leaves) > leaves:
+            raise TypeError(f"{self._subject} {self.names[leaves]!r}: {_NOT_ANEW}")
+        self._by_value, self._compared_only, self._subject = before
+        return Span(leaves, len(self.leaves), numbers, len(self.numbers))
 
     def _add_uncommon(self, value: Any, name: str) -> None:
         """Add a value of none of the types that `add` tests first."""
@@ -229,6 +282,7 @@ class Signature:
         reads = reads_of(function.__code__)
         check_no_side_effects(function, reads, self.package)
         self.attributes |= reads.attributes
+        self.strings |= reads.strings
         self.key.append(Identity(function.__code__))
         self.functions.append(function)
         by_value, self._by_value = self._by_value, True
@@ -298,12 +352,11 @@ class Signature:
         if value is MISSING:
             self.key.append(())
             return
+        before, self._reads_itself = self._reads_itself, True
         self.add(value, name)
+        self._reads_itself = before
         if len(self.leaves) > known:
-            raise TypeError(
-                f"{self._subject} {name!r}: an array among the attributes of a module or of another object cannot be "
-                "read anew in each call; make it an argument, or a variable of its own"
-            )
+            raise TypeError(f"{self._subject} {name!r}: {_NOT_ANEW}")
 
     def _read_attribute(self, value: Any, attribute: str) -> Any:
         """Return an attribute of an object or MISSING, and note what shows that it is current."""

@@ -76,7 +76,7 @@ def structure_of(value: Any) -> Structure | None:
         fields = _labels_of(".{}", value._fields)
         return Structure((cls,), fields, list(tuple.__iter__(value)), lambda c: tuple.__new__(cls, c), False)
     if is_dataclass(cls):
-        attributes = dict(_attributes(value))
+        attributes = dict(attributes_of(value))
         names = tuple(attributes)
         rebuild = functools.partial(_dataclass, cls, names)
         return Structure((cls, names), _labels_of(".{}", names), list(attributes.values()), rebuild)
@@ -196,14 +196,18 @@ def is_namedtuple(cls: type) -> bool:
 
 def is_dataclass(cls: type) -> bool:
     """Whether a type is a dataclass whose attributes are all that its objects hold."""
-    return dataclasses.is_dataclass(cls) and not issubclass(cls, _VALUE_TYPES)
+    return dataclasses.is_dataclass(cls) and not holds_value(cls)
 
 
-# Types whose objects have a value beside their attributes.
+def holds_value(cls: type) -> bool:
+    """Whether objects of a type have a value beside their attributes."""
+    return issubclass(cls, _VALUE_TYPES)
+
+
 _VALUE_TYPES = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, np.ndarray, np.generic, type)
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, in its `__dict__` and in slots."""
     yield from getattr(value, "__dict__", {}).items()
     for name, slot in slots_of(type(value)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from . import arrays
 from .code import reads_of
 from .constants import constant_key
 from .members import MISSING
+from .objects import HeldObject, Places, Unread, empty_like, names_of, set_attribute
+from .registry import registration
 from .signature import Signature
-from .structures import Structure, structure_of, with_attributes_of
+from .structures import attributes_of, structure_of, with_attributes_of
 from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
 
 
@@ -53,26 +55,30 @@ class Substitution:
         read: set[int],
     ):
         self._trace = trace
-        self._traced = iter(zip(signature.leaves, traced, strict=True))
+        self._leaves, self._traced = signature.leaves, traced
+        self._places = Places(signature.objects, len(signature.leaves), len(signature.numbers))
+        self._held = {id(held.value): held for held in signature.objects if held.rebuilt}
+        self._objects: dict[int, Any] = {}  # those that stand for the user's objects, by their ids
         self._captured, self._static, self._package = signature.captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
         self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
         self._seen: set[tuple[int, str]] = set()  # variables that were substituted
-        self._rebuilt: list[tuple[str, Any, Structure, list[Any]]] = []  # name, container, original, children
-        self._floats_are_arguments, self._count = True, 0
+        self._rebuilt: list[tuple[str, Any, _State]] = []  # name, container or object, what it held
+        self._floats_are_arguments, self._taken = True, 0  # arrays that were substituted
         self._read = read
 
     def _float_argument(self, value: float, name: str) -> TracedNumber:
         """Make the traced number of the next float argument."""
-        self._count += 1
-        return float_argument(self._count - 1, name, value, self._read, self._trace)
+        return float_argument(self._places.next_number(), name, value, self._read, self._trace)
 
     def _tracer_of(self, array: Any) -> Any:
         """Return the tracer of the next array, which has to be the one that the signature found there."""
-        leaf, tracer = next(self._traced, (None, None))
-        if leaf is None:
+        place = self._places.next_leaf()
+        if place is None:
             raise _mixed_up()
+        leaf, tracer = self._leaves[place], self._traced[place]
+        self._taken += 1
         # Other libraries' arrays were exchanged, and a registered type's `flatten` may make its own anew, of one form.
         same_library = type(leaf) is type(array)
         if same_library and leaf is not array and (leaf.shape != array.shape or leaf.dtype != array.dtype):
@@ -81,7 +87,7 @@ class Substitution:
 
     def check_complete(self) -> None:
         """Raise an error if the signature found arrays that were not substituted."""
-        if next(self._traced, None) is not None:
+        if self._taken < len(self._leaves):
             raise _mixed_up()
 
     def value_with_constants(self, value: Any, name: str) -> Any:
@@ -98,6 +104,8 @@ class Substitution:
             return self._tracer_of(value)
         if cls is float:
             return self._float_argument(value, name) if self._floats_are_arguments else value
+        if id(value) in self._held:
+            return self._object(self._held[id(value)])
         if cls is TracedNumber:  # of an outer trace, which notes that it is read
             return float(value)
         if (replacement := replacement_of(value)) is not None:
@@ -118,7 +126,27 @@ class Substitution:
             return value
         rebuilt = structure.rebuild(children)
         if structure.mutable:
-            self._rebuilt.append((name, rebuilt, structure, children))
+            self._rebuilt.append((name, rebuilt, _State(structure.key, structure.labels, children)))
+        return rebuilt
+
+    def _object(self, held: HeldObject) -> Any:
+        """Return what stands for one of the user's objects in every place; for one without attributes itself."""
+        if held.number in self._objects:
+            return self._objects[held.number]
+        if not names_of(held.value):
+            return held.value
+        rebuilt = self._objects[held.number] = empty_like(held.value)  # before its attributes, which may hold it
+        before, self._floats_are_arguments = self._floats_are_arguments, not held.by_value
+        for label, value in attributes_of(held.value):
+            name, span = f"{held.name}.{label}", held.spans.get(label)
+            if span is None:
+                part: Any = Unread(name)
+            else:
+                with self._places.within(span):
+                    part = self.value(value, name)
+            set_attribute(rebuilt, label, part)
+        self._floats_are_arguments = before
+        self._rebuilt.append((held.name, rebuilt, _state_of_object(rebuilt)))
         return rebuilt
 
     def fused_function(self, function: Any) -> Any:
@@ -178,18 +206,32 @@ class Substitution:
 
     def changed_container(self) -> str | None:
         """Return the name of a rebuilt container that the function changed in place; None if there is none."""
-        for name, rebuilt, before, children in self._rebuilt:
-            after = structure_of(rebuilt)
-            assert after is not None
-            was = _without_cached_properties(rebuilt, before.labels, children)
-            now = _without_cached_properties(rebuilt, after.labels, after.children)
-            if was.keys() != now.keys() or not all(map(_same, now.values(), was.values())):
+        for name, rebuilt, before in self._rebuilt:
+            structure = None if before.key is None else structure_of(rebuilt)
+            after = _state_of_object(rebuilt) if structure is None else _State(*structure[:3])
+            was = _without_cached_properties(rebuilt, before)
+            now = _without_cached_properties(rebuilt, after)
+            may_be_new = registration(type(rebuilt)) is not None  # its `flatten` may create containers in each call
+            if was.keys() != now.keys() or not all(_same(now[label], was[label], may_be_new) for label in was):
                 return name
             # The key has the names of attributes, also of cached properties, which may be computed at any time.
-            has_cached_properties = len(was) < len(children) or len(now) < len(after.children)
+            has_cached_properties = len(was) < len(before.children) or len(now) < len(after.children)
             if not has_cached_properties and after.key != before.key:
                 return name
         return None
+
+
+class _State(NamedTuple):
+    """What a container or an object holds: a container's key, None of an object; children and their labels."""
+
+    key: Any
+    labels: Sequence[str]
+    children: Sequence[Any]
+
+
+def _state_of_object(value: Any) -> _State:
+    attributes = list(attributes_of(value))
+    return _State(None, [f".{name}" for name, _ in attributes], [child for _, child in attributes])
 
 
 def _mixed_up() -> RuntimeError:
@@ -199,22 +241,23 @@ def _mixed_up() -> RuntimeError:
     )
 
 
-def _without_cached_properties(value: Any, labels: Sequence[str], children: list[Any]) -> dict[str, Any]:
+def _without_cached_properties(value: Any, state: _State) -> dict[str, Any]:
     """Return the children of an object by label, without the results of cached properties."""
     cls = type(value)
     return {
         label: child
-        for label, child in zip(labels, children, strict=True)
+        for label, child in zip(state.labels, state.children, strict=True)
         if not isinstance(getattr(cls, label[1:], None), functools.cached_property)
     }
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two children are one object or equal constants, or may be."""
+def _same(a: Any, b: Any, may_be_new: bool) -> bool:
+    """Whether two children are one object or equal constants; or are of one type, if containers may be new ones."""
     if a is b:
         return True
+    if type(a) is not type(b) or type(a) is Unread:
+        return False
     key = constant_key(a)
     if key is not None:
         return key == constant_key(b)
-    # The `flatten` of a registered type may create containers in each call.
-    return type(a) is type(b) and structure_of(a) is not None
+    return may_be_new and structure_of(a) is not None

@@ -12,6 +12,7 @@ from . import arrays
 from .code import is_library, is_library_module, reads_of
 from .constants import constant_key
 from .members import contents_of
+from .objects import is_plain
 from .registry import registration
 from .structures import DEEPEST, NAMESPACES, is_dataclass, structure_of
 
@@ -40,7 +41,7 @@ def has_attributes(value: Any, package: str) -> bool:
     cls = type(value)
     if arrays.is_array(value) or cls in (types.MethodType, functools.partial, CachedFunction):
         return False
-    return registration(cls) is None and not is_dataclass(cls)
+    return registration(cls) is None and not is_dataclass(cls) and not is_plain(cls, package)
 
 
 def _is_known(value: Any, within: tuple[int, ...] = ()) -> bool:

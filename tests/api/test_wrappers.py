@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -114,15 +115,24 @@ def test_objects_that_wrapped_functions_hold_are_known_or_refused() -> None:
         def __call__(self) -> Iterator[float]:
             yield self.k
 
-    held: Callable[..., Any] = contextlib.contextmanager(Scale(2.0))
+    scale = Scale(2.0)
+    held: Callable[..., Any] = contextlib.contextmanager(scale)
 
     def function(x: Any) -> Any:
         with held() as k:
             return x * k
 
-    with pytest.raises(TypeError, match=r"(?s)func.*Scale.*static="):
-        cf.fuse(function)(ONES)
-    assert cf.fuse(function, static=("held",))(ONES)[0] == 2
+    fused = cf.fuse(function)
+    assert fused(ONES)[0] == 2
+    scale.k = 3.0
+    assert fused(ONES)[0] == 3
+    scale.k = np.full(3, 4.0)  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"k': an array.*make it an argument"):
+        fused(ONES)
+    scale.k = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"(?s)k'.*lock.*static="):
+        fused(ONES)
+    assert cf.fuse(lambda x, held: x + 1, static=("held",))(ONES, held)[0] == 2
 
 
 def test_functions_of_libraries_that_wrap_their_own_are_constants() -> None:

@@ -1,0 +1,189 @@
+"""Objects of the user's own classes: the attributes that code may read of them, and objects that stand for them.
+
+A signature gets such an object's type and the names of its attributes where it meets it. Their values follow once all
+code is known that the call reaches: of those alone that this code names. What else an object holds, such as a counter,
+a logger or a lock, makes no difference to a call; while it is traced an `Unread` has its place, of which every use is
+an error.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections.abc
+import contextlib
+import dataclasses
+import enum
+import io
+import types
+import typing
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from .members import HEAP_TYPE, is_library_class
+from .structures import attributes_of, holds_value, slots_of
+
+# Bases that hold nothing, and methods by which libraries take an object for an array; one with `__del__` would be
+# finalized with each object that stands for it.
+_BASES_OF_ANY = {object, abc.ABC, typing.Generic, typing.Protocol}
+_BASES_OF_ANY |= {getattr(collections.abc, name) for name in collections.abc.__all__}
+_SPECIAL = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__del__")
+_plain: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDictionary()
+
+
+def is_plain(cls: type, package: str) -> bool:
+    """Whether objects of a class hold attributes and nothing else, which code of the user's alone reads.
+
+    So it is where the user's own `class` statements define it and its bases. Dataclasses are not counted: methods that
+    Python generates for them read all attributes.
+    """
+    known = _plain.get(cls)
+    if known is None:
+        known = _plain[cls] = {}
+    found = known.get(package)
+    if found is None:
+        found = known[package] = _is_plain(cls, package)
+    return found
+
+
+def _is_plain(cls: type, package: str) -> bool:
+    if holds_value(cls) or issubclass(cls, enum.Enum) or dataclasses.is_dataclass(cls):
+        return False
+    if any(hasattr(cls, name) for name in _SPECIAL) or cls.__getattribute__ is not object.__getattribute__:
+        return False
+    for base in cls.__mro__:
+        if base not in _BASES_OF_ANY and (not base.__flags__ & HEAP_TYPE or is_library_class(base, package)):
+            return False
+    try:
+        object.__new__(cls)
+    except TypeError:  # a base that is written in C has memory of its own
+        return False
+    return True
+
+
+class Span(NamedTuple):
+    """Where the arrays and the float arguments of an attribute begin and end among those of the signature."""
+
+    first_leaf: int
+    last_leaf: int
+    first_number: int
+    last_number: int
+
+
+@dataclass(eq=False)
+class HeldObject:
+    """An object in a signature.
+
+    Attributes
+    ----------
+    value : object
+    name, subject : str
+        What it is called, and what kind of thing that is, for messages.
+    number : int
+        Its number among those of the signature.
+    by_value : bool
+        Whether floats in it belong to the key.
+    rebuilt : bool
+        Whether another object stands for it while the function is traced; else the trace reads it itself.
+    spans : dict
+        Those of the attributes that were added, by name.
+    """
+
+    value: Any
+    name: str
+    subject: str
+    number: int
+    by_value: bool
+    rebuilt: bool
+    spans: dict[str, Span] = field(default_factory=dict)
+
+
+class Places:
+    """The positions of arrays and float arguments in the order in which a walk meets them, as a signature did.
+
+    Parameters
+    ----------
+    objects : sequence of HeldObject
+    leaves, numbers : int
+        How many there are in the signature.
+    """
+
+    def __init__(self, objects: Sequence[HeldObject], leaves: int, numbers: int):
+        spans = [span for held in objects if held.rebuilt for span in held.spans.values()]
+        of_objects = {i for span in spans for i in range(span.first_leaf, span.last_leaf)}
+        self._leaves = iter([i for i in range(leaves) if i not in of_objects])
+        of_objects = {i for span in spans for i in range(span.first_number, span.last_number)}
+        self._numbers = iter([i for i in range(numbers) if i not in of_objects])
+
+    def next_leaf(self) -> int | None:
+        """Return the position of the next array, or None if there is no other."""
+        return next(self._leaves, None)
+
+    def next_number(self) -> int:
+        """Return the position of the next float argument."""
+        return next(self._numbers)
+
+    @contextlib.contextmanager
+    def within(self, span: Span) -> Iterator[None]:
+        """Walk an attribute of an object, which was added later than what is around it."""
+        around = self._leaves, self._numbers
+        self._leaves = iter(range(span.first_leaf, span.last_leaf))
+        self._numbers = iter(range(span.first_number, span.last_number))
+        yield
+        self._leaves, self._numbers = around
+
+
+def empty_like(value: Any) -> Any:
+    """Make an object of the same class, without attributes."""
+    return object.__new__(type(value))
+
+
+def set_attribute(made: Any, name: str, value: Any) -> None:
+    """Set an attribute where `attributes_of` reads it, whatever the class makes of the name."""
+    slot = dict(slots_of(type(made))).get(name)
+    if slot is None:
+        made.__dict__[name] = value
+    else:
+        slot.__set__(made, value)
+
+
+def names_of(value: Any) -> tuple[str, ...]:
+    """Return the names of an object's attributes."""
+    return tuple(name for name, _ in attributes_of(value))
+
+
+class Unread:
+    """Stands for an attribute that no code names, while a function is traced: every use of it is an error."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str):
+        object.__setattr__(self, "_name", name)
+
+
+def _refuse(self: Unread, *args: Any, **kwargs: Any) -> NoReturn:
+    name = object.__getattribute__(self, "_name")
+    raise TypeError(
+        f"{name!r} is read by a name that the function's code does not have, as by vars(), getattr() with a computed "
+        "name, or a library; a fused function cannot tell when it changes: read it as an attribute, or pass it as an "
+        "argument"
+    )
+
+
+# The special methods of these types are all that Python and NumPy call on their own.
+_TYPES = (int, complex, str, dict, set, list, io.StringIO, types.FunctionType, types.CoroutineType, np.ndarray)
+_NOT_OF_USES = (
+    "__class__",
+    "__new__",
+    "__init__",
+    "__init_subclass__",
+    "__subclasshook__",
+    "__class_getitem__",
+    "__del__",
+)
+for _name in {name for cls in _TYPES for name in dir(cls)}:
+    if _name[:2] == "__" and _name not in _NOT_OF_USES and any(callable(getattr(c, _name, None)) for c in _TYPES):
+        setattr(Unread, _name, _refuse)

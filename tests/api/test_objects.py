@@ -1,0 +1,294 @@
+"""Objects of the user's own classes: as `self`, as arguments, around functions, and what they hold."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pytest
+from support import assert_equal
+
+import cupyfuse as cf
+from cupyfuse.errors import TraceError
+
+X = np.arange(6.0).reshape(2, 3)
+MISSING = object()
+T = TypeVar("T")
+
+
+class Layer:
+    def __init__(self, scale: float = 1.0):
+        self.w, self.scale = np.full((3, 3), scale), scale
+
+    def __call__(self, x: Any) -> Any:
+        return np.tanh(x @ self.w) * self.scale
+
+
+class Net:
+    """A network as people write it, with things that no plan reads."""
+
+    def __init__(self, depth: int = 2):
+        self.layers = [Layer(1.0 + i) for i in range(depth)]
+        self.bias: Any = np.zeros(3)
+        self.steps, self.losses = 0, [0.5]
+        self.lock, self.log, self.generator = threading.Lock(), logging.getLogger(__name__), np.random.default_rng(0)
+        self.parent = self
+
+    def plain(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        mask = getattr(self, "mask", None)
+        return x + self.bias if mask is None else np.where(mask, x, self.bias)
+
+    forward = cf.fuse(plain)
+
+
+def test_networks_are_as_plain_ones_whatever_changes() -> None:
+    net = Net()
+
+    def check(plans: int) -> None:
+        for _ in range(10):  # walked at first, then recognised
+            assert_equal(net.forward(X), net.plain(X))
+        assert len(Net.forward._runnables) - known == plans
+
+    known = len(Net.forward._runnables)
+    check(1)
+    net.bias = net.bias + 1
+    net.layers[1].w[0] = 5
+    net.layers[0].scale = 0.25
+    check(1)
+    net.steps += 1  # which no code reads, as all these
+    net.losses.append(0.25)
+    net.generator.random(3)
+    check(1)
+    net.layers.append(Layer(3.0))
+    check(2)
+    net.layers[2] = net.layers[0]  # the same object twice
+    check(3)
+    net.layers[2] = copy.copy(net.layers[0])  # another one, with the same array
+    check(4)
+    net.mask = X[0] > 1  # type: ignore[attr-defined]
+    check(5)
+    net.layers[2].__dict__["other"] = 1
+    check(6)
+    net.layers[0].w = np.ones((3, 3), "float32")
+    check(7)
+
+
+def test_objects_are_read_wherever_they_are() -> None:
+    net, layer = Net(), Layer(2.0)
+    functions: list[Any] = [
+        lambda x: net.plain(x) + layer.w[0],
+        layer,
+        layer.__call__,
+        lambda x, held=layer: held(x),
+        lambda x: [f(x) for f in (layer, net.plain)][1],
+    ]
+    fused = [cf.fuse(f) for f in functions]
+    for scale in (1.0, 2.0):
+        layer.scale = scale
+        layer.w, net.bias = np.full((3, 3), scale), np.full(3, scale)
+        for function, f in zip(functions, fused, strict=True):
+            assert_equal(f(X), function(X))
+    both = cf.fuse(lambda x, a, b: a(x) + b.w[0] if a is b else b(x))
+    for a, b in ((layer, layer), (layer, Layer(3.0)), (Layer(1.0), Layer(1.0)), (layer, layer)):
+        for _ in range(10):
+            assert_equal(both(X, a, b), a(X) + b.w[0] if a is b else b(X))
+
+
+def test_bound_objects_are_folded_until_they_change() -> None:
+    net = Net()
+    head = Net.forward.bind(self=net)
+    assert_equal(head(X), net.plain(X))
+    net.bias = net.bias + 2
+    net.layers[0] = Layer(0.5)
+    net.layers[1].scale = 4.0
+    assert_equal(head(X), net.plain(X))
+    layer = Layer(2.0)
+    swapped = cf.fuse(lambda first, x, second: first(x) + second(x)).bind(second=layer)
+    for first in (Layer(1.0), Layer(3.0), layer):
+        assert_equal(swapped(first, X), first(X) + layer(X))
+        first.w = first.w + 1
+        assert_equal(swapped(first, X), first(X) + layer(X))
+
+
+class Slotted:
+    __slots__ = ("k", "unset", "w")
+
+    def __init__(self) -> None:
+        self.k, self.w = 2.0, np.ones(3)
+
+
+class Properties(abc.ABC, Generic[T]):
+    def __init__(self) -> None:
+        self._w = np.ones(3)
+
+    @property
+    def w(self) -> Any:
+        return self._w * 2
+
+    @abc.abstractmethod
+    def apply(self, x: Any) -> Any: ...
+
+
+class Dynamic(Properties[int]):
+    def __init__(self) -> None:
+        super().__init__()
+        self._values = {"more": np.full(3, 3.0)}
+        self.__private = 4.0
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+    def apply(self, x: Any) -> Any:
+        return x * self.w + self.more * self.__private
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self._w
+
+
+def test_attributes_of_any_kind_are_read() -> None:
+    slotted, dynamic = Slotted(), Dynamic()
+    of_slots = cf.fuse(lambda x, s: x * s.w + s.k + (1 if hasattr(s, "unset") else 0))
+    of_properties = cf.fuse(lambda x, d: d.apply(x) + sum(d))
+    for k in range(12):
+        slotted.k, dynamic._w = k / 2, dynamic._w + 1
+        if k > 9:
+            slotted.unset = k  # type: ignore[attr-defined]
+        dynamic._values["more"][0] = k
+        assert_equal(of_slots(X, slotted), X * slotted.w + slotted.k + (k > 9))
+        assert_equal(of_properties(X, dynamic), dynamic.apply(X) + sum(dynamic))
+
+
+def test_methods_and_classes_are_compared() -> None:
+    class Scale:
+        k = 2.0
+
+        def apply(self, x: Any) -> Any:
+            return x * self.k
+
+    scale = Scale()
+    fused = cf.fuse(lambda x, s: s.apply(x))
+    assert_equal(fused(X, scale), X * 2)
+    Scale.k = 3.0
+    assert_equal(fused(X, scale), X * 3)
+    scale.k = 4.0
+    assert_equal(fused(X, scale), X * 4)
+    Scale.apply = lambda self, x: x - self.k  # type: ignore[method-assign, assignment]
+    assert_equal(fused(X, scale), X - 4)
+
+    class Other(Scale):
+        def apply(self, x: Any) -> Any:
+            return super().apply(x) + 1
+
+    assert_equal(fused(X, Other()), X - 2)
+
+
+def test_changes_of_objects_are_refused_and_objects_stay_as_they_were() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.count, self.kept, self.w = 0, [1.0], np.ones(3)
+
+    def counts(x: Any, c: Any) -> Any:
+        c.count += 1
+        return x
+
+    def stores(x: Any, c: Any) -> Any:
+        c.last = x
+        return x
+
+    def replaces(x: Any, c: Any) -> Any:
+        c.kept = [*c.kept, 2.0]
+        return x
+
+    def writes(x: Any, c: Any) -> Any:
+        c.never_read = 5
+        return x
+
+    def deletes(x: Any, c: Any) -> Any:
+        del c.count
+        return x
+
+    counter = Counter()
+    counter.never_read = 1  # type: ignore[attr-defined]
+    before = dict(vars(counter))
+    for function in (counts, stores, replaces, writes, deletes):
+        with pytest.raises(TraceError, match="cannot fuse a change of 'c'"):
+            cf.fuse(function)(X, counter)
+        assert vars(counter) == before
+    record = {"kept": [1.0]}
+    with pytest.raises(TraceError, match="cannot fuse a change of 'c'"):
+        cf.fuse(lambda x, c: (c.update(kept=[*c["kept"], 2.0]), x)[1])(X, record)
+    assert record == {"kept": [1.0]}
+
+    @cf.fuse
+    def in_place(x: Any, c: Any) -> Any:
+        c.w += x[0]
+        return c.w * 2
+
+    assert_equal(in_place(X, counter), (1 + X[0]) * 2)
+    assert_equal(counter.w, 1 + X[0])
+
+
+def test_what_no_code_names_cannot_be_read() -> None:
+    net = Net()
+    for function, name in (
+        (lambda x, n, name: x * vars(n)[name], "steps"),
+        (lambda x, n, name: x + getattr(n, name), "steps"),
+        (lambda x, n, name: x if vars(n)[name] == 1 else x + 1, "generator"),
+        (lambda x, n, name: x if isinstance(vars(n)[name], int) else x + 1, "lock"),
+        (lambda x, n, name: x + len([*vars(n)[name]]), "losses"),
+        (lambda x, n, name: np.add(x, vars(n)[name]), "steps"),
+        (lambda x, n, name: copy.deepcopy(n).bias + x, ""),
+    ):
+        with pytest.raises(TypeError, match=r"'n\.\w+' is read by a name"):
+            cf.fuse(function)(X, net, name)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"(?s)'n\.lock'.*lock.*static="):
+        cf.fuse(lambda x, n: x if n.lock else x + 1)(X, net)
+    with pytest.raises(TypeError, match=r"argument 'x'|no argument is an array"):
+        cf.fuse(lambda n: 1.0)(Layer(1.0))
+
+
+def test_sentinels_are_themselves() -> None:
+    class Reader:
+        def read(self, x: Any, mask: Any = MISSING) -> Any:
+            return x if mask is MISSING else x * mask
+
+    reader = Reader()
+
+    @cf.fuse
+    def read(x: Any, mask: Any = MISSING) -> Any:
+        return reader.read(x, mask) + (1 if mask is MISSING else 2)
+
+    assert_equal(read(X), X + 1)
+    assert_equal(read(X, X), X * X + 2)
+    assert_equal(read(X, MISSING), X + 1)
+
+
+def test_nested_functions_of_objects_are_one_trace() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.net, self.k = Net(), 2.0
+
+        @cf.fuse
+        def forward(self, x: Any) -> Any:
+            return self.net.forward(x) * self.k
+
+        @cf.fuse
+        def loss(self, x: Any, y: Any) -> Any:
+            return ((self.forward(x) - y) ** 2).mean() + self.net.layers[0].w.sum()
+
+    model = Model()
+    for k in (1.0, 3.0):
+        model.k, model.net.bias = k, np.full(3, k)
+        expected = model.net.plain(X) * k
+        assert_equal(model.forward(X), expected)
+        assert np.isclose(model.loss(X, X), ((expected - X) ** 2).mean() + model.net.layers[0].w.sum())
