@@ -21,8 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from .members import HEAP_TYPE, is_library_class
 from .structures import attributes_of, holds_value, slots_of
 
@@ -173,17 +171,12 @@ def _refuse(self: Unread, *args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-# The special methods of these types are all that Python and NumPy call on their own.
-_TYPES = (int, complex, str, dict, set, list, io.StringIO, types.FunctionType, types.CoroutineType, np.ndarray)
-_NOT_OF_USES = (
-    "__class__",
-    "__new__",
-    "__init__",
-    "__init_subclass__",
-    "__subclasshook__",
-    "__class_getitem__",
-    "__del__",
-)
-for _name in {name for cls in _TYPES for name in dir(cls)}:
-    if _name[:2] == "__" and _name not in _NOT_OF_USES and any(callable(getattr(c, _name, None)) for c in _TYPES):
+# The special methods of these types are all that Python calls on its own; NumPy takes what it does not know for an
+# object, and calls these.
+_TYPES = (int, complex, str, dict, set, list, io.StringIO, types.FunctionType, types.CoroutineType)
+_NO_USES = {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class__", "__class_getitem__", "__del__"}
+for _name in {name for cls in _TYPES for name in dir(cls)} - _NO_USES:
+    if _name.startswith("__") and any(callable(getattr(cls, _name, None)) for cls in _TYPES):
         setattr(Unread, _name, _refuse)
+for _name in ("matmul", "rmatmul", "imatmul", "deepcopy", "copy"):
+    setattr(Unread, f"__{_name}__", _refuse)

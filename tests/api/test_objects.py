@@ -6,6 +6,7 @@ import abc
 import copy
 import logging
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
@@ -253,8 +254,8 @@ def test_what_no_code_names_cannot_be_read() -> None:
             cf.fuse(function)(X, net, name)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"(?s)'n\.lock'.*lock.*static="):
         cf.fuse(lambda x, n: x if n.lock else x + 1)(X, net)
-    with pytest.raises(TypeError, match=r"argument 'x'|no argument is an array"):
-        cf.fuse(lambda n: 1.0)(Layer(1.0))
+    with pytest.raises(TypeError, match="no argument is an array"):
+        cf.fuse(lambda n: 1.0)(types.SimpleNamespace(held=Slotted()))
 
 
 def test_sentinels_are_themselves() -> None:
