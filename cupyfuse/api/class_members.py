@@ -22,19 +22,21 @@ def add_members(signature: Signature) -> bool:
     if not signature.classes and not signature.wrappers and not any(map(vars, signature.functions)):
         return True
     signature.stable = True
-    done: set[tuple[int, str]] = set()
     count = -1
     while count != (count := len(signature.attributes) + len(signature.classes) + len(signature.functions)):
         for owner, name in list(signature.classes.items()):
-            _add_members_of(signature, owner, name, done)
+            _add_members_of(signature, owner, name)
         for function in (*signature.functions, *signature.wrappers):
-            _add_members_of(signature, function, getattr(function, "__qualname__", str(function)), done)
+            _add_members_of(signature, function, getattr(function, "__qualname__", str(function)))
     stable, signature.stable = signature.stable, False
     return stable
 
 
-def _add_members_of(signature: Signature, owner: Any, name: str, done: set[tuple[int, str]]) -> None:
-    """Add the attributes that functions read of a class, a module or a function, but those `done` before."""
+def _add_members_of(signature: Signature, owner: Any, name: str) -> None:
+    """Add the attributes that functions read of a class, a module or a function, but those that were added before."""
+    if signature.visited.get(id(owner)) == len(signature.attributes):
+        return
+    signature.visited[id(owner)], done = len(signature.attributes), signature.members
     found = find_members(owner, signature.attributes, signature.package)
     if isinstance(owner, abc.ABCMeta):
         signature.key.append(abc.get_cache_token())  # changes when a class is registered as a virtual subclass

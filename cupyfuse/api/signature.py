@@ -75,14 +75,16 @@ class Signature:
         The top-level package of the function, whose code is not taken as a library's.
     classes : dict
         The classes and modules met, with their names; `class_members.add_members` adds what functions read of them.
+    members, visited : set of (int, str), dict
+        What it has added, by the ids of what holds it, and the number of attribute names for which it has searched.
     """
 
     # fmt: off
     __slots__ = (
         "_active", "_by_value", "_compared_only", "_held", "_reads_itself", "_seen", "_specs", "_static", "_subject",
         "attributes",
-        "captured", "classes", "containers", "exporters", "functions", "key", "leaves", "names", "numbers", "objects",
-        "originals", "package", "probes", "stable", "strings", "wrappers",
+        "captured", "classes", "containers", "exporters", "functions", "key", "leaves", "members", "names", "numbers",
+        "objects", "originals", "package", "probes", "stable", "strings", "visited", "wrappers",
     )
     # fmt: on
 
@@ -102,6 +104,8 @@ class Signature:
         self.attributes: set[str] = set()
         self.strings: set[str] = set()
         self.objects: list[HeldObject] = []
+        self.members: set[tuple[int, str]] = set()
+        self.visited: dict[int, int] = {}
         self.classes: dict[Any, str] = {}
         self._static, self.package, self._specs = static, package, specs
         self._by_value = False  # whether floats that are added belong to the key
