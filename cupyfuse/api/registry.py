@@ -25,6 +25,9 @@ def register(
 ) -> type:
     """Let fused functions take and return objects of a type, and call its methods.
 
+    Objects of plain classes of the user's own are taken without: this is for those that also have a value, that inherit
+    from a library's, or that functions return.
+
     Parameters
     ----------
     cls : type
@@ -50,16 +53,14 @@ def register(
     Examples
     --------
     >>> import numpy as np, cupyfuse as cf
-    >>> class Layer:
-    ...     def __init__(self, weight, slope):
-    ...         self.weight, self.slope = weight, slope
-    ...     @cf.fuse
-    ...     def forward(self, x):
-    ...         return cf.leaky_relu(x @ self.weight.T, self.slope)
-    >>> cf.register(Layer, lambda s: ([s.weight], s.slope), lambda slope, children: Layer(children[0], slope))
-    <class '...Layer'>
-    >>> Layer(np.ones((1, 2)), 0.5).forward(np.array([[1.0, -3.0]]))
-    array([[-1.]])
+    >>> class Line:
+    ...     def __init__(self, slope, offset):
+    ...         self.slope, self.offset = slope, offset
+    >>> cf.register(Line, lambda line: ([line.slope, line.offset], None), lambda _, children: Line(*children))
+    <class '...Line'>
+    >>> steeper = cf.fuse(lambda line, factor: Line(line.slope * factor, line.offset))
+    >>> steeper(Line(np.array([1.0, 2.0]), np.zeros(2)), 3.0).slope
+    array([3., 6.])
     """
     if not isinstance(cls, type):
         raise TypeError(f"register: cls: expected a type, got {type(cls).__name__}")
