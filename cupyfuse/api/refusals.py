@@ -18,7 +18,7 @@ def describe_refusal(value: Any) -> str:
     """Return the error message for an object that cannot be part of a fused call."""
     cls = type(value)
     return (
-        "expected an array, a number, a constant, a tuple, list or dict of these, or an object of a class of yours, got "
+        "expected an array, a number, a constant, a tuple, list or dict of these, or an object of your own class, got "
         f"{cls.__module__}.{cls.__qualname__}, of which a fused function cannot tell what it reads; {WAYS_OUT}"
     )
 
