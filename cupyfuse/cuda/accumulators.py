@@ -32,6 +32,11 @@ class Accumulator(NamedTuple):
         """Whether what it adds up is relative to a base of its own, of two words."""
         return self.kind.startswith(_SHARES)
 
+    @property
+    def sums_exponentials(self) -> bool:
+        """Whether it adds up exponentials, alone or among others."""
+        return "ExpSum<" in self.kind or _SHARES in self.kind
+
 
 def find_accumulators(
     step: Step, reductions: dict[Node, list[Node]], shares_of: Callable[[Node, list[Node]], set[Node]]

@@ -307,10 +307,19 @@ class Program:
         return self._accumulators[stage]
 
     @cached_property
+    def all_accumulators(self) -> list[Accumulator]:
+        """The accumulators of all stages."""
+        return [a for stage in range(self.stages) for a in self.accumulators(stage)]
+
+    @cached_property
+    def sums_exponentials(self) -> bool:
+        """Whether exponentials are summed, alone or with others."""
+        return any(a.sums_exponentials for a in self.all_accumulators)
+
+    @cached_property
     def relative_exponentials(self) -> dict[Node, Accumulator]:
         """Values exp(x - m) for the maximum m of the x of a row, which are 1 at most, and what adds each up."""
-        found = [a for stage in range(self.stages) for a in self.accumulators(stage)]
-        return {a.term: a for a in found if a.term is not None}
+        return {a.term: a for a in self.all_accumulators if a.term is not None}
 
     @cached_property
     def shares(self) -> set[Node]:

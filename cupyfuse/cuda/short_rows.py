@@ -70,7 +70,7 @@ def lanes(program: Program, packs: int, access: Access, most: int, reduces: bool
     fewest = power_of_two(max(singles, min(32, -(-packs // max(1, most // vec)))))
     if reduces:
         return _lanes_of_read_once(program, packs, vec, fewest, packed)
-    merges = sum(len(program.accumulators(stage)) for stage in range(program.stages))
+    merges = len(program.all_accumulators)
     of_values = vec < min(4, widest_vec(program)) and not packed and (_are_narrow(program) or merges >= _MERGES)
     more = packed or not (of_values or program.output_bytes)
     scale = _MERGED if merges >= _MERGES and more else 1.0
@@ -113,7 +113,7 @@ def most_of_lane(program: Program, reduces: bool) -> int:
     `reduces` tells whether the row is read once, and no row is written.
     """
     values, is_narrow = program.held_values, _are_narrow(program)
-    holds_terms = any(a.term is not None for stage in range(program.stages) for a in program.accumulators(stage))
+    holds_terms = bool(program.relative_exponentials)
     if values > 1 and is_narrow and not (values == 2 and holds_terms):
         return 0
     if reduces:
