@@ -196,9 +196,9 @@ def test_configurations_cover_the_row(cols, dtype, form):
 @pytest.mark.parametrize(("dtype", "vec"), [("float32", 4), ("bfloat16", 8)])
 @pytest.mark.parametrize(("packs", "blocks"), [(4096, 2), (4097, 2), (5120, 2), (5121, 1), (8192, 1)])
 def test_two_blocks_share_a_multiprocessor_where_each_has_room_for_a_row(dtype, vec, packs, blocks):
-    def config_of(function, cols, access=Access(vec), columns=()):
-        plan = cf.fuse(function).plan(cf.spec((8192, cols), dtype), *[cf.spec(cols, dtype)] * len(columns))
-        return default_config(Program(plan.steps[0], plan.scheduled.storage), access, True)
+    def config_of(function, cols, shifted=False, columns=0):
+        plan = cf.fuse(function).plan(cf.spec((8192, cols), dtype), *[cf.spec(cols, dtype)] * columns)
+        return default_config(Program(plan.steps[0], plan.scheduled.storage), Access(vec, shifted), True)
 
     config = config_of(lambda x: cf.softmax(x, axis=1), packs * vec)
     assert (config.template, config.blocks) == ("row_block", blocks)
@@ -206,8 +206,8 @@ def test_two_blocks_share_a_multiprocessor_where_each_has_room_for_a_row(dtype, 
     alone = config_of(lambda x: x / np.sqrt((x * x).sum(axis=1, keepdims=True)), packs * vec)
     assert (alone.blocks, alone.evict_last, config.evict_last) == (blocks, True, blocks > 1)
     if packs > 4096:  # of rows that are shifted, or with values of columns, no block has a multiprocessor to itself
-        assert config_of(lambda x: cf.softmax(x, axis=1), packs * vec + 1, Access(vec, True)).template == "row_shared"
-        assert config_of(lambda x, a: cf.softmax(x * a, axis=1), packs * vec, columns=(1,)).template == "row_shared"
+        assert config_of(lambda x: cf.softmax(x, axis=1), packs * vec + 1, shifted=True).template == "row_shared"
+        assert config_of(lambda x, a: cf.softmax(x * a, axis=1), packs * vec, columns=1).template == "row_shared"
 
 
 def norm_of_a_gate_backward(x, gate, dy):
