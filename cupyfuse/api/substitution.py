@@ -18,7 +18,7 @@ from . import arrays
 from .code import reads_of
 from .constants import constant_key
 from .members import MISSING
-from .objects import HeldObject, Places, Unread, empty_like, names_of, set_attribute
+from .objects import HeldObject, Places, Unread, delete_attribute, empty_like, names_of, set_attribute
 from .registry import registration
 from .signature import Signature
 from .structures import attributes_of, structure_of, with_attributes_of
@@ -65,6 +65,9 @@ class Substitution:
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
         self._seen: set[tuple[int, str]] = set()  # variables that were substituted
         self._rebuilt: list[tuple[str, Any, _State]] = []  # name, container or object, what it held
+        # The user's objects that the trace reads itself, with their classes and attributes.
+        not_rebuilt = [held for held in signature.objects if not held.rebuilt]
+        self._not_rebuilt = [(h, type(h.value), dict(attributes_of(h.value))) for h in not_rebuilt]
         self._floats_are_arguments, self._taken = True, 0  # arrays that were substituted
         self._read = read
 
@@ -220,6 +223,28 @@ class Substitution:
                 return name
         return None
 
+    def restore(self) -> str | None:
+        """Give the user's objects that were not rebuilt their classes and attributes again; return the name of one.
+
+        None if none has changed.
+        """
+        found = None
+        for held, cls, before in self._not_rebuilt:
+            value, now = held.value, dict(attributes_of(held.value))
+            now = {label: v for label, v in now.items() if label in before or not _is_cached_property(cls, label)}
+            changed = [label for label in before if label not in now or now[label] is not before[label]]
+            added = now.keys() - before.keys()
+            if type(value) is cls and not changed and not added:
+                continue
+            found = held.name
+            if type(value) is not cls:
+                object.__setattr__(value, "__class__", cls)
+            for label in added:
+                delete_attribute(value, label)
+            for label in changed:
+                set_attribute(value, label, before[label])
+        return found
+
 
 class _State(NamedTuple):
     """What a container or an object holds: a container's key, None of an object; children and their labels."""
@@ -231,7 +256,8 @@ class _State(NamedTuple):
 
 def _state_of_object(value: Any) -> _State:
     attributes = list(attributes_of(value))
-    return _State(None, [f".{name}" for name, _ in attributes], [child for _, child in attributes])
+    labels = [".__class__", *(f".{name}" for name, _ in attributes)]
+    return _State(None, labels, [type(value), *(child for _, child in attributes)])
 
 
 def _mixed_up() -> RuntimeError:
@@ -247,8 +273,12 @@ def _without_cached_properties(value: Any, state: _State) -> dict[str, Any]:
     return {
         label: child
         for label, child in zip(state.labels, state.children, strict=True)
-        if not isinstance(getattr(cls, label[1:], None), functools.cached_property)
+        if not _is_cached_property(cls, label[1:])
     }
+
+
+def _is_cached_property(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def _same(a: Any, b: Any, may_be_new: bool) -> bool:
