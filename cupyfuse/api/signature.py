@@ -185,6 +185,9 @@ class Signature:
         if held is not None:
             self.key.append(("object again", held.number))
             return
+        other = self._held.get((id(value), not rebuilt))
+        if other is not None:
+            self.key.append(("same object", other.number))
         self.stable, self.captured = False, True
         held = HeldObject(value, name, self._subject, len(self.objects), self._by_value, rebuilt)
         self._held[id(value), rebuilt] = held

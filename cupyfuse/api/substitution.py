@@ -57,8 +57,10 @@ class Substitution:
         self._trace = trace
         self._leaves, self._traced = signature.leaves, traced
         self._places = Places(signature.objects, len(signature.leaves), len(signature.numbers))
-        self._held = {id(held.value): held for held in signature.objects if held.rebuilt}
-        self._objects: dict[int, Any] = {}  # those that stand for the user's objects, by their ids
+        self._held = {id(held.value): held for held in signature.objects}
+        # What stands for the user's objects, by their ids. One that the trace reads itself somewhere is itself
+        # everywhere, so that the function finds it to be one object; the signature found no arrays in it.
+        self._objects = {id(held.value): held.value for held in signature.objects if not held.rebuilt}
         self._captured, self._static, self._package = signature.captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
         self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
@@ -134,11 +136,12 @@ class Substitution:
 
     def _object(self, held: HeldObject) -> Any:
         """Return what stands for one of the user's objects in every place; for one without attributes itself."""
-        if held.number in self._objects:
-            return self._objects[held.number]
+        found = self._objects.get(id(held.value))
+        if found is not None:
+            return found
         if not names_of(held.value):
             return held.value
-        rebuilt = self._objects[held.number] = empty_like(held.value)  # before its attributes, which may hold it
+        rebuilt = self._objects[id(held.value)] = empty_like(held.value)  # before its attributes, which may hold it
         before, self._floats_are_arguments = self._floats_are_arguments, not held.by_value
         for label, value in attributes_of(held.value):
             name, span = f"{held.name}.{label}", held.spans.get(label)

@@ -387,3 +387,29 @@ def test_classes_that_hide_attributes_are_refused() -> None:
     for cls in (Hidden, Again, OwnDict, One):
         with pytest.raises(TypeError, match="argument 'o': expected an array"):
             cf.fuse(lambda x, o: x * o.k)(X, cls())  # type: ignore[attr-defined]
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.k = 2.0
+
+
+SETTING = Setting()
+
+
+def test_objects_that_methods_read_around_them_are_the_same_ones_elsewhere() -> None:
+    class Reader:
+        default = Setting()
+
+        def read(self, x: Any, given: Any, other: Any = SETTING) -> Any:
+            x = x * given.k + (10 if given is SETTING else 20 if given is self.default else 30)
+            return x if other is SETTING else -x
+
+    reader, other = Reader(), Setting()
+    fused = cf.fuse(lambda x, r, s, t: r.read(x, s, t))
+    for s in (SETTING, other, Reader.default, SETTING):
+        for t in (SETTING, other):
+            for k in (1.0, 3.0):
+                s.k = k
+                for _ in range(10):
+                    assert_equal(fused(X, reader, s, t), reader.read(X, s, t))
