@@ -388,9 +388,12 @@ class _Writer:
             self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
             self._compare_keys(held.value.__dict__, variable)
         for label, value in attributes:
-            if label in held.spans:
-                slot = slots.get(label)
-                source = f"{variable}[{label!r}]" if slot is None else f"{self.constant(slot.__get__)}({name})"
+            slot = slots.get(label)
+            source = f"{variable}[{label!r}]" if slot is None else f"{self.constant(slot.__get__)}({name})"
+            if label not in held.spans:
+                if held.by_any_name:
+                    self._refuse_if(f"{source} is None")
+            else:
                 self._lines.append(f"{(part := self._variable())} = {source}")
                 with self._places.within(held.spans[label]):
                     self.add(value, part, held.by_value)

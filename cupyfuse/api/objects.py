@@ -92,6 +92,8 @@ class HeldObject:
         Whether another object stands for it while the function is traced; else the trace reads it itself.
     spans : dict
         Those of the attributes that were added, by name.
+    by_any_name : bool
+        Whether code may compute names of attributes: all that are None were added.
     """
 
     value: Any
@@ -101,6 +103,7 @@ class HeldObject:
     by_value: bool
     rebuilt: bool
     spans: dict[str, Span] = field(default_factory=dict)
+    by_any_name: bool = False
 
 
 class Places:

@@ -413,3 +413,21 @@ def test_objects_that_methods_read_around_them_are_the_same_ones_elsewhere() -> 
                 s.k = k
                 for _ in range(10):
                     assert_equal(fused(X, reader, s, t), reader.read(X, s, t))
+
+
+def test_attributes_by_computed_names_may_be_compared_with_none() -> None:
+    class Options:
+        def __init__(self) -> None:
+            self.k, self.bias1 = 2.0, None
+
+        def apply(self, x: Any, number: int) -> Any:
+            return x * self.k + (1 if getattr(self, f"bias{number}") is None else 2)
+
+    options = Options()
+    fused = cf.fuse(lambda x, o, n: o.apply(x, n))
+    of_dict = cf.fuse(lambda x, o: x + sum(value is None for value in o.__dict__.values()))
+    for bias in (None, 3, None, 4):
+        options.bias1 = bias  # type: ignore[assignment]
+        for _ in range(10):
+            assert_equal(fused(X, options, 1), options.apply(X, 1))
+            assert_equal(of_dict(X, options), X + (bias is None))
