@@ -28,7 +28,7 @@ class Reads:
     globals : tuple of str
         The globals among the variables.
     attributes : frozenset of str
-        The names of all attributes that are read of anything.
+        The names of all attributes that are read of anything; `ANY` among them where names may be computed.
     strings : frozenset of str
         The constants that could be names of attributes, for `getattr`.
     assigned : tuple of str
@@ -49,6 +49,8 @@ _VARIABLES = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _VARIABLES |= {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _ASSIGNMENTS = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
+_READ_ANY = {"getattr", "vars"}  # builtins that read attributes by names that are computed
+ANY = "__dict__"  # stands for the names of all attributes among those that code reads
 _IGNORED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME"}
 
 
@@ -76,6 +78,8 @@ def reads_of(code: types.CodeType) -> Reads:
             if path is not None and operation not in _IGNORED:
                 variables.setdefault(variable, set()).add(tuple(path))
                 path = None
+            if operation in _VARIABLES and name in _READ_ANY:
+                attributes.add(ANY)
             is_outside = "DEREF" not in operation or name in outside
             if operation in _VARIABLES and is_outside:
                 variable, path = name, []

@@ -102,9 +102,7 @@ class Environment:
         if snapshot is None:
             if not self.is_own:
                 self._add_variables(signature)
-            add_members(signature)
-            while signature.add_attributes(signature.attributes | signature.strings):
-                add_members(signature)
+            _add_members_and_attributes(signature)
             return
         signature.key.append(snapshot.key)
         signature.captured = signature.captured or snapshot.captured
@@ -116,8 +114,9 @@ class Environment:
             signature.key.append(of_classes.key)
         else:
             signature.attributes |= snapshot.attributes
+            signature.strings |= snapshot.strings
             signature.classes = {**snapshot.classes, **signature.classes}
-            add_members(signature)
+            _add_members_and_attributes(signature)
 
     def add_attributes(self, signature: Signature, first: int = 0) -> None:
         """Add what the code may read of objects among the arguments, where snapshots tell which code that is.
@@ -173,3 +172,10 @@ class Environment:
             signature.add_function(self.function, "fn", defaults=False)
         else:
             signature.add_by_value(self.function, "fn")
+
+
+def _add_members_and_attributes(signature: Signature) -> None:
+    """Add what the code reads of classes, and of objects: those that classes hold are met here."""
+    add_members(signature)
+    while signature.add_attributes(signature.attributes | signature.strings):
+        add_members(signature)

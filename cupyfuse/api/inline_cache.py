@@ -362,7 +362,8 @@ class _Writer:
         else:
             attributes = getattr(value, "__dict__", {})
             slots = slots_of(cls)
-            if attributes.keys() & dict(slots) or not all(hasattr(value, label) for label, _ in slots):
+            names = {label for label, _ in attributes_of(value)}
+            if attributes.keys() & dict(slots) or not names.issuperset(label for label, _ in slots):
                 raise _Unrecognizable  # the key has other children
             if hasattr(value, "__dict__"):
                 self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
@@ -380,15 +381,19 @@ class _Writer:
         self._refuse_if(f"type({name}) is not {self.constant(type(held.value))}")
         attributes = list(attributes_of(held.value))
         slots = dict(slots_of(type(held.value)))
-        if not all(hasattr(held.value, label) for label in slots) or len(dict(attributes)) < len(attributes):
+        names = {label for label, _ in attributes}
+        if not slots.keys() <= names or len(names) < len(attributes):
             raise _Unrecognizable  # the key has other names
         if hasattr(held.value, "__dict__"):
             self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
             self._compare_keys(held.value.__dict__, variable)
         for label, value in attributes:
-            if label in held.spans:
-                slot = slots.get(label)
-                source = f"{variable}[{label!r}]" if slot is None else f"{self.constant(slot.__get__)}({name})"
+            slot = slots.get(label)
+            source = f"{variable}[{label!r}]" if slot is None else f"{self.constant(slot.__get__)}({name})"
+            if label not in held.spans:
+                if held.by_any_name:
+                    self._refuse_if(f"{source} is None")
+            else:
                 self._lines.append(f"{(part := self._variable())} = {source}")
                 with self._places.within(held.spans[label]):
                     self.add(value, part, held.by_value)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from .members import HEAP_TYPE, is_library_class
-from .structures import attributes_of, holds_value, slots_of
+from .structures import attributes_of, hides_attributes, holds_value, slots_of
 
 # Bases that hold nothing, and methods by which libraries take an object for an array; one with `__del__` would be
 # finalized with each object that stands for it.
@@ -38,6 +38,8 @@ def is_plain(cls: type, package: str) -> bool:
     So it is where the user's own `class` statements define it and its bases. Dataclasses are not counted: methods that
     Python generates for them read all attributes.
     """
+    if type(cls) is not type and type(cls).__eq__ is not type.__eq__:
+        return False  # classes that keys could not tell apart
     known = _plain.get(cls)
     if known is None:
         known = _plain[cls] = {}
@@ -55,6 +57,8 @@ def _is_plain(cls: type, package: str) -> bool:
     for base in cls.__mro__:
         if base not in _BASES_OF_ANY and (not base.__flags__ & HEAP_TYPE or is_library_class(base, package)):
             return False
+    if hides_attributes(cls):
+        return False
     try:
         object.__new__(cls)
     except TypeError:  # a base that is written in C has memory of its own
@@ -88,6 +92,8 @@ class HeldObject:
         Whether another object stands for it while the function is traced; else the trace reads it itself.
     spans : dict
         Those of the attributes that were added, by name.
+    by_any_name : bool
+        Whether code may compute names of attributes: all that are None were added.
     """
 
     value: Any
@@ -97,6 +103,7 @@ class HeldObject:
     by_value: bool
     rebuilt: bool
     spans: dict[str, Span] = field(default_factory=dict)
+    by_any_name: bool = False
 
 
 class Places:
@@ -146,6 +153,15 @@ def set_attribute(made: Any, name: str, value: Any) -> None:
         made.__dict__[name] = value
     else:
         slot.__set__(made, value)
+
+
+def delete_attribute(value: Any, name: str) -> None:
+    """Delete an attribute where `attributes_of` reads it."""
+    slot = dict(slots_of(type(value))).get(name)
+    if slot is None:
+        del value.__dict__[name]
+    else:
+        slot.__delete__(value)
 
 
 def names_of(value: Any) -> tuple[str, ...]:

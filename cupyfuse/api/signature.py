@@ -16,7 +16,7 @@ import numpy as np
 from ..trace import TracedNumber, Tracer
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
-from .code import AttributePath, Reads, is_library_module, reads_of
+from .code import ANY, AttributePath, Reads, is_library_module, reads_of
 from .constants import Identity, constant_key, enums_in
 from .members import MISSING
 from .objects import HeldObject, Span, is_plain, names_of
@@ -185,6 +185,9 @@ class Signature:
         if held is not None:
             self.key.append(("object again", held.number))
             return
+        other = self._held.get((id(value), not rebuilt))
+        if other is not None:
+            self.key.append(("same object", other.number))
         self.stable, self.captured = False, True
         held = HeldObject(value, name, self._subject, len(self.objects), self._by_value, rebuilt)
         self._held[id(value), rebuilt] = held
@@ -193,11 +196,15 @@ class Signature:
         self.key.append((type(value), names_of(value)))
 
     def add_attributes(self, names: Set[str], first: int = 0) -> bool:
-        """Add the attributes of these names of all objects from number `first` on; return whether any were added."""
-        added = False
+        """Add the attributes of these names of all objects from number `first` on; return whether any were added.
+
+        With `ANY` among the names those that are None, too: code compares them without using them.
+        """
+        added, by_any_name = False, ANY in names
         for held in itertools.islice(self.objects, first, None):  # which grow meanwhile
+            held.by_any_name = held.by_any_name or by_any_name
             for label, value in attributes_of(held.value):
-                if label in names and label not in held.spans:
+                if (label in names or (by_any_name and value is None)) and label not in held.spans:
                     held.spans[label] = self._add_attribute_of(held, value, label)
                     added = True
         return added

@@ -211,8 +211,11 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, in its `__dict__` and in slots."""
     yield from getattr(value, "__dict__", {}).items()
     for name, slot in slots_of(type(value)):
-        if hasattr(value, name):
-            yield name, slot.__get__(value)
+        try:  # not `hasattr`, which would call a `__getattr__` of the class
+            found = slot.__get__(value)
+        except AttributeError:  # without a value
+            continue
+        yield name, found
 
 
 def slots_of(cls: type) -> list[tuple[str, Any]]:
@@ -222,6 +225,17 @@ def slots_of(cls: type) -> list[tuple[str, Any]]:
         members = {n: m for base in reversed(cls.__mro__[:-1]) for n, m in vars(base).items()}
         found = _slots[cls] = [(n, m) for n, m in members.items() if isinstance(m, types.MemberDescriptorType)]
     return found
+
+
+def hides_attributes(cls: type) -> bool:
+    """Whether `attributes_of` misses attributes: those of slots under a name that a subclass has again, or all.
+
+    The latter where a class defines its `__dict__` itself.
+    """
+    members = [(name, member) for base in cls.__mro__[:-1] for name, member in vars(base).items()]
+    slots = [name for name, member in members if isinstance(member, types.MemberDescriptorType)]
+    own_dicts = [m for name, m in members if name == "__dict__" and not isinstance(m, types.GetSetDescriptorType)]
+    return bool(own_dicts) or len(slots) > len(slots_of(cls))
 
 
 _slots: weakref.WeakKeyDictionary[type, list[tuple[str, Any]]] = weakref.WeakKeyDictionary()

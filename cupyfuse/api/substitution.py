@@ -18,7 +18,7 @@ from . import arrays
 from .code import reads_of
 from .constants import constant_key
 from .members import MISSING
-from .objects import HeldObject, Places, Unread, empty_like, names_of, set_attribute
+from .objects import HeldObject, Places, Unread, delete_attribute, empty_like, names_of, set_attribute
 from .registry import registration
 from .signature import Signature
 from .structures import attributes_of, structure_of, with_attributes_of
@@ -57,14 +57,19 @@ class Substitution:
         self._trace = trace
         self._leaves, self._traced = signature.leaves, traced
         self._places = Places(signature.objects, len(signature.leaves), len(signature.numbers))
-        self._held = {id(held.value): held for held in signature.objects if held.rebuilt}
-        self._objects: dict[int, Any] = {}  # those that stand for the user's objects, by their ids
+        self._held = {id(held.value): held for held in signature.objects}
+        # What stands for the user's objects, by their ids. One that the trace reads itself somewhere is itself
+        # everywhere, so that the function finds it to be one object; the signature found no arrays in it.
+        self._objects = {id(held.value): held.value for held in signature.objects if not held.rebuilt}
         self._captured, self._static, self._package = signature.captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
         self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
         self._seen: set[tuple[int, str]] = set()  # variables that were substituted
         self._rebuilt: list[tuple[str, Any, _State]] = []  # name, container or object, what it held
+        # The user's objects that the trace reads itself, with their classes and attributes.
+        not_rebuilt = [held for held in signature.objects if not held.rebuilt]
+        self._not_rebuilt = [(h, type(h.value), dict(attributes_of(h.value))) for h in not_rebuilt]
         self._floats_are_arguments, self._taken = True, 0  # arrays that were substituted
         self._read = read
 
@@ -131,11 +136,12 @@ class Substitution:
 
     def _object(self, held: HeldObject) -> Any:
         """Return what stands for one of the user's objects in every place; for one without attributes itself."""
-        if held.number in self._objects:
-            return self._objects[held.number]
+        found = self._objects.get(id(held.value))
+        if found is not None:
+            return found
         if not names_of(held.value):
             return held.value
-        rebuilt = self._objects[held.number] = empty_like(held.value)  # before its attributes, which may hold it
+        rebuilt = self._objects[id(held.value)] = empty_like(held.value)  # before its attributes, which may hold it
         before, self._floats_are_arguments = self._floats_are_arguments, not held.by_value
         for label, value in attributes_of(held.value):
             name, span = f"{held.name}.{label}", held.spans.get(label)
@@ -220,6 +226,28 @@ class Substitution:
                 return name
         return None
 
+    def restore(self) -> str | None:
+        """Give the user's objects that were not rebuilt their classes and attributes again; return the name of one.
+
+        None if none has changed.
+        """
+        found = None
+        for held, cls, before in self._not_rebuilt:
+            value, now = held.value, dict(attributes_of(held.value))
+            now = {label: v for label, v in now.items() if label in before or not _is_cached_property(cls, label)}
+            changed = [label for label in before if label not in now or now[label] is not before[label]]
+            added = now.keys() - before.keys()
+            if type(value) is cls and not changed and not added:
+                continue
+            found = held.name
+            if type(value) is not cls:
+                object.__setattr__(value, "__class__", cls)
+            for label in added:
+                delete_attribute(value, label)
+            for label in changed:
+                set_attribute(value, label, before[label])
+        return found
+
 
 class _State(NamedTuple):
     """What a container or an object holds: a container's key, None of an object; children and their labels."""
@@ -231,7 +259,8 @@ class _State(NamedTuple):
 
 def _state_of_object(value: Any) -> _State:
     attributes = list(attributes_of(value))
-    return _State(None, [f".{name}" for name, _ in attributes], [child for _, child in attributes])
+    labels = [".__class__", *(f".{name}" for name, _ in attributes)]
+    return _State(None, labels, [type(value), *(child for _, child in attributes)])
 
 
 def _mixed_up() -> RuntimeError:
@@ -247,8 +276,12 @@ def _without_cached_properties(value: Any, state: _State) -> dict[str, Any]:
     return {
         label: child
         for label, child in zip(state.labels, state.children, strict=True)
-        if not isinstance(getattr(cls, label[1:], None), functools.cached_property)
+        if not _is_cached_property(cls, label[1:])
     }
+
+
+def _is_cached_property(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def _same(a: Any, b: Any, may_be_new: bool) -> bool:

@@ -178,6 +178,8 @@ def _trace_once(
         changed = substitution.changed_container()
     finally:
         trace.end()
+        of_classes = substitution.restore()
+    changed = changed or of_classes
     if changed is not None:
         raise TraceError(
             f"cannot fuse a change of {changed!r}: a fused function runs as Python code only while it is traced, and "

@@ -293,3 +293,141 @@ def test_nested_functions_of_objects_are_one_trace() -> None:
         expected = model.net.plain(X) * k
         assert_equal(model.forward(X), expected)
         assert np.isclose(model.loss(X, X), ((expected - X) ** 2).mean() + model.net.layers[0].w.sum())
+
+
+def test_slots_without_a_value_and_getattr() -> None:
+    class Half:
+        __slots__ = ("k", "more")
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "more":
+                asked.append(name)
+                return 0.25
+            raise AttributeError(name)
+
+    asked: list[str] = []
+    half = Half()
+    half.k = 2.0  # type: ignore[attr-defined]
+    fused = cf.fuse(lambda x, h: x * h.k)
+    for _ in range(10):
+        assert_equal(fused(X, half), X * 2)
+    assert not asked
+    more = cf.fuse(lambda x, h: x * h.more)
+    for value in (0.25, 3.0):
+        for _ in range(10):
+            assert_equal(more(X, half), X * value)
+        half.more = 3.0  # type: ignore[attr-defined]
+
+
+def test_objects_that_classes_hold_are_read_in_each_call() -> None:
+    class Unit:
+        k = 1.0
+
+    class Scale:
+        unit = Unit()
+
+        def apply(self, x: Any) -> Any:
+            return x * self.unit.k
+
+        def count(self, x: Any) -> Any:
+            self.unit.n = getattr(self.unit, "n", 0) + 1
+            return x
+
+    scale = Scale()
+    fused = cf.fuse(lambda x, s: s.apply(x))
+    for k in (1.0, 2.0, 3.0):
+        Scale.unit.k = k
+        for _ in range(10):
+            assert_equal(fused(X, scale), X * k)
+    with pytest.raises(TraceError, match=r"cannot fuse a change of 's\.unit'"):
+        cf.fuse(lambda x, s: s.count(x))(X, scale)
+    assert vars(Scale.unit) == {"k": 3.0}
+
+
+def test_classes_of_objects_must_not_be_changed() -> None:
+    def changes(x: Any, layer: Any) -> Any:
+        layer.__class__ = Net
+        return x
+
+    layer = Layer()
+    with pytest.raises(TraceError, match="cannot fuse a change of 'layer'"):
+        cf.fuse(changes)(X, layer)
+    assert type(layer) is Layer
+
+
+def test_classes_that_hide_attributes_are_refused() -> None:
+    class Base:
+        __slots__ = ("k",)
+
+    class Hidden(Base):
+        __slots__ = ()
+
+        @property
+        def k(self) -> Any:  # type: ignore[override]
+            return Base.k.__get__(self) * 2  # type: ignore[attr-defined]
+
+    class Again(Base):
+        __slots__ = ("k",)
+
+    class OwnDict:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            return {}
+
+    class Alike(type):
+        def __eq__(cls, other: object) -> bool:
+            return isinstance(other, Alike)
+
+        def __hash__(cls) -> int:
+            return 1
+
+    class One(metaclass=Alike):
+        pass
+
+    for cls in (Hidden, Again, OwnDict, One):
+        with pytest.raises(TypeError, match="argument 'o': expected an array"):
+            cf.fuse(lambda x, o: x * o.k)(X, cls())  # type: ignore[attr-defined]
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.k = 2.0
+
+
+SETTING = Setting()
+
+
+def test_objects_that_methods_read_around_them_are_the_same_ones_elsewhere() -> None:
+    class Reader:
+        default = Setting()
+
+        def read(self, x: Any, given: Any, other: Any = SETTING) -> Any:
+            x = x * given.k + (10 if given is SETTING else 20 if given is self.default else 30)
+            return x if other is SETTING else -x
+
+    reader, other = Reader(), Setting()
+    fused = cf.fuse(lambda x, r, s, t: r.read(x, s, t))
+    for s in (SETTING, other, Reader.default, SETTING):
+        for t in (SETTING, other):
+            for k in (1.0, 3.0):
+                s.k = k
+                for _ in range(10):
+                    assert_equal(fused(X, reader, s, t), reader.read(X, s, t))
+
+
+def test_attributes_by_computed_names_may_be_compared_with_none() -> None:
+    class Options:
+        def __init__(self) -> None:
+            self.k, self.bias1 = 2.0, None
+
+        def apply(self, x: Any, number: int) -> Any:
+            return x * self.k + (1 if getattr(self, f"bias{number}") is None else 2)
+
+    options = Options()
+    fused = cf.fuse(lambda x, o, n: o.apply(x, n))
+    of_dict = cf.fuse(lambda x, o: x + sum(value is None for value in o.__dict__.values()))
+    for bias in (None, 3, None, 4):
+        options.bias1 = bias  # type: ignore[assignment]
+        for _ in range(10):
+            assert_equal(fused(X, options, 1), options.apply(X, 1))
+            assert_equal(of_dict(X, options), X + (bias is None))
