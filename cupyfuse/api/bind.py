@@ -15,8 +15,9 @@ from .inline_cache import InlineCache
 from .parameters import Parameters
 from .planned_function import NOT_GIVEN, PlannedFunction
 from .registry import register_own
-from .signature import Signature, TracedArgument
+from .signature import Signature
 from .tracing import graph_key
+from .walk import TracedArgument
 
 
 class Prepacked:

@@ -14,7 +14,7 @@ from .call import run
 from .inline_cache import RecognizedCall
 from .planned_function import NOT_GIVEN, PlannedFunction
 from .registry import register_own
-from .signature import TracedArgument
+from .walk import TracedArgument
 
 
 class Fused(PlannedFunction):

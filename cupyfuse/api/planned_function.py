@@ -34,9 +34,10 @@ from .code import package_of
 from .environment import Environment
 from .inline_cache import InlineCache
 from .parameters import Parameters
-from .signature import Signature, TracedArgument
+from .signature import Signature
 from .tracing import Tracing, trace_function
 from .variables import variables_of
+from .walk import TracedArgument
 
 _instances: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()
 

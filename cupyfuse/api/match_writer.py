@@ -1,0 +1,206 @@
+"""Write the function that compares the arguments of a call with those of an example, and collects their arrays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..generated import Constants, define
+from . import arrays
+from .objects import HeldObject, Places
+from .registry import registration
+from .signature import Signature
+from .structures import attributes_of, is_namedtuple, is_record, slots_of
+
+_MOST_VALUES = 500  # compared by one generated function
+_MOST_PAIRED = 4  # arrays or objects that are compared with each other in pairs
+
+
+class Unrecognizable(Exception):
+    """A value is of a type whose comparison is not generated."""
+
+
+class MatchWriter:
+    """Writes a function that compares values with those of an example call, and collects the arrays and floats in them.
+
+    It compares at least what `Signature.add` adds to the key; of bound values that arrays are the same objects, too.
+    `signature` is that of the example.
+    """
+
+    def __init__(self, signature: Signature):
+        self._lines: list[str] = []
+        self._constants = Constants(ndarray=np.ndarray)
+        self.constant = self._constants.name
+        self._parameters: list[str] = []
+        self._count = 0
+        self._places = Places(signature.objects, len(signature.leaves), len(signature.numbers))
+        self._leaves: dict[int, str] = {}  # by position
+        self._numbers: dict[int, str] = {}
+        self._held = {id(held.value): held for held in signature.objects}
+        self._objects: dict[int, str] = {}  # the variables that hold objects, by their number
+        self._same_arrays = False  # whether arrays have to be the same objects
+
+    def parameter(self) -> str:
+        """Return the name of the next value that the function takes."""
+        self._parameters.append(self._variable())
+        return self._parameters[-1]
+
+    def _variable(self) -> str:
+        self._count += 1
+        if self._count > _MOST_VALUES:
+            raise Unrecognizable
+        return f"v{self._count}"
+
+    def _refuse_if(self, *conditions: str) -> None:
+        self._lines.append(f"if {' or '.join(conditions)}: return None")
+
+    def add_bound(self, value: Any) -> None:
+        """Compare what a bound value holds with what it holds now."""
+        self._same_arrays = True
+        self.add(value, self.constant(value), True)
+        self._same_arrays = False
+
+    def add_leaf(self, name: str) -> None:
+        """Add an array."""
+        place = self._places.next_leaf()
+        if place is None:
+            raise Unrecognizable
+        self._leaves[place] = name
+
+    def add(self, value: Any, name: str, by_value: bool) -> None:
+        """Write the comparison of a variable with an example value; `by_value` if floats belong to the key."""
+        cls = type(value)
+        if cls is np.ndarray:
+            self._add_array(value, name, "ndarray")
+        elif cls is arrays.CUPY_ARRAY:
+            device = self.constant(value.data.device_id)
+            self._add_array(value, name, self.constant(cls), f"{name}.data.device_id != {device}")
+        elif value is None or value is True or value is False:
+            self._refuse_if(f"{name} is not {value}")
+        elif cls is int or cls is str:
+            self._refuse_if(self._differs(value, name))
+        elif cls is float and by_value:
+            same, text = self.constant(value), self.constant(value.hex())
+            self._refuse_if(f"({name} is not {same} and (type({name}) is not float or {name}.hex() != {text}))")
+        elif cls is float:
+            self._refuse_if(f"type({name}) is not float")
+            self._numbers[self._places.next_number()] = name
+        elif cls is list or cls is tuple:
+            self._refuse_if(f"type({name}) is not {cls.__name__}", f"len({name}) != {len(value)}")
+            self._unpack(value, name, by_value)
+        elif id(value) in self._held:
+            self._add_object(self._held[id(value)], name)
+        elif is_record(cls) and registration(cls) is None:
+            self._refuse_if(f"type({name}) is not {self.constant(cls)}")
+            self._add_record(value, name, by_value)
+        else:
+            raise Unrecognizable
+
+    def _differs(self, value: int | str, name: str) -> str:
+        """Return the condition that a variable holds another number or string."""
+        constant = self.constant(value)
+        return f"({name} is not {constant} and (type({name}) is not {type(value).__name__} or {name} != {constant}))"
+
+    def _add_array(self, value: Any, name: str, cls: str, *further: str) -> None:
+        shape, strides, dtype = map(self.constant, (value.shape, value.strides, value.dtype))
+        if self._same_arrays:
+            self._refuse_if(f"{name} is not {self.constant(value)}")
+        self._refuse_if(
+            *(f"type({name}) is not {cls}", *further, f"{name}.shape != {shape}"),
+            *(f"({name}.dtype is not {dtype} and {name}.dtype != {dtype})", f"{name}.strides != {strides}"),
+        )
+        self.add_leaf(name)
+
+    def _unpack(self, values: Collection[Any], source: str, by_value: bool) -> None:
+        """Unpack and compare the items of an iterable; another number of them raises ValueError."""
+        names = [self._variable() for _ in values]
+        if names:
+            self._lines.append(f"({', '.join(names)},) = {source}")
+        for value, name in zip(values, names, strict=True):
+            self.add(value, name, by_value)
+
+    def _add_record(self, value: Any, name: str, by_value: bool) -> None:
+        """Compare a dict, a namedtuple or a dataclass, whose type was compared."""
+        cls = type(value)
+        if cls is dict:
+            self._add_dict(value, name, by_value)
+        elif is_namedtuple(cls):
+            fields = list(tuple.__iter__(value))  # the class may iterate otherwise
+            self._unpack(fields, f"{self.constant(tuple.__iter__)}({name})", by_value)
+        else:
+            attributes = getattr(value, "__dict__", {})
+            slots = slots_of(cls)
+            names = {label for label, _ in attributes_of(value)}
+            if attributes.keys() & dict(slots) or not names.issuperset(label for label, _ in slots):
+                raise Unrecognizable  # the key has other children
+            if hasattr(value, "__dict__"):
+                self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
+                self._add_dict(attributes, variable, by_value)
+            for _, slot in slots:
+                self._lines.append(f"{(variable := self._variable())} = {self.constant(slot.__get__)}({name})")
+                self.add(slot.__get__(value), variable, by_value)
+
+    def _add_object(self, held: HeldObject, name: str) -> None:
+        """Compare an object: its type, the names of its attributes, and those of them that the signature has."""
+        if held.number in self._objects:
+            self._refuse_if(f"{name} is not {self._objects[held.number]}")
+            return
+        self._objects[held.number] = name
+        self._refuse_if(f"type({name}) is not {self.constant(type(held.value))}")
+        attributes = list(attributes_of(held.value))
+        slots = dict(slots_of(type(held.value)))
+        names = {label for label, _ in attributes}
+        if not slots.keys() <= names or len(names) < len(attributes):
+            raise Unrecognizable  # the key has other names
+        if hasattr(held.value, "__dict__"):
+            self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
+            self._compare_keys(held.value.__dict__, variable)
+        for label, value in attributes:
+            slot = slots.get(label)
+            source = f"{variable}[{label!r}]" if slot is None else f"{self.constant(slot.__get__)}({name})"
+            if label not in held.spans:
+                if held.by_any_name:
+                    self._refuse_if(f"{source} is None")
+            else:
+                self._lines.append(f"{(part := self._variable())} = {source}")
+                with self._places.within(held.spans[label]):
+                    self.add(value, part, held.by_value)
+
+    def _add_dict(self, value: dict[Any, Any], name: str, by_value: bool) -> None:
+        self._compare_keys(value, name)
+        self._unpack(value.values(), f"{name}.values()", by_value)
+
+    def _compare_keys(self, value: dict[Any, Any], name: str) -> None:
+        if not all(type(key) is str for key in value):
+            raise Unrecognizable
+        self._refuse_if(f"len({name}) != {len(value)}")
+        keys = [self._variable() for _ in value]
+        if keys:
+            self._lines.append(f"({', '.join(keys)},) = {name}")
+            self._refuse_if(*(self._differs(key, variable) for key, variable in zip(value, keys, strict=True)))
+
+    def function(self) -> Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]:
+        """Compile the lines to `match(values)`: the arrays and floats of a call like the example, or None."""
+        body = [f"({', '.join(self._parameters)},) = values"] if self._parameters else []
+        leaves, numbers = ([found[i] for i in sorted(found)] for found in (self._leaves, self._numbers))
+        body += [*self._lines, f"leaves = [{', '.join(leaves)}]"]
+        # Arrays and objects that are given twice have another key.
+        body += _differ(leaves, "leaves")
+        if self._objects:
+            objects = list(self._objects.values())
+            body += _differ(objects, f"({', '.join(objects)},)")
+        body.append(f"return leaves, [{', '.join(numbers)}]")
+        lines = ["try:", *(f"    {line}" for line in body)]
+        # A slot without a value, a namedtuple of another length, a container that another thread changes.
+        lines += ["except (AttributeError, KeyError, ValueError, RuntimeError):", "    return None"]
+        return define("match", "values", lines, self._constants)
+
+
+def _differ(names: Sequence[str], together: str) -> list[str]:
+    """Return the lines that refuse variables of which two hold the same object; `together` is all of them."""
+    if len(names) <= _MOST_PAIRED:
+        return [f"if {a} is {b}: return None" for a, b in itertools.combinations(names, 2)]
+    return [f"if len(set(map(id, {together}))) != {len(names)}: return None"]
