@@ -44,7 +44,7 @@ _ALONE = 1.005  # of a block that shares nothing: its operands take more of the 
 START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
 # cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
-_SPLIT, _SPLIT_SHARE = 4e-6, 0.75
+_SPLIT, _SPLIT_SHARE = 3e-6, 0.75
 # Of its speed, what cuBLAS reaches with tensor cores where all rows, of results too, begin at multiples of so many
 # elements, by the bytes of an operand's. On an H200 1024 x 4096 x N takes in bfloat16, with results in float32 or not,
 # 362 us for N = 32000, 1 ms for 32002 and 32004, 2.6 ms for 32001; in TF32 650 us, and 2.1 ms for 32001 and 32002.
