@@ -15,6 +15,8 @@ from cupyfuse import devices, settings
 from cupyfuse.ir.operators import POINTWISE
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import Tiles, tiles_for
+from cupyfuse.plan.schedule.fused_product import stream_seconds
+from cupyfuse.plan.schedule.tiles import own_time, quick_flops
 
 H200 = devices.DEVICES["H200"]
 
@@ -52,16 +54,26 @@ def test_the_estimate_decides() -> None:
 
 
 def test_quick_expressions_are_estimated_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written by hand, too: the plan knows the operator. By its FLOPs in float32 a pass of its own would be quicker."""
+    """Written by hand, too: the plan knows the operator."""
 
     def mish(x: Any, w: Any) -> Any:
         y = x @ w.T
         return y * np.tanh(np.log1p(np.exp(-np.abs(y))) + np.maximum(y, 0))
 
     shapes = (1024, 8192), (8192, 8192)
-    assert kinds(plan_of(mish, *shapes)) == ["Gemm"] and plan_of(mish, *shapes).steps[0].fused == ("matmul", "mish")
+    (step,) = plan_of(mish, *shapes).steps
+    assert step.fused == ("matmul", "mish") and step.epilogue is not None
+    quick, seconds = quick_flops(step.epilogue), own_time(step, H200)
     monkeypatch.setitem(POINTWISE, "mish", dataclasses.replace(POINTWISE["mish"], quick_flops=0))
-    assert kinds(plan_of(mish, *shapes)) == ["Gemm", "RowProgram"]
+    assert quick_flops(step.epilogue) > 1.5 * quick and own_time(step, H200) > 1.05 * seconds
+
+
+def test_the_arithmetic_of_a_row_program_of_its_own_counts() -> None:
+    seconds = []
+    with settings.epilogues("never"):
+        for function in (lambda x, w: np.maximum(x @ w.T, 0), lambda x, w: cf.mish(x @ w.T)):
+            seconds.append(stream_seconds(plan_of(function, (4096, 768), (3072, 768)).steps[1:], H200))
+    assert seconds[0] < seconds[1] < 1.5 * seconds[0]
 
 
 def test_what_gains_behind_a_split_product() -> None:

@@ -9,7 +9,7 @@ from ...devices import Device
 from ...ir.graph import Node
 from .memory import base_of
 from .steps import Step, last_stage, step_of, with_bytes
-from .tiles import library_time, own_time, split_epilogue_time, stream_time
+from .tiles import library_time, own_time, quick_flops, split_epilogue_time, stream_time
 
 GAIN = 0.985  # of the time of the usual way, what another may take at most to be preferred
 _MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain
@@ -90,7 +90,7 @@ def stream_seconds(steps: Iterable[Step | None], device: Device) -> float:
     Behind 4096 x 768 x 3072 in bfloat16 the row program of a ReLU takes 21 us on an H200, that of Mish 30.
     """
     found = [s for s in steps if s is not None]
-    return sum(stream_time(s, device, last_stage(s) + 1) + s.flops / device.simt for s in found)
+    return sum(stream_time(s, device, last_stage(s) + 1) + quick_flops(s) / device.simt for s in found)
 
 
 def between(tail: Step, step: Step, steps: list[Step]) -> list[Step]:

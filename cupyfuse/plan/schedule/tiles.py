@@ -44,7 +44,7 @@ _ALONE = 1.005  # of a block that shares nothing: its operands take more of the 
 START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
 # cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
-_SPLIT, _SPLIT_SHARE = 3e-6, 0.75
+_SPLIT, _SPLIT_SHARE = 3.4e-6, 0.75
 # Of its speed, what cuBLAS reaches with tensor cores where all rows, of results too, begin at multiples of so many
 # elements, by the bytes of an operand's. On an H200 1024 x 4096 x N takes in bfloat16, with results in float32 or not,
 # 362 us for N = 32000, 1 ms for 32002 and 32004, 2.6 ms for 32001; in TF32 650 us, and 2.1 ms for 32001 and 32002.
@@ -117,7 +117,7 @@ class Tiles:
 def finish_time(step: Step) -> float:
     """Estimate the seconds that the results of a tile of 256 columns take: to compute in an epilogue, and to write."""
     size = step.product.size
-    flops = sum(map(_epilogue_flops, step.epilogue.nodes)) / size if step.by_tiles and step.epilogue else 0.0
+    flops = quick_flops(step.epilogue) / size if step.by_tiles and step.epilogue else 0.0
     if step.product.op == "split_matmul":
         flops += _UNSCALING
     finish = tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
@@ -132,8 +132,12 @@ def unaligned_finish(shape: Shape, itemsize: int) -> float:
     return _UNALIGNED_FINISH * min(1.0, shape[0] / TILE_ROWS) if shape[1] * itemsize % 16 else 0.0
 
 
-def _epilogue_flops(node: Node) -> float:
-    """Count the FLOPs of a node in an epilogue, where 16-bit values have quick forms."""
+def quick_flops(step: Step) -> float:
+    """Count the FLOPs of a row program, where 16-bit values have quick forms."""
+    return sum(map(_quick_flops, step.nodes))
+
+
+def _quick_flops(node: Node) -> float:
     row = POINTWISE.get(node.op)
     if row is None or not row.quick or dtypes.compute_dtype(node.dtype) == node.dtype:
         return g.flops(node)
