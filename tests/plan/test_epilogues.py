@@ -65,7 +65,7 @@ def test_quick_expressions_are_estimated_by_what_they_take(monkeypatch: pytest.M
     assert step.fused == ("matmul", "mish") and step.epilogue is not None
     quick, seconds = quick_flops(step.epilogue), own_time(step, H200)
     monkeypatch.setitem(POINTWISE, "mish", dataclasses.replace(POINTWISE["mish"], quick_flops=0))
-    assert quick_flops(step.epilogue) > 1.5 * quick and own_time(step, H200) > 1.05 * seconds
+    assert quick_flops(step.epilogue) > 1.5 * quick and own_time(step, H200) > seconds
 
 
 def test_the_arithmetic_of_a_row_program_of_its_own_counts() -> None:
