@@ -37,7 +37,9 @@ class Runnable:
     as_written : AsWritten or None
         The function itself, where it is called instead of the plan.
     calls : int
-        How many were walked by `Signature`, after the one that compiled.
+        How many were walked by `Signature`, after the one that compiled, or since the recognizer was forgotten.
+    forgotten : int
+        How often that was.
     found : int
         How many were recognised by generated code since the last one that was walked.
     recognizer : Recognizer, False or None
@@ -54,6 +56,7 @@ class Runnable:
     kept: list[Any]
     as_written: AsWritten | None = None
     calls: int = 0
+    forgotten: int = 0
     found: int = 0
     recognizer: Any = None
     is_plain: bool = field(init=False)

@@ -171,6 +171,7 @@ class Environment:
         if isinstance(self.function, types.FunctionType):
             signature.add_function(self.function, "fn", defaults=False)
         else:
+            signature.around.append(self.function)
             signature.add_by_value(self.function, "fn")
 
 

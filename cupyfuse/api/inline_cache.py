@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .call import Runnable
+from .current import current_check
 from .direct_calls import Direct, DirectCalls
 from .environment import Environment, Snapshot
 from .match_writer import MatchWriter, Unrecognizable
@@ -23,6 +24,7 @@ _MOST = 4  # plans whose calls one function recognises
 # Calls that are walked before code is generated, which takes as long as walking a hundred: most signatures of a program
 # that has many are met a few times only.
 _WALKED = 8
+_LONGER = 10  # times as many are walked where another object was bound to a variable, each time that it was
 # Calls of a plan that the generated code recognises, in which it is not walked again, before they are described to the
 # compiled launcher, which takes as long as that saves in several: functions with more plans than are recognised would
 # describe and forget calls again and again.
@@ -48,6 +50,9 @@ class Recognizer:
         Keys of the variables around the function, and of what it reads of the arguments' classes.
     classes : dict
         These classes, with their names.
+    is_current : callable or None
+        Where each call reads the variables around the function: tells whether they, and classes, hold the same objects.
+        What these objects hold is compared by `match`.
     """
 
     match: Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]
@@ -57,6 +62,7 @@ class Recognizer:
     around_key: Hashable
     of_classes: Hashable
     classes: dict[Any, str]
+    is_current: Callable[[], bool] | None
 
 
 # A call whose plan is known: its runnable, arrays and float arguments, and the exporter of its results. A plain tuple:
@@ -116,10 +122,14 @@ class InlineCache:
             if around.leaves:
                 values = (*values, *around.leaves)
         for runnable in runnables:
-            known: Recognizer = runnable.recognizer
+            known: Recognizer | None = runnable.recognizer
+            if known is None:
+                continue  # another thread has just forgotten it
             if known.settings != settings or (known.defaulted is not defaulted and known.defaulted != defaulted):
                 continue
             if known.around_key is not key and known.around_key != key:
+                continue
+            if known.is_current is not None and not known.is_current():
                 continue
             found = known.match(values)
             if found is not None and (not known.classes or self._key_of(known.classes, around) == known.of_classes):
@@ -192,7 +202,11 @@ class InlineCache:
         """
         runnable.calls += 1
         runnable.found = 0
-        if runnable.recognizer is None and runnable.calls >= _WALKED:
+        known = runnable.recognizer
+        if known and known.is_current is not None and not known.is_current():
+            self._runnables = [r for r in self._runnables if r is not runnable]
+            runnable.recognizer, runnable.calls, runnable.forgotten = None, 0, runnable.forgotten + 1
+        if runnable.recognizer is None and runnable.calls >= _WALKED * _LONGER**runnable.forgotten:
             runnable.recognizer = self._make(signature, values, defaulted, settings) or False
         if runnable.recognizer:
             self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]
@@ -209,16 +223,13 @@ class InlineCache:
         Functions, arrays that are given twice, static variables and what can change around a function have keys that
         the generated code does not compare.
         """
-        environment, classes = self._environment, dict(signature.classes)
+        environment = self._environment
         around = environment.current_snapshot()
+        reads_all = around is None and not environment.is_own
+        classes = {} if reads_all else dict(signature.classes)
         of_classes = self._key_of(classes, around) if classes else None
-        if (
-            signature.has_functions
-            or signature.duplicates()
-            or environment.static
-            or (around is None and not environment.is_own)
-            or (of_classes is None and classes)
-        ):
+        unknown = signature.opaque if reads_all else signature.has_functions
+        if unknown or signature.duplicates() or environment.static or (of_classes is None and classes):
             return None
         writer = MatchWriter(signature)
         given = iter(values)
@@ -233,7 +244,11 @@ class InlineCache:
                     writer.add(next(given), writer.parameter(), name in defaulted)
             for leaf in () if around is None else around.leaves:
                 writer.add(leaf, writer.parameter(), False)
+            for value in signature.around if reads_all else ():
+                writer.add_around(value)
+            match = writer.function()
         except Unrecognizable:
             return None
-        key = None if around is None else around.key
-        return Recognizer(writer.function(), signature.exporters[0], defaulted, settings, key, of_classes, classes)
+        key, export = None if around is None else around.key, signature.exporters[0]
+        is_current = current_check(signature, environment.package) if reads_all else None
+        return Recognizer(match, export, defaulted, settings, key, of_classes, classes, is_current)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from ..generated import Constants, define
 from . import arrays
+from .constants import constant_key
 from .objects import HeldObject, Places
-from .registry import registration
+from .registry import is_own_type, registration
 from .signature import Signature
 from .structures import attributes_of, is_namedtuple, is_record, slots_of
 
@@ -36,7 +38,8 @@ class MatchWriter:
         self.constant = self._constants.name
         self._parameters: list[str] = []
         self._count = 0
-        self._places = Places(signature.objects, len(signature.leaves), len(signature.numbers))
+        self._count_of = len(signature.leaves), len(signature.numbers)
+        self._places = Places(signature.objects, *self._count_of)
         self._leaves: dict[int, str] = {}  # by position
         self._numbers: dict[int, str] = {}
         self._held = {id(held.value): held for held in signature.objects}
@@ -62,6 +65,17 @@ class MatchWriter:
         self._same_arrays = True
         self.add(value, self.constant(value), True)
         self._same_arrays = False
+
+    def add_around(self, value: Any) -> None:
+        """Compare what a variable holds, which `current_check` finds bound to it as it finds functions and classes."""
+        cls = type(value)
+        if isinstance(value, (type, types.FunctionType, types.ModuleType)) or constant_key(value) is not None:
+            return
+        if cls is types.MethodType:
+            self.add_around(value.__func__)
+            self.add_around(value.__self__)
+        elif not (is_own_type(cls) and not registration(cls).mutable):  # type: ignore[union-attr]
+            self.add(value, self.constant(value), True)
 
     def add_leaf(self, name: str) -> None:
         """Add an array."""
@@ -185,6 +199,8 @@ class MatchWriter:
     def function(self) -> Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]:
         """Compile the lines to `match(values)`: the arrays and floats of a call like the example, or None."""
         body = [f"({', '.join(self._parameters)},) = values"] if self._parameters else []
+        if (len(self._leaves), len(self._numbers)) != self._count_of:
+            raise Unrecognizable
         leaves, numbers = ([found[i] for i in sorted(found)] for found in (self._leaves, self._numbers))
         body += [*self._lines, f"leaves = [{', '.join(leaves)}]"]
         # Arrays and objects that are given twice have another key.

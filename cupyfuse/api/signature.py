@@ -29,6 +29,8 @@ class Signature(Walk):
         Variables around functions that were read, and what they held.
     containers : list of (list, dict, set or tuple)
         Containers in library functions that may hold the user's objects.
+    around : list of object
+        The values of variables and defaults that were added, but functions, in order.
     functions : list of function
         The user's functions that were added, with their code and default values.
     attributes : set of str
@@ -40,13 +42,19 @@ class Signature(Walk):
         attributes it has searched each.
     """
 
-    __slots__ = ("_seen", "_static", "attributes", "containers", "functions", "members", "probes", "strings", "visited")
+    # fmt: off
+    __slots__ = (
+        "_seen", "_static", "around", "attributes", "containers", "functions", "members", "probes", "strings",
+        "visited",
+    )
+    # fmt: on
 
     def __init__(self, static: frozenset[str] = frozenset(), package: str = "", specs: bool = False):
         super().__init__(package, specs)
         self._static = static
         self.probes: list[tuple[Any, str, Any]] = []
         self.containers: list[Any] = []
+        self.around: list[Any] = []
         self.functions: list[types.FunctionType] = []
         self.attributes: set[str] = set()
         self.strings: set[str] = set()
@@ -75,13 +83,14 @@ class Signature(Walk):
         subject, self._subject = self._subject, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
         if defaults:
-            self.stable = self.stable and not function.__kwdefaults__  # a dict, which can change in place
+            if function.__kwdefaults__:  # a dict, which can change in place
+                self.stable, self.opaque = False, True
             for label, value in defaults_of(function):
-                self.add(value, label)
+                self.add_around(value, label)
         self._probe_builtins(function, reads)
         for holder, label, value in variables_of(function):
             if label in self._static:
-                self.stable = False
+                self.stable, self.opaque = False, True
                 self.add_static(value, label)
             elif value is MISSING:
                 self.probes.append((holder, label, value))
@@ -89,6 +98,12 @@ class Signature(Walk):
                 self._add_variable(holder, label, value, reads)
         self.captured = self.captured or not self.stable or len(self.leaves) > known
         self._subject, self._by_value = subject, by_value
+
+    def add_around(self, value: Any, name: str) -> None:
+        """Add the value of a variable or a default; see `around`."""
+        if not isinstance(value, types.FunctionType):
+            self.around.append(value)
+        self.add(value, name)
 
     def _probe_builtins(self, function: types.FunctionType, reads: Reads) -> None:
         """Note the builtins that a function reads: a global of the same name, defined later, would hide them."""
@@ -107,7 +122,7 @@ class Signature(Walk):
             self.probes.append((holder, label, value))
             self.key.append(label)
             if not by_attribute:
-                self.add(value, label)
+                self.add_around(value, label)
         if not by_attribute and not isinstance(value, types.FunctionType):
             return
         for path in sorted(reads.variables.get(label, ())):
@@ -128,16 +143,17 @@ class Signature(Walk):
         if value is MISSING:
             self.key.append(())
             return
-        before, self._reads_itself = self._reads_itself, True
+        before, self._reads_itself, self.stable = (self._reads_itself, self.stable), True, True
         self.add(value, name)
-        self._reads_itself = before
+        self.opaque = self.opaque or not self.stable
+        self._reads_itself, self.stable = before[0], before[1] and self.stable
         if len(self.leaves) > known:
             raise TypeError(f"{self._subject} {name!r}: {NOT_ANEW}")
 
     def _read_attribute(self, value: Any, attribute: str) -> Any:
         """Return an attribute of an object or MISSING, and note what shows that it is current."""
         if not isinstance(value, (types.ModuleType, types.FunctionType)):
-            self.stable = False
+            self.stable, self.opaque = False, True
             self.key.append((type(value), attribute))
             return getattr(value, attribute, MISSING)
         if isinstance(value, types.ModuleType):
@@ -148,7 +164,7 @@ class Signature(Walk):
         if found is MISSING and isinstance(value, types.FunctionType):
             found = getattr(value, attribute, MISSING)
             if constant_key(found) is not None:
-                self.stable = False  # an attribute such as `__name__`, which may be assigned
+                self.stable, self.opaque = False, True  # an attribute such as `__name__`, which may be assigned
         return found
 
     @property
@@ -171,13 +187,15 @@ class Signature(Walk):
         Each part is (key, name, value).
         """
         known = len(self.leaves)
-        before = self._seen, self._compared_only, self._by_value
+        before, stable, self.stable = (self._seen, self._compared_only, self._by_value), self.stable, True
         # A function that is met elsewhere too has to be added there again, since it is rebuilt there.
         self._seen, self._compared_only, self._by_value = self._seen if self._compared_only else {}, True, True
         for key, label, value in parts:
             self.key.append(key)
             self.add(value, label)
         self._seen, self._compared_only, self._by_value = before
+        self.opaque = self.opaque or not self.stable
+        self.stable = self.stable and stable
         if len(self.leaves) > known:
             raise TypeError(
                 f"{self._subject} {name!r}: the array {self.names[known]}, which the {holder} holds or its functions "

@@ -49,6 +49,8 @@ class Walk(abc.ABC):
         The float arguments.
     stable : bool
         Whether all that was added is immutable, so that it changes only where a variable is bound to another object.
+    opaque : bool
+        Whether some of it neither `current_check` nor generated code can compare (`match_writer.py`).
     captured : bool
         Whether variables around functions hold arrays, mutable containers, or functions that traces replace: tracing
         has to rebuild the functions.
@@ -65,7 +67,8 @@ class Walk(abc.ABC):
     # fmt: off
     __slots__ = (
         "_active", "_by_value", "_compared_only", "_held", "_reads_itself", "_specs", "_subject", "captured", "classes",
-        "exporters", "key", "leaves", "names", "numbers", "objects", "originals", "package", "stable", "wrappers",
+        "exporters", "key", "leaves", "names", "numbers", "objects", "opaque", "originals", "package", "stable",
+        "wrappers",
     )
     # fmt: on
 
@@ -77,6 +80,7 @@ class Walk(abc.ABC):
         self.originals: dict[int, Any] = {}
         self.numbers: list[float] = []
         self.stable = True
+        self.opaque = False
         self.captured = False
         self.wrappers: list[Any] = []
         self.objects: list[HeldObject] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
 import gc
 import itertools
 import weakref
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support import assert_equal
 
 import cupyfuse as cf
 from cupyfuse.api.parameters import Parameters
+from cupyfuse.settings import force_plans
 
 ENOUGH = 10  # calls, after which one more is recognised
 
@@ -390,3 +393,82 @@ def test_arguments_come_in_any_form() -> None:
         assert parameters.find((1, 2), {"c": 3}) == ([1, 2, 3, 4], {"d"})
         for args, kwargs in [((1,), {"b": 2, "c": 3, "d": 4}), ((1, 2, 3), {"e": 4}), ((1, 2, 3, 4), {"d": 4})]:
             assert parameters.find(args, kwargs) is None
+
+
+class Model:
+    def __init__(self) -> None:
+        self.w, self.k, self.steps, self.parts = np.ones(3), 2.0, 0, [np.ones(3), 1.0]
+
+    def apply(self, x: Any) -> Any:
+        return x * self.w * self.k + self.parts[0] * self.parts[1]
+
+
+def test_calls_are_recognised_whatever_variables_hold_and_changes_seen() -> None:
+    model, params, values = Model(), {"w": np.ones(3), "b": 2.0}, [1.0, np.ones(3)]
+
+    def inner(x: Any, held: Any = values) -> Any:
+        return x + held[1] * params["b"]
+
+    functions: list[Any] = [
+        model.apply,
+        lambda x: model.apply(x) + params["w"],
+        lambda x: inner(x) - values[0],
+        lambda x: cf.fuse(inner)(x) * params["b"] if params else x,
+        functools.partial(lambda x, p: x * p["w"], p=params),
+    ]
+    x = np.arange(3.0)
+    changes: list[Callable[[], Any]] = [
+        lambda: model.w.__setitem__(0, 5),
+        lambda: setattr(model, "w", np.full(3, 2.0)),
+        lambda: setattr(model, "k", 3.0),
+        lambda: setattr(model, "steps", 1),
+        lambda: model.parts.__setitem__(1, 4.0),
+        lambda: params.update(b=5.0, w=np.full(3, 7.0)),
+        lambda: values.__setitem__(0, 8.0),
+        lambda: values.append(1.0),
+        lambda: params.update(new=1),
+        lambda: setattr(inner, "__defaults__", ([0.0, np.full(3, 9.0)],)),
+        lambda: setattr(Model, "apply", lambda self, x: x - self.k),
+    ]
+    with force_plans():
+        fused = [cf.fuse(f) for f in functions]
+        for change in (lambda: None, *changes):
+            change()
+            for function, f in zip(functions, fused, strict=True):
+                for _ in range(12):
+                    assert_equal(f(x), function(x))
+        for f in fused:
+            for _ in range(100):
+                f(x)
+        found = [f.inline_cache.find((x,), frozenset(), f.call_settings) is not None for f in fused]
+        assert found == [True, True, True, True, False]  # a partial is walked
+
+
+def test_what_generated_code_cannot_compare_is_walked() -> None:
+    settings = [1.0]
+
+    class Holder:
+        kept = settings
+
+    def of_class(x: Any) -> Any:
+        return x * Holder.kept[0] + params["b"]
+
+    def keywords(x: Any, *, k: Any = settings) -> Any:
+        return x * k[0] + params["b"]
+
+    def calls(x: Any) -> Any:
+        return keywords(x)
+
+    def called(x: Any) -> Any:
+        return x * called.rates[0] + params["b"]  # type: ignore[attr-defined]
+
+    called.rates = settings  # type: ignore[attr-defined]
+    params = {"b": 1.0}
+    x = np.arange(3.0)
+    with force_plans():
+        fused = [cf.fuse(f) for f in (of_class, keywords, calls, called)]
+        for k in range(3):
+            settings[0] = float(k)
+            for f in fused:
+                for _ in range(12):
+                    assert_equal(f(x), x * k + 1)

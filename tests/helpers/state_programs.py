@@ -167,7 +167,7 @@ def compare(program: StateProgram, fused: Any, changes: int) -> str | None:
     x = np.arange(1.0, 4.0)
     for _ in range(changes):
         expected = program.function(x.copy())
-        for _ in range(2):
+        for _ in range(4):
             try:
                 found = fused(x.copy())
             except TypeError as error:
