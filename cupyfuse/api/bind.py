@@ -177,7 +177,11 @@ class Bound:
         signature.key.append(version)
 
     def _add_whole(self, value: Any, name: str, signature: Signature) -> None:
-        """Add a bound argument, and at once what can be read of the objects in it: arrays that are bound, too."""
+        """Add a bound argument, and at once what can be read of the objects in it, so that their arrays are bound, too.
+
+        Arrays of objects that an argument before it holds are not, nor are any where no snapshot tells what code reads:
+        they are read in each call.
+        """
         known = len(signature.objects)
         self._fused.add_argument(signature, value, name, by_value=True)
         self._fused.environment.add_attributes(signature, known)

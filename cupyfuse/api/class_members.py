@@ -36,7 +36,7 @@ def _add_members_of(signature: Signature, owner: Any, name: str) -> None:
     """Add the attributes that functions read of a class, a module or a function, but those that were added before."""
     if signature.visited.get(id(owner)) == len(signature.attributes):
         return
-    signature.visited[id(owner)], done = len(signature.attributes), signature.members
+    signature.visited[id(owner)] = len(signature.attributes)
     found = find_members(owner, signature.attributes, signature.package)
     if isinstance(owner, abc.ABCMeta):
         signature.key.append(abc.get_cache_token())  # changes when a class is registered as a virtual subclass
@@ -44,8 +44,8 @@ def _add_members_of(signature: Signature, owner: Any, name: str) -> None:
         signature.probes += [(vars(owner), label, value) for _, label, value in found]  # variables may be rebound
     elif type(owner) is not type and user_bases(type(owner), signature.package):
         signature.classes.setdefault(type(owner), f"type({name})")  # a metaclass of the user's
-    new = [m for m in found if m[2] is not MISSING and (id(m[0]), m[1]) not in done]
-    done.update((id(holder), label) for holder, label, _ in new)
+    new = [m for m in found if m[2] is not MISSING and (id(m[0]), m[1]) not in signature.members]
+    signature.members.update((id(holder), label) for holder, label, _ in new)
     for _, label, value in new:
         if label == "__match_args__" and type(value) is tuple:
             signature.attributes.update(value)  # which `case Class(a, b)` reads

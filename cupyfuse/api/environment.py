@@ -121,7 +121,7 @@ class Environment:
     def add_attributes(self, signature: Signature, first: int = 0) -> None:
         """Add what the code may read of objects among the arguments, where snapshots tell which code that is.
 
-        `first` is the number of the first object.
+        `add_to` adds what is left. `first` is the number of the first object.
         """
         while not (self.is_own or signature.has_functions):
             around = self.current_snapshot()

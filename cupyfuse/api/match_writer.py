@@ -160,6 +160,8 @@ class MatchWriter:
     def _add_object(self, held: HeldObject, name: str) -> None:
         """Compare an object: its type, the names of its attributes, and those of them that the signature has."""
         if held.number in self._objects:
+            if self._same_arrays:
+                raise Unrecognizable  # where it was met first, other arrays would be taken
             self._refuse_if(f"{name} is not {self._objects[held.number]}")
             return
         self._objects[held.number] = name
@@ -176,8 +178,7 @@ class MatchWriter:
             slot = slots.get(label)
             source = f"{variable}[{label!r}]" if slot is None else f"{self.constant(slot.__get__)}({name})"
             if label not in held.spans:
-                if held.by_any_name:
-                    self._refuse_if(f"{source} is None")
+                self._refuse_if(f"{source} is None or {source} is True or {source} is False")
             else:
                 self._lines.append(f"{(part := self._variable())} = {source}")
                 with self._places.within(held.spans[label]):

@@ -92,8 +92,6 @@ class HeldObject:
         Whether another object stands for it while the function is traced; else the trace reads it itself.
     spans : dict
         Those of the attributes that were added, by name.
-    by_any_name : bool
-        Whether code may compute names of attributes: all that are None were added.
     """
 
     value: Any
@@ -103,7 +101,6 @@ class HeldObject:
     by_value: bool
     rebuilt: bool
     spans: dict[str, Span] = field(default_factory=dict)
-    by_any_name: bool = False
 
 
 class Places:
@@ -153,6 +150,11 @@ def set_attribute(made: Any, name: str, value: Any) -> None:
         made.__dict__[name] = value
     else:
         slot.__set__(made, value)
+
+
+def is_singular(value: Any) -> bool:
+    """Whether code may tell a value from others by `is` alone: None, booleans, and sentinels made by `object()`."""
+    return value is None or value is True or value is False or type(value) is object
 
 
 def delete_attribute(value: Any, name: str) -> None:

@@ -16,7 +16,7 @@ from .constants import Identity, constant_key
 from .members import MISSING
 from .refusals import check_no_side_effects
 from .variables import defaults_of, has_attributes, is_library_function, read_by_attribute, variables_of
-from .walk import NOT_ANEW, Walk
+from .walk import Walk
 from .wrappers import held_by
 
 
@@ -143,12 +143,17 @@ class Signature(Walk):
         if value is MISSING:
             self.key.append(())
             return
-        before, self._reads_itself, self.stable = (self._reads_itself, self.stable), True, True
+        # A function that is met elsewhere too has to be added there again, since it is rebuilt there.
+        before, seen, stable = self._reads_itself, self._seen, self.stable
+        self._reads_itself, self._seen, self.stable = True, {} if not before else seen, True
         self.add(value, name)
         self.opaque = self.opaque or not self.stable
-        self._reads_itself, self.stable = before[0], before[1] and self.stable
+        self._reads_itself, self._seen, self.stable = before, seen, stable and self.stable
         if len(self.leaves) > known:
-            raise TypeError(f"{self._subject} {name!r}: {NOT_ANEW}")
+            raise TypeError(
+                f"{self._subject} {name!r}: an array among the attributes of a module, or of an object that cannot be "
+                "rebuilt, cannot be read anew in each call; make it an argument, or a variable of its own"
+            )
 
     def _read_attribute(self, value: Any, attribute: str) -> Any:
         """Return an attribute of an object or MISSING, and note what shows that it is current."""

@@ -19,9 +19,10 @@ from .code import reads_of
 from .constants import constant_key
 from .members import MISSING
 from .objects import HeldObject, Places, Unread, delete_attribute, empty_like, names_of, set_attribute
+from .refusals import describe_refusal
 from .registry import registration
 from .signature import Signature
-from .structures import attributes_of, structure_of, with_attributes_of
+from .structures import DEEPEST, attributes_of, structure_of, with_attributes_of
 from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
 
 
@@ -58,18 +59,18 @@ class Substitution:
         self._leaves, self._traced = signature.leaves, traced
         self._places = Places(signature.objects, len(signature.leaves), len(signature.numbers))
         self._held = {id(held.value): held for held in signature.objects}
-        # What stands for the user's objects, by their ids. One that the trace reads itself somewhere is itself
-        # everywhere, so that the function finds it to be one object; the signature found no arrays in it.
-        self._objects = {id(held.value): held.value for held in signature.objects if not held.rebuilt}
+        # The user's objects that the trace reads itself: somewhere, and so everywhere, since the function finds them to
+        # be one object; the signature found no arrays in them. Those without attributes, too.
+        kept = [held for held in signature.objects if not held.rebuilt or not names_of(held.value)]
+        self._kept = [(h, type(h.value), dict(attributes_of(h.value))) for h in kept]
+        self._objects = {id(held.value): held.value for held in kept}  # what stands for objects, by their ids
+        self._depth = 0  # of objects within objects
         self._captured, self._static, self._package = signature.captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
         self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
         self._seen: set[tuple[int, str]] = set()  # variables that were substituted
         self._rebuilt: list[tuple[str, Any, _State]] = []  # name, container or object, what it held
-        # The user's objects that the trace reads itself, with their classes and attributes.
-        not_rebuilt = [held for held in signature.objects if not held.rebuilt]
-        self._not_rebuilt = [(h, type(h.value), dict(attributes_of(h.value))) for h in not_rebuilt]
         self._floats_are_arguments, self._taken = True, 0  # arrays that were substituted
         self._read = read
 
@@ -125,7 +126,8 @@ class Substitution:
         if arrays.is_array(value):
             return self._tracer_of(value)
         structure = structure_of(value)
-        assert structure is not None
+        if structure is None:  # the `flatten` of a registered type made another object than the signature found
+            raise TypeError(f"argument {name!r}: {describe_refusal(value)}")
         children = [self.value(c, name + label) for label, c in zip(structure.labels, structure.children, strict=True)]
         if not structure.mutable and all(a is b for a, b in zip(children, structure.children, strict=True)):
             return value
@@ -135,12 +137,13 @@ class Substitution:
         return rebuilt
 
     def _object(self, held: HeldObject) -> Any:
-        """Return what stands for one of the user's objects in every place; for one without attributes itself."""
+        """Return what stands for one of the user's objects in every place."""
         found = self._objects.get(id(held.value))
         if found is not None:
             return found
-        if not names_of(held.value):
-            return held.value
+        if self._depth > DEEPEST:
+            raise TypeError(f"{held.subject} {held.name!r}: objects within objects, more than {DEEPEST} levels deep")
+        self._depth += 1
         rebuilt = self._objects[id(held.value)] = empty_like(held.value)  # before its attributes, which may hold it
         before, self._floats_are_arguments = self._floats_are_arguments, not held.by_value
         for label, value in attributes_of(held.value):
@@ -152,6 +155,7 @@ class Substitution:
                     part = self.value(value, name)
             set_attribute(rebuilt, label, part)
         self._floats_are_arguments = before
+        self._depth -= 1
         self._rebuilt.append((held.name, rebuilt, _state_of_object(rebuilt)))
         return rebuilt
 
@@ -211,7 +215,7 @@ class Substitution:
                 self._cells[id(holder)].cell_contents = value
 
     def changed_container(self) -> str | None:
-        """Return the name of a rebuilt container that the function changed in place; None if there is none."""
+        """Return the name of a rebuilt container or object that the function changed in place; None if there is none."""
         for name, rebuilt, before in self._rebuilt:
             structure = None if before.key is None else structure_of(rebuilt)
             after = _state_of_object(rebuilt) if structure is None else _State(*structure[:3])
@@ -227,19 +231,18 @@ class Substitution:
         return None
 
     def restore(self) -> str | None:
-        """Give the user's objects that were not rebuilt their classes and attributes again; return the name of one.
+        """Give the user's objects that the trace read itself their classes and attributes again.
 
-        None if none has changed.
+        What lists in them hold is not restored, nor are results of cached properties kept, as plans compute them anew.
+        Returns the name of an object that was changed; None if none was.
         """
         found = None
-        for held, cls, before in self._not_rebuilt:
+        for held, cls, before in self._kept:
             value, now = held.value, dict(attributes_of(held.value))
-            now = {label: v for label, v in now.items() if label in before or not _is_cached_property(cls, label)}
             changed = [label for label in before if label not in now or now[label] is not before[label]]
             added = now.keys() - before.keys()
-            if type(value) is cls and not changed and not added:
-                continue
-            found = held.name
+            if type(value) is not cls or changed or not all(_is_cached_property(cls, label) for label in added):
+                found = held.name
             if type(value) is not cls:
                 object.__setattr__(value, "__class__", cls)
             for label in added:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import itertools
 import types
-from collections.abc import Hashable, Iterable, Set
+from collections.abc import Hashable, Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,13 @@ from ..trace.numpy import replacement_of
 from . import arrays
 from .code import ANY, is_library_module
 from .constants import Identity, constant_key, enums_in
-from .objects import HeldObject, Span, is_plain, names_of
+from .objects import HeldObject, Span, is_plain, is_singular, names_of
 from .refusals import describe_refusal
 from .registry import is_own_type, registration
 from .structures import DEEPEST, attributes_of, is_dataclass, is_namedtuple, is_record, structure_of
 from .variables import CachedFunction
 
 _IMMUTABLE = (int, bool, str, type(None))
-NOT_ANEW = (
-    "an array among the attributes of a module, or of an object that cannot be rebuilt, cannot be read anew in each "
-    "call; make it an argument, or a variable of its own"
-)
 
 
 class TracedArgument(Exception):
@@ -96,6 +92,10 @@ class Walk(abc.ABC):
     @abc.abstractmethod
     def add_function(self, function: types.FunctionType, name: str, defaults: bool = True) -> None:
         """Add a function, and what its code reads."""
+
+    @abc.abstractmethod
+    def add_compared_only(self, parts: Sequence[tuple[Hashable, str, Any]], holder: str, name: str) -> None:
+        """Add values that tracing compares but does not rebuild, so that arrays in them are an error."""
 
     def add(self, value: Any, name: str) -> None:
         """Add a value called `name`, and all that it holds."""
@@ -179,27 +179,30 @@ class Walk(abc.ABC):
     def add_attributes(self, names: Set[str], first: int = 0) -> bool:
         """Add the attributes of these names of all objects from number `first` on; return whether any were added.
 
-        With `ANY` among the names those that are None, too: code compares them without using them.
+        Those that are compared by identity, too: code may get them by computed names, and compare without using them.
+        With `ANY` among the names all attributes of objects that are not rebuilt.
         """
-        added, by_any_name = False, ANY in names
+        added = False
         for held in itertools.islice(self.objects, first, None):  # which grow meanwhile
-            held.by_any_name = held.by_any_name or by_any_name
+            reads_all = ANY in names and not held.rebuilt
             for label, value in attributes_of(held.value):
-                if (label in names or (by_any_name and value is None)) and label not in held.spans:
+                if (label in names or reads_all or is_singular(value)) and label not in held.spans:
                     held.spans[label] = self._add_attribute_of(held, value, label)
                     added = True
         return added
 
     def _add_attribute_of(self, held: HeldObject, value: Any, label: str) -> Span:
         """Add an attribute of an object, and return where its arrays and float arguments are."""
-        before = self._by_value, self._compared_only, self._subject
-        self._by_value, self._compared_only, self._subject = held.by_value, not held.rebuilt, held.subject
+        before = self._by_value, self._subject
+        self._by_value, self._subject = held.by_value, held.subject
         leaves, numbers = len(self.leaves), len(self.numbers)
-        self.key.append((held.number, label))
-        self.add(value, f"{held.name}.{label}")
-        if not held.rebuilt and len(self.leaves) > leaves:
-            raise TypeError(f"{self._subject} {self.names[leaves]!r}: {NOT_ANEW}")
-        self._by_value, self._compared_only, self._subject = before
+        key, name = (held.number, label), f"{held.name}.{label}"
+        if held.rebuilt:
+            self.key.append(key)
+            self.add(value, name)
+        else:
+            self.add_compared_only([(key, name, value)], type(held.value).__name__, held.name)
+        self._by_value, self._subject = before
         return Span(leaves, len(self.leaves), numbers, len(self.numbers))
 
     def _add_uncommon(self, value: Any, name: str) -> None:

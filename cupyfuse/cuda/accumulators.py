@@ -34,7 +34,7 @@ class Accumulator(NamedTuple):
 
     @property
     def sums_exponentials(self) -> bool:
-        """Whether it adds up exponentials, alone or among others."""
+        """Whether it adds up exponentials, whatever else it finds."""
         return "ExpSum<" in self.kind or _SHARES in self.kind
 
 

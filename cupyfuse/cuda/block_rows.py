@@ -29,9 +29,10 @@ _MANY_PACKS, _FEW_REGISTERS = 8, 0.85
 # Of fewer rows than so many, each has more threads, and these hold less: 1024 rows of 1536 bfloat16 take 8.4 us by a
 # warp for each, 6.7 by four. There are two choices and no more: a row's bits seldom depend on the number of rows.
 MANY_ROWS = 1 << 12
-# Packs that each of half as many threads may hold where a block has a multiprocessor to itself, of one matrix without
-# values of columns: two blocks then overlap. On an H200 the softmax of 17408 float32, or of 36864 bfloat16, columns
-# is 1.2 times as fast so, of standardised rows 1.4 times; with 12 packs each it takes up to 1.5 times as long.
+# Packs that each of half as many threads may hold where a block has a multiprocessor to itself, more than `_MOST_PACKS`
+# and `_BYTES_HELD`, of one matrix without values of columns: two blocks then overlap. On an H200 the softmax of 17408
+# float32, or of 36864 bfloat16, columns is 1.2 times as fast so, of standardised rows 1.4 times; with 12 packs each it
+# takes up to 1.5 times as long.
 _MOST_PACKS_OF_TWO = 10
 # Threads that have a row in values, and how many elements each may hold, in order of preference.
 _THREADS_WITH_VALUES = (128, 16), (256, 16), (512, 16), (_MOST_THREADS, 32)
@@ -41,7 +42,8 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     """Choose the threads that hold a row as it was loaded; None if it is too long.
 
     Several blocks on a multiprocessor let one load while another computes. One that has it to itself waits for its
-    loads, the longer where they are shifted or where columns have values, beside one narrow array or of few rows.
+    loads, the longer where they are shifted or where columns have values, beside one narrow array or of few rows. Two
+    may hold more together than `_BYTES_HELD` then.
     """
     vec, many = access.vec, program.domain[0] >= MANY_ROWS
     narrow = program.input_bytes <= ITEMSIZE["float32"] or not many

@@ -313,7 +313,7 @@ class Program:
 
     @cached_property
     def sums_exponentials(self) -> bool:
-        """Whether exponentials are summed, alone or with others."""
+        """Whether exponentials are summed."""
         return any(a.sums_exponentials for a in self.all_accumulators)
 
     @cached_property

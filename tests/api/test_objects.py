@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import logging
+import operator
 import threading
 import types
 from collections.abc import Iterator
@@ -431,3 +433,152 @@ def test_attributes_by_computed_names_may_be_compared_with_none() -> None:
         for _ in range(10):
             assert_equal(fused(X, options, 1), options.apply(X, 1))
             assert_equal(of_dict(X, options), X + (bias is None))
+
+
+class Gate:
+    def __init__(self, w: float = 1.0):
+        self.w = np.full(3, w)
+
+
+def test_objects_that_free_and_bound_arguments_hold_are_read_as_bound() -> None:
+    class Context:
+        def __init__(self, layer: Gate):
+            self.layer = layer
+
+    layer = Gate()
+    context, x = Context(layer), np.arange(3.0)
+    bound = cf.fuse(lambda ctx, layer, x: x * (layer.w * 2) * ctx.layer.w).bind(layer=layer)
+    for w in (1.0, 10.0):
+        layer.w = np.full(3, w)
+        for _ in range(20):
+            assert_equal(bound(context, x), x * (layer.w * 2) * layer.w)
+
+
+def test_computed_names_of_objects_that_classes_hold() -> None:
+    class Settings:
+        def __init__(self) -> None:
+            self.scale = 2.0
+
+    class Reader:
+        settings = Settings()
+
+        def apply(self, x: Any, name: str) -> Any:
+            return x * vars(self.settings)[name]
+
+    reader = Reader()
+    fused = cf.fuse(lambda x, r, name: r.apply(x, name))
+    for scale in (2.0, 5.0):
+        Reader.settings.scale = scale
+        assert_equal(fused(X, reader, "scale"), X * scale)
+
+
+def test_what_is_compared_by_identity_is_known_by_any_name() -> None:
+    class Options:
+        def __init__(self) -> None:
+            self.first, self.second, self.third, self.w = None, True, MISSING, np.ones(3)
+
+    def read(x: Any, o: Any, name: str) -> Any:
+        found = operator.attrgetter(name)(o)
+        if found is None:
+            return x + o.w
+        if found is True:
+            return x - o.w
+        return x * 2 if found is MISSING else x * 3 if found is False else x * 4
+
+    options, fused = Options(), cf.fuse(read)
+    for _ in range(10):
+        for name in ("first", "second", "third"):
+            assert_equal(fused(X, options, name), read(X, options, name))
+    for value in (False, MISSING, True, None):
+        options.first = options.second = options.third = value  # type: ignore[assignment]
+        for _ in range(10):
+            for name in ("first", "second", "third"):
+                assert_equal(fused(X, options, name), read(X, options, name))
+
+
+SCALE = np.ones(3)
+
+
+def scaled_by_global(x: Any) -> Any:
+    return x * SCALE
+
+
+def test_functions_that_classes_and_variables_hold_read_no_array_unnoticed() -> None:
+    class Policy:
+        def __init__(self) -> None:
+            self.act = scaled_by_global
+
+    class Owner:
+        policy = Policy()
+
+        def apply(self, x: Any, function: Any) -> Any:
+            return function(x) + self.policy.act(x)
+
+    module = types.ModuleType("module_of_the_user")
+    module.act, module.policy = scaled_by_global, Policy()  # type: ignore[attr-defined]
+    for function in (
+        lambda x: Owner().apply(x, scaled_by_global),
+        lambda x: scaled_by_global(x) + module.act(x),
+        lambda x: scaled_by_global(x) + module.policy.act(x),
+    ):
+        with pytest.raises(TypeError, match=r"SCALE.*make it an argument|an array.*make it an argument"):
+            cf.fuse(function)(X)  # type: ignore[arg-type]
+
+
+def test_objects_without_attributes_stay_without() -> None:
+    class Empty:
+        pass
+
+    def store(e: Any, x: Any) -> Any:
+        e.last = x * 2
+        return e.last + 1
+
+    def fail(e: Any, x: Any) -> Any:
+        e.last = x
+        raise KeyError("as the user says")
+
+    empty = Empty()
+    for function, error in ((store, TraceError), (store, TraceError), (fail, KeyError)):
+        with pytest.raises(error):
+            cf.fuse(function)(empty, X)
+        assert not vars(empty)
+
+
+def test_cached_properties_of_objects_that_classes_hold() -> None:
+    class Table:
+        def __init__(self) -> None:
+            self.n = 3
+
+        @functools.cached_property
+        def values(self) -> Any:
+            return np.arange(self.n)
+
+    class Owner:
+        table = Table()
+
+        def apply(self, x: Any) -> Any:
+            return x * self.table.values
+
+    fused, owner = cf.fuse(lambda x, o: o.apply(x)), Owner()
+    for _ in range(3):
+        assert_equal(fused(X, owner), X * np.arange(3))
+        assert "values" not in vars(Owner.table)
+
+
+def test_what_is_too_deep_or_made_anew_is_an_error_that_says_so() -> None:
+    class Node:
+        def __init__(self, following: Any):
+            self.following, self.k = following, 1.0
+
+    class Wrap:
+        def __init__(self, a: Any):
+            self.a = a
+
+    node = None
+    for _ in range(600):
+        node = Node(node)
+    with pytest.raises(TypeError, match=r"'n\.following.*more than 100 levels deep"):
+        cf.fuse(lambda x, n: x * n.following.k)(X, node)
+    cf.register(Wrap, lambda w: ([Gate()], None), lambda _, children: Wrap(children[0]))
+    with pytest.raises(TypeError, match=r"argument 'w\[0\]'.*Gate"):
+        cf.fuse(lambda x, w: x * w.a.w)(X, Wrap(1))

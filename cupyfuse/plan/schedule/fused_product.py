@@ -85,8 +85,9 @@ class FusedProduct:
 
 
 def stream_seconds(steps: Iterable[Step | None], device: Device) -> float:
-    """Estimate the time of row programs: that of their bytes, and of their arithmetic, of which little is hidden.
+    """Estimate the time of row programs: that of their bytes, and of their arithmetic at the peak rate.
 
+    That is what it takes at least where it is not hidden: what a product has just written is read from the L2 cache.
     Behind 4096 x 768 x 3072 in bfloat16 the row program of a ReLU takes 21 us on an H200, that of Mish 30.
     """
     found = [s for s in steps if s is not None]

@@ -133,7 +133,7 @@ def unaligned_finish(shape: Shape, itemsize: int) -> float:
 
 
 def quick_flops(step: Step) -> float:
-    """Count the FLOPs of a row program, where 16-bit values have quick forms."""
+    """Count all FLOPs of a row program or an epilogue, in quick forms where 16-bit values have them."""
     return sum(map(_quick_flops, step.nodes))
 
 
