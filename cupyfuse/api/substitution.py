@@ -215,7 +215,7 @@ class Substitution:
                 self._cells[id(holder)].cell_contents = value
 
     def changed_container(self) -> str | None:
-        """Return the name of a rebuilt container or object that the function changed in place; None if there is none."""
+        """Return the name of a rebuilt container or object that the function changed in place; None if none was."""
         for name, rebuilt, before in self._rebuilt:
             structure = None if before.key is None else structure_of(rebuilt)
             after = _state_of_object(rebuilt) if structure is None else _State(*structure[:3])

@@ -127,7 +127,7 @@ def test_objects_that_wrapped_functions_hold_are_known_or_refused() -> None:
     scale.k = 3.0
     assert fused(ONES)[0] == 3
     scale.k = np.full(3, 4.0)  # type: ignore[assignment]
-    with pytest.raises(TypeError, match=r"k': an array.*make it an argument"):
+    with pytest.raises(TypeError, match=r"the array helper.*k, which the Scale holds.*make it an argument"):
         fused(ONES)
     scale.k = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(TypeError, match=r"(?s)k'.*lock.*static="):
