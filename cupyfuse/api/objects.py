@@ -172,21 +172,19 @@ def names_of(value: Any) -> tuple[str, ...]:
 
 
 class Unread:
-    """Stands for an attribute that no code names, while a function is traced: every use of it is an error."""
+    """Stands for an attribute that a signature does not have, while a function is traced: each use is an error.
 
-    __slots__ = ("_name",)
+    `message` is the error's.
+    """
 
-    def __init__(self, name: str):
-        object.__setattr__(self, "_name", name)
+    __slots__ = ("_message",)
+
+    def __init__(self, message: str):
+        object.__setattr__(self, "_message", message)
 
 
 def _refuse(self: Unread, *args: Any, **kwargs: Any) -> NoReturn:
-    name = object.__getattribute__(self, "_name")
-    raise TypeError(
-        f"{name!r} is read by a name that the function's code does not have, as by vars(), getattr() with a computed "
-        "name, or a library; a fused function cannot tell when it changes: read it as an attribute, or pass it as an "
-        "argument"
-    )
+    raise TypeError(object.__getattribute__(self, "_message"))
 
 
 # The special methods of these types are all that Python calls on its own; NumPy takes what it does not know for an

@@ -23,7 +23,7 @@ from .refusals import describe_refusal
 from .registry import registration
 from .signature import Signature
 from .structures import DEEPEST, attributes_of, structure_of, with_attributes_of
-from .variables import CachedFunction, defaults_of, is_library_function, read_by_attribute, variables_of
+from .variables import CachedFunction, defaults_of, is_known, is_library_function, read_by_attribute, variables_of
 
 
 class Substitution:
@@ -149,7 +149,7 @@ class Substitution:
         for label, value in attributes_of(held.value):
             name, span = f"{held.name}.{label}", held.spans.get(label)
             if span is None:
-                part: Any = Unread(name)
+                part: Any = Unread(self._why_unread(value, held.subject, name))
             else:
                 with self._places.within(span):
                     part = self.value(value, name)
@@ -158,6 +158,16 @@ class Substitution:
         self._depth -= 1
         self._rebuilt.append((held.name, rebuilt, _state_of_object(rebuilt)))
         return rebuilt
+
+    def _why_unread(self, value: Any, subject: str, name: str) -> str:
+        """Return the error message for uses of an attribute that the signature does not have."""
+        if not is_known(value, self._package):
+            return f"{subject} {name!r}: {describe_refusal(value)}"
+        return (
+            f"{name!r} is read by a name that the function's code does not have, as by vars(), getattr() with a "
+            "computed name, or a library; a fused function cannot tell when it changes: read it as an attribute, or "
+            "pass it as an argument"
+        )
 
     def fused_function(self, function: Any) -> Any:
         """Return the fused function itself, rebuilt; its default values are among the arguments."""

@@ -26,7 +26,7 @@ def is_library_function(function: types.FunctionType, package: str) -> bool:
 
 def read_by_attribute(value: Any, package: str) -> bool:
     """Whether a variable cannot be compared as a whole, but only the attributes that code reads of it."""
-    return has_attributes(value, package) and not (type(value) in NAMESPACES and _is_known(value))
+    return has_attributes(value, package) and not (type(value) in NAMESPACES and is_known(value, package))
 
 
 def has_attributes(value: Any, package: str) -> bool:
@@ -44,14 +44,15 @@ def has_attributes(value: Any, package: str) -> bool:
     return registration(cls) is None and not is_dataclass(cls) and not is_plain(cls, package)
 
 
-def _is_known(value: Any, within: tuple[int, ...] = ()) -> bool:
-    """Whether a signature can have all of a value: constants, arrays, functions, classes and containers of these.
+def is_known(value: Any, package: str, within: tuple[int, ...] = ()) -> bool:
+    """Whether a signature can have all of a value: constants, arrays, functions, classes, objects of the user's classes
+    and containers of these.
 
     `within` are the ids of the containers that hold it.
     """
     if isinstance(value, (type, types.FunctionType, types.ModuleType, CachedFunction)) or arrays.is_array(value):
         return True
-    if constant_key(value) is not None:
+    if constant_key(value) is not None or is_plain(type(value), package):
         return True
     try:
         structure = structure_of(value)
@@ -59,7 +60,7 @@ def _is_known(value: Any, within: tuple[int, ...] = ()) -> bool:
         return False
     if structure is None or id(value) in within or len(within) > DEEPEST:
         return False
-    return all(_is_known(child, (*within, id(value))) for child in structure.children)
+    return all(is_known(child, package, (*within, id(value))) for child in structure.children)
 
 
 def defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from .objects import HeldObject, Span, is_plain, is_singular, names_of
 from .refusals import describe_refusal
 from .registry import is_own_type, registration
 from .structures import DEEPEST, attributes_of, is_dataclass, is_namedtuple, is_record, structure_of
-from .variables import CachedFunction
+from .variables import CachedFunction, is_known
 
 _IMMUTABLE = (int, bool, str, type(None))
 
@@ -180,13 +180,17 @@ class Walk(abc.ABC):
         """Add the attributes of these names of all objects from number `first` on; return whether any were added.
 
         Those that are compared by identity, too: code may get them by computed names, and compare without using them.
-        With `ANY` among the names all attributes of objects that are not rebuilt.
+        With `ANY` among the names all attributes of objects that are not rebuilt. Of those that are, what no signature
+        can have is left out: a name may be that of another attribute, as `log` of NumPy's and of a logger.
         """
         added = False
         for held in itertools.islice(self.objects, first, None):  # which grow meanwhile
             reads_all = ANY in names and not held.rebuilt
             for label, value in attributes_of(held.value):
-                if (label in names or reads_all or is_singular(value)) and label not in held.spans:
+                is_read = label in names or reads_all or is_singular(value)
+                if not is_read or label in held.spans:
+                    continue
+                if not held.rebuilt or is_known(value, self.package):
                     held.spans[label] = self._add_attribute_of(held, value, label)
                     added = True
         return added

@@ -252,12 +252,37 @@ def test_what_no_code_names_cannot_be_read() -> None:
         (lambda x, n, name: np.add(x, vars(n)[name]), "steps"),
         (lambda x, n, name: copy.deepcopy(n).bias + x, ""),
     ):
-        with pytest.raises(TypeError, match=r"'n\.\w+' is read by a name"):
+        with pytest.raises(TypeError, match=r"'n\.\w+'( is read by a name|: expected)"):
             cf.fuse(function)(X, net, name)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"(?s)'n\.lock'.*lock.*static="):
         cf.fuse(lambda x, n: x if n.lock else x + 1)(X, net)
     with pytest.raises(TypeError, match="no argument is an array"):
         cf.fuse(lambda n: 1.0)(types.SimpleNamespace(held=Slotted()))
+
+
+def test_names_of_what_is_refused_may_be_those_of_other_attributes() -> None:
+    class Head:
+        def __init__(self) -> None:
+            self.log, self.exp, self.w = logging.getLogger(__name__), [threading.Lock()], np.ones(3)
+
+        def plain(self, x: Any) -> Any:
+            return np.log(np.exp(x * self.w).sum(axis=1))
+
+        def logs(self, x: Any) -> Any:
+            self.log.info("called")
+            return x
+
+        loss = cf.fuse(plain)
+
+    head = Head()
+    for w in (1.0, 2.0):
+        head.w = np.full(3, w)
+        for _ in range(12):
+            assert_equal(head.loss(X), head.plain(X))
+    with pytest.raises(TypeError, match=r"(?s)'fn\.__self__\.log'.*Logger.*static="):
+        cf.fuse(head.logs)(X)
+    head.log = np.full(3, 7.0)  # type: ignore[assignment]
+    assert_equal(head.loss(X), head.plain(X))
 
 
 def test_sentinels_are_themselves() -> None:
