@@ -12,7 +12,7 @@ import numpy as np
 from ..generated import Constants, define
 from . import arrays
 from .constants import constant_key
-from .objects import HeldObject, Places
+from .objects import HeldObject, Places, is_singular
 from .registry import is_own_type, registration
 from .signature import Signature
 from .structures import attributes_of, is_namedtuple, is_record, slots_of
@@ -178,7 +178,7 @@ class MatchWriter:
             slot = slots.get(label)
             source = f"{variable}[{label!r}]" if slot is None else f"{self.constant(slot.__get__)}({name})"
             if label not in held.spans:
-                self._refuse_if(f"{source} is None or {source} is True or {source} is False")
+                self._refuse_if(f"{self.constant(is_singular)}({source})")
             else:
                 self._lines.append(f"{(part := self._variable())} = {source}")
                 with self._places.within(held.spans[label]):
