@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +16,7 @@ from .constants import constant_key
 from .objects import HeldObject, Places, is_singular
 from .registry import is_own_type, registration
 from .signature import Signature
-from .structures import attributes_of, is_namedtuple, is_record, slots_of
+from .structures import NAMESPACES, attributes_of, is_namedtuple, is_record, slots_of
 
 _MOST_VALUES = 500  # compared by one generated function
 _MOST_PAIRED = 4  # arrays or objects that are compared with each other in pairs
@@ -74,6 +75,10 @@ class MatchWriter:
         if cls is types.MethodType:
             self.add_around(value.__func__)
             self.add_around(value.__self__)
+        elif cls is functools.partial:
+            for held in (value.func, *value.args):
+                self.add_around(held)
+            self.add(value.keywords, f"{self.constant(value)}.keywords", True)
         elif not (is_own_type(cls) and not registration(cls).mutable):  # type: ignore[union-attr]
             self.add(value, self.constant(value), True)
 
@@ -107,6 +112,10 @@ class MatchWriter:
             self._unpack(value, name, by_value)
         elif id(value) in self._held:
             self._add_object(self._held[id(value)], name)
+        elif cls in NAMESPACES:
+            self._refuse_if(f"type({name}) is not {self.constant(cls)}")
+            self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
+            self._add_dict(vars(value), variable, by_value)
         elif is_record(cls) and registration(cls) is None:
             self._refuse_if(f"type({name}) is not {self.constant(cls)}")
             self._add_record(value, name, by_value)
