@@ -27,7 +27,7 @@ from .structures import attributes_of, hides_attributes, holds_value, slots_of
 # Bases that hold nothing, and methods by which libraries take an object for an array; one with `__del__` would be
 # finalized with each object that stands for it.
 _BASES_OF_ANY = {object, abc.ABC, typing.Generic, typing.Protocol}
-_BASES_OF_ANY |= {getattr(collections.abc, name) for name in collections.abc.__all__}
+_BASES_OF_ANY |= {found for found in vars(collections.abc).values() if isinstance(found, type)}
 _SPECIAL = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__del__")
 _plain: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDictionary()
 
