@@ -1119,9 +1119,37 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "namespaces read by attribute, and handed on whole",
         "cupyfuse/api/variables.py",
-        " and not (type(value) in NAMESPACES and _is_known(value))",
+        " and not (type(value) in NAMESPACES and is_known(value, package))",
         "",
         ("tests/api/test_captured.py", "-k", "namespaces"),
+    ),
+    Mutant(
+        "variables bound to other objects, calls recognised by generated code",
+        "cupyfuse/api/inline_cache.py",
+        "if known.is_current is not None and not known.is_current():\n                continue",
+        "if False:\n                continue",
+        ("tests/api/test_inline_cache.py", "-k", "whatever_variables_hold"),
+    ),
+    Mutant(
+        "bound objects that a free argument holds, too",
+        "cupyfuse/api/match_writer.py",
+        "if self._same_arrays:\n                raise",
+        "if False:\n                raise",
+        ("tests/api/test_objects.py", "-k", "free_and_bound"),
+    ),
+    Mutant(
+        "attributes that code compares by identity, under a computed name",
+        "cupyfuse/api/walk.py",
+        " or is_singular(value)",
+        "",
+        ("tests/api/test_objects.py", "-k", "compared_by_identity"),
+    ),
+    Mutant(
+        "the same, in generated code",
+        "cupyfuse/api/match_writer.py",
+        'self._refuse_if(f"{self.constant(is_singular)}({source})")',
+        "pass",
+        ("tests/api/test_objects.py", "-k", "compared_by_identity"),
     ),
     Mutant(
         "calls of plans that were forgotten, direct calls",
