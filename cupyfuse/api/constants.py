@@ -52,7 +52,7 @@ def constant_key(value: Any) -> Hashable:
         return (cls, value, str(value.metadata))
     if isinstance(value, np.generic) and _is_numpy_scalar(cls) and not value.dtype.hasobject:
         return (cls, value.dtype, value.tobytes())
-    if isinstance(value, enum.Enum) or is_stateless(value):
+    if cls is object or isinstance(value, enum.Enum) or is_stateless(value):
         return Identity(value)
     return None
 

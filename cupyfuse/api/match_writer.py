@@ -99,6 +99,8 @@ class MatchWriter:
             self._add_array(value, name, self.constant(cls), f"{name}.data.device_id != {device}")
         elif value is None or value is True or value is False:
             self._refuse_if(f"{name} is not {value}")
+        elif cls is object:  # a sentinel
+            self._refuse_if(f"{name} is not {self.constant(value)}")
         elif cls is int or cls is str:
             self._refuse_if(self._differs(value, name))
         elif cls is float and by_value:

@@ -50,7 +50,7 @@ def is_plain(cls: type, package: str) -> bool:
 
 
 def _is_plain(cls: type, package: str) -> bool:
-    if holds_value(cls) or issubclass(cls, enum.Enum) or dataclasses.is_dataclass(cls):
+    if cls is object or holds_value(cls) or issubclass(cls, enum.Enum) or dataclasses.is_dataclass(cls):
         return False
     if any(hasattr(cls, name) for name in _SPECIAL) or cls.__getattribute__ is not object.__getattribute__:
         return False
