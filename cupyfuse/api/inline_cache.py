@@ -220,8 +220,8 @@ class InlineCache:
     ) -> Recognizer | None:
         """Return what recognises calls like one that was walked, or None. Parameters as for `add`.
 
-        Functions, arrays that are given twice, static variables and what can change around a function have keys that
-        the generated code does not compare.
+        Functions among the arguments, arrays that are given twice, static variables and what is `Signature.opaque` have
+        keys that the generated code does not compare.
         """
         environment = self._environment
         around = environment.current_snapshot()

@@ -83,8 +83,9 @@ class Walk(abc.ABC):
         self.classes: dict[Any, str] = {}
         self.package, self._specs = package, specs
         self._by_value = False  # whether floats that are added belong to the key
-        self._compared_only = False  # whether tracing does not rebuild what is added
-        self._reads_itself = False  # whether tracing reads what is added itself
+        # Whether tracing reads what is added itself, instead of rebuilding it: what classes and wrappers hold, where
+        # cached functions are refused, and attributes of modules.
+        self._compared_only = self._reads_itself = False
         self._subject = "argument"  # of error messages
         self._active: set[int] = set()  # containers whose children are being added
         self._held: dict[tuple[int, bool], HeldObject] = {}  # `objects`, by id and whether they are rebuilt

@@ -1,17 +1,25 @@
-"""What random functions read around them is read in each call, whichever way it changes."""
+"""What random functions read around them, and of random objects, is read in each call, whichever way it changes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
+import object_programs
 import pytest
-from state_programs import StateProgram, compare
+import state_programs
+from object_programs import ObjectProgram
+from state_programs import StateProgram
 
 import cupyfuse as cf
 from cupyfuse.settings import force_plans
 
-PARTS, PROGRAMS, CHANGES = 7, 60, 10
+# Programs: how they are made and compared, parts, programs of each, changes.
+KINDS = {
+    "state": (StateProgram, state_programs.compare, 7, 60, 10),
+    "objects": (ObjectProgram, object_programs.compare, 4, 30, 6),
+}
+CASES = [(kind, part) for kind, (_, _, parts, _, _) in KINDS.items() for part in range(parts)]
 
 
 @pytest.fixture(autouse=True)
@@ -22,16 +30,19 @@ def plans_run() -> Iterator[None]:
 
 @pytest.mark.rotates
 @pytest.mark.parametrize("way", [force_plans, contextlib.nullcontext], ids=["plans", "chosen"])
-@pytest.mark.parametrize("part", range(PARTS))
-def test_random_functions_read_what_is_around_them(part: int, way: type, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "part"), CASES)
+def test_random_functions_read_what_they_are_given(
+    kind: str, part: int, way: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, compare, _, programs, changes = KINDS[kind]
     compared = 0
-    for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):
+    for seed in range(part * programs, (part + 1) * programs):
         monkeypatch.setattr("cupyfuse.api.inline_cache._WALKED", 1 + seed % 3)  # so that generated code compares, too
-        program = StateProgram(seed)
+        program = make(seed)
         fused = cf.fuse(program.function)
         with way():
-            difference = compare(program, fused, CHANGES)
+            difference = compare(program, fused, changes)  # type: ignore[arg-type]
         program.close()
         assert difference is None, f"program {seed} {difference}"
         compared += bool(fused.plans)
-    assert compared > PROGRAMS / 2
+    assert compared > programs / 2

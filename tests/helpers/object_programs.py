@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
 import random
-import sys
-import types
 from typing import Any
 
 import numpy as np
 from object_tables import ARGUMENTS, AS_MID, CHANGES, OBJECTS, READS, STATE, STEPS
+from program_module import ProgramModule
 
 from cupyfuse.errors import TraceError
 
@@ -18,7 +16,7 @@ def _items(table: str) -> list[str]:
     return [item.strip() for item in table.split(" |") if item.strip()]
 
 
-class ObjectProgram:
+class ObjectProgram(ProgramModule):
     """A function of an array of three elements and an object, in a module of its own with the objects that it reads.
 
     Parameters
@@ -38,17 +36,7 @@ class ObjectProgram:
         self.binds = self._random.random() < 0.5  # whether later calls bind the argument
         self._argument = self._random.choice(ARGUMENTS)
         self.text = self._draw()
-        name = f"object_program_{seed}"
-        source, file = f"{STATE}\n{self.text}\nfunction = make()\n", f"<{name}>.py"
-        linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # errors show lines
-        self._module = types.ModuleType(name)
-        self._module.__file__ = file
-        sys.modules[name] = self._module
-        exec(compile(source, file, "exec"), self._module.__dict__)
-        self.function: Any = self._module.__dict__["function"]
-
-    def close(self) -> None:
-        del sys.modules[self._module.__name__]
+        super().__init__(f"object_program_{seed}", f"{STATE}\n{self.text}")
 
     def argument(self) -> Any:
         """Return the second argument, as it is now."""

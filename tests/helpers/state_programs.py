@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import random
-import sys
-import types
 from typing import Any
 
 import numpy as np
+from program_module import ProgramModule
 
-# What is around the functions. Objects of `Plain` are read by attribute, all else as a whole.
+# What is around the functions.
 _STATE = """
 import argparse, collections, dataclasses, functools, types
 import numpy as np
@@ -102,7 +100,7 @@ _CHANGES = (
 )
 
 
-class StateProgram:
+class StateProgram(ProgramModule):
     """A function of an array of three elements, in a module of its own with the state that it reads.
 
     Parameters
@@ -120,17 +118,7 @@ class StateProgram:
     def __init__(self, seed: int):
         self._random = random.Random(seed)
         self.text = self._draw()
-        name = f"state_program_{seed}"
-        source, file = f"{_STATE}\n{self.text}\nfunction = make()\n", f"<{name}>.py"
-        linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # errors show lines
-        self._module = types.ModuleType(name)
-        self._module.__file__ = file
-        sys.modules[name] = self._module
-        exec(compile(source, file, "exec"), self._module.__dict__)
-        self.function: Any = self._module.__dict__["function"]
-
-    def close(self) -> None:
-        del sys.modules[self._module.__name__]
+        super().__init__(f"state_program_{seed}", f"{_STATE}\n{self.text}")
 
     def change(self) -> str:
         """Change something around the function; return the statement that did."""
