@@ -9,10 +9,10 @@ enum { SETTINGS, CALLS, RECOGNIZER_PARTS };
 // its values; the arrays that follow those; and what runs it.
 enum { POSITIONAL, NAMES, SETTINGS_THEN, FUNCTION, DEFAULTS, AROUND, KEY, VALUES, KEPT, RUN, CALL_PARTS };
 
-// A value: its kind; its number among the arguments, or -1 for a bound one, and that one; what it has to be. For an array
-// that is the type, then the shape, the strides, the dtype and the device.
+// A value: its kind; its number among the arguments, or -1 for a bound one, and that one; what it has to be. For a number
+// that may have any value that is the type; for an array, too, then the shape, the strides, the dtype and the device.
 enum { KIND, GIVEN, BOUND, EXPECTED, SHAPE, STRIDES, DTYPE, DEVICE, ARRAY_PARTS };
-enum { SAME, EQUAL, FLOAT, HELD, ARRAY };
+enum { SAME, EQUAL, NUMBER, HELD, ARRAY };
 
 static PyObject *of_shape, *of_strides, *of_dtype, *of_data, *of_device, *of_defaults, *of_keyword_defaults, *of_dict, *of_key;
 
@@ -48,10 +48,12 @@ static int take(PyObject* value, PyObject* found, PyObject* arrays, PyObject* nu
         case SAME:
             return found == expected;
         case EQUAL:
-            return found == expected ||
+            same = found == expected ||
                    (Py_TYPE(found) == Py_TYPE(expected) ? PyObject_RichCompareBool(found, expected, Py_EQ) : 0);
-        case FLOAT:
-            return PyFloat_CheckExact(found) ? (PyList_Append(numbers, found) < 0 ? -1 : 1) : 0;
+            return same == 1 && PyLong_CheckExact(expected) && PyList_Append(numbers, found) < 0 ? -1 : same;
+        case NUMBER:
+            same = (PyObject*)Py_TYPE(found) == expected;
+            return same == 1 && PyList_Append(numbers, found) < 0 ? -1 : same;
         default:
             same = kind == HELD ? 1 : is_like(found, value);
             for (Py_ssize_t k = PyList_Size(arrays) - 1; same == 1 && k >= 0; --k) {

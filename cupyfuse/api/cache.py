@@ -4,63 +4,102 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence, Set
+from dataclasses import dataclass, field
 
 from .call import Runnable
+from .dependence import Dependence
 
 LIMIT = 1024  # plans kept for one function
+_MOST_FORMS = 16  # in which the plans of one key may depend on numbers
+
+
+@dataclass
+class _Plans:
+    """What the plans of one key depend on.
+
+    Attributes
+    ----------
+    forms : list of Dependence
+        The newest first.
+    newest : sequence of float or int
+        The numbers of the last call that was added.
+    read, free : set of int
+        Positions of integers whose values the function was found to read, and of those that it did not.
+    """
+
+    forms: list[Dependence] = field(default_factory=list)
+    newest: Sequence[float] = ()
+    read: set[int] = field(default_factory=set)
+    free: set[int] = field(default_factory=set)
 
 
 class PlanCache:
     """LRU cache of runnables by key.
 
-    Where a function reads the values of some float arguments, the key maps to their positions, and the key with those
-    values maps to a runnable.
+    Where calls bring numbers, the key maps to what plans depend on of them, and the key with one of these forms, and
+    the values that it names, maps to a runnable.
     """
 
     def __init__(self) -> None:
-        self._found: OrderedDict[Hashable, Runnable | tuple[int, ...]] = OrderedDict()
+        self._found: OrderedDict[Hashable, Runnable | _Plans] = OrderedDict()
 
     def __len__(self) -> int:
-        return sum(type(found) is not tuple for found in list(self._found.values()))
+        return len(self.values())
 
     def values(self) -> list[Runnable]:
         """List the runnables, the newest last."""
-        return [found for found in list(self._found.values()) if not isinstance(found, tuple)]
+        return [found for found in list(self._found.values()) if not isinstance(found, _Plans)]
 
     def find(self, key: Hashable, numbers: Sequence[float]) -> Runnable | None:
-        """Return the runnable for a key and the values of the float arguments, or None."""
+        """Return the runnable for a key and the numbers of a call, or None."""
         found = self._found.get(key)
-        if type(found) is tuple:
-            self._mark_used(key)
-            key = _with_values(key, numbers, found)
-            found = self._found.get(key)
-        if found is not None:
-            self._mark_used(key)
-        return found  # type: ignore[return-value]
+        if type(found) is not _Plans:
+            if found is not None:
+                self._mark_used(key)
+            return found  # type: ignore[return-value]
+        self._mark_used(key)
+        for form in list(found.forms):
+            if form.covers(numbers):
+                full = key, form, form.values(numbers)
+                runnable = self._found.get(full)
+                if runnable is not None:
+                    self._mark_used(full)
+                    return runnable  # type: ignore[return-value]
+        return None
 
-    def reads_numbers(self, key: Hashable) -> bool:
-        """Whether the function reads the values of some float arguments in calls with a key."""
-        return type(self._found.get(key)) is tuple
+    def candidates(self, key: Hashable, numbers: Sequence[float]) -> frozenset[int]:
+        """Return the positions of integers that may be left open in a new plan, since they change from call to call."""
+        plans = self._found.get(key)
+        if not isinstance(plans, _Plans):
+            return frozenset()
+        changed = {i for i, (a, b) in enumerate(zip(numbers, plans.newest, strict=True)) if type(a) is int and a != b}
+        return frozenset((changed | plans.free) - plans.read)
+
+    def note(self, key: Hashable, tried: frozenset[int], read: Set[int]) -> None:
+        """Note which of the integers that were left open a function reads after all."""
+        plans = self._found.get(key)
+        if isinstance(plans, _Plans):
+            plans.read |= tried & read
+            plans.free = (plans.free | tried) - plans.read
 
     def _mark_used(self, key: Hashable) -> None:
         if len(self._found) > LIMIT // 2:  # until then the order does not matter
             with contextlib.suppress(KeyError):  # another thread has just evicted it
                 self._found.move_to_end(key)
 
-    def add(self, key: Hashable, numbers: Sequence[float], read: Iterable[int], runnable: Runnable) -> None:
-        """Add a runnable; the values of the float arguments at the positions `read` become part of its key."""
-        before = self._found.get(key)
-        positions = tuple(sorted({*read, *(before if isinstance(before, tuple) else ())}))
-        if positions:
-            self._found[key] = positions
+    def add(self, key: Hashable, numbers: Sequence[float], runnable: Runnable) -> None:
+        """Add a runnable for calls of a key whose numbers are as `Runnable.depends` says."""
+        form, before = runnable.depends, self._found.get(key)
+        if not numbers:
+            self._found[key] = runnable
+        else:
+            plans = before if isinstance(before, _Plans) else _Plans()
+            plans.newest = tuple(numbers)
+            if form not in plans.forms:
+                plans.forms = [form, *plans.forms][:_MOST_FORMS]
+            self._found[key] = plans
             self._found.move_to_end(key)
-            key = _with_values(key, numbers, positions)
-        self._found[key] = runnable
+            self._found[key, form, form.values(numbers)] = runnable
         while len(self._found) > LIMIT:
             self._found.popitem(last=False)
-
-
-def _with_values(key: Hashable, numbers: Sequence[float], positions: tuple[int, ...]) -> Hashable:
-    """Extend a key by the values of the float arguments at some positions."""
-    return key, tuple([numbers[i].hex() for i in positions])

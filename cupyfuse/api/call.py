@@ -16,6 +16,7 @@ from ..plan.plan import Plan
 from ..trace import Tracer
 from . import arrays
 from .as_written import AsWritten
+from .dependence import Dependence
 from .results import Results
 from .structures import structure_of
 from .targets import import_targets
@@ -31,11 +32,13 @@ class Runnable:
     results : Results
         The structure of the results.
     execute : callable
-        Runs the plan on arrays, the arrays of `out` or None, and float arguments.
+        Runs the plan on arrays, the arrays of `out` or None, and the call's numbers.
     kept : list of array
         Constants and prepacked values, which follow the arguments.
     as_written : AsWritten or None
         The function itself, where it is called instead of the plan.
+    depends : Dependence
+        The numbers that it serves.
     calls : int
         How many were walked by `Signature`, after the one that compiled, or since the recognizer was forgotten.
     forgotten : int
@@ -55,6 +58,7 @@ class Runnable:
     execute: Callable[[Sequence[Any], Sequence[Any] | None, Sequence[float]], list[Any]]
     kept: list[Any]
     as_written: AsWritten | None = None
+    depends: Dependence = field(default_factory=Dependence)
     calls: int = 0
     forgotten: int = 0
     found: int = 0
@@ -154,8 +158,8 @@ def run(
     ----------
     runnable : Runnable
     leaves : list of array
-    numbers : sequence of float
-        The float arguments.
+    numbers : sequence of float or int
+        The float and integer arguments.
     export : callable or None
         Exports results to the library of the first array.
     out : array, sequence of arrays, or None
@@ -180,7 +184,7 @@ def run(
     elif type(leaves[0]) is np.ndarray:
         for position in runnable.results.scalars:
             results[position] = results[position][()]
-    return runnable.results.rebuild(results)
+    return runnable.results.rebuild(results, numbers)
 
 
 def _check_effects(plan: Plan, leaves: list[Any]) -> None:

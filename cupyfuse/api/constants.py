@@ -33,6 +33,11 @@ class Identity:
 _PLAIN = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), type(np._NoValue))
 
 
+def value_key(number: float) -> Hashable:
+    """Return a key that is equal only for numbers of one type that no function can tell apart: integers, or floats."""
+    return number if type(number) is int else number.hex()
+
+
 def constant_key(value: Any) -> Hashable:
     """Return a key that is equal only for constants that no function can tell apart; None if not a constant."""
     cls = type(value)

@@ -5,6 +5,7 @@ It compares what the functions compare that `inline_cache.py` writes. A call tha
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ Bindings = tuple[Sequence[str], Mapping[str, Any], Mapping[str, Signature]]
 _Key = tuple[Runnable, int, frozenset[str]]
 _SCALARS = (type(None), bool, int, float, str)
 # The kinds of values in the order of calls.c of the launcher, which says what describes a call and a value.
-_SAME, _EQUAL, _FLOAT, _HELD, _ARRAY = range(5)
+_SAME, _EQUAL, _NUMBER, _HELD, _ARRAY = range(5)
 
 
 class DirectCalls:
@@ -97,7 +98,7 @@ class DirectCalls:
         function = parameters.plain_function
         defaults = None if function is None else function.__defaults__  # read before the values
         found = parameters.find(args, kwargs)
-        if found is None or not parameters.positional or not runnable.is_plain:
+        if found is None or not parameters.positional or not runnable.is_plain or runnable.depends.conditions:
             return None
         values, defaulted = found
         if not known or known.is_current is not None or known.classes or (around is not None and around.leaves):
@@ -112,6 +113,7 @@ class DirectCalls:
             return None  # that they are still the function's defaults is compared instead of the values
         given, names = dict(zip(parameters.names, values, strict=True)), tuple(kwargs)
         described: list[tuple[Any, ...]] = []
+        numbers = itertools.count()
         all_names, bound, immutable = bindings
         for name in all_names:
             if name in immutable:
@@ -120,7 +122,9 @@ class DirectCalls:
                 return None
             elif name not in defaulted:
                 place = len(args) + names.index(name) if name in names else parameters.names.index(name)
-                value = _describe_value(given[name], place)
+                is_number = type(given[name]) in (int, float)
+                is_open = is_number and next(numbers) not in runnable.depends.positions
+                value = _describe_value(given[name], place, is_open)
                 if value is None:
                     return None
                 described.append(value)
@@ -129,13 +133,13 @@ class DirectCalls:
         return len(args), names, *unchanged, tuple(described), tuple(runnable.kept), runnable.quick
 
 
-def _describe_value(value: Any, place: int) -> tuple[Any, ...] | None:
-    """Describe an argument, the `place`-th of those given."""
+def _describe_value(value: Any, place: int, is_open: bool) -> tuple[Any, ...] | None:
+    """Describe an argument, the `place`-th of those given; `is_open` if it may be any number of its type."""
     cls = type(value)
     if cls is arrays.CUPY_ARRAY:
         return _ARRAY, place, None, cls, value.shape, value.strides, value.dtype, value.data.device_id
     if value is None or cls is bool:
         return _SAME, place, None, value
-    if cls is int or cls is str:
-        return _EQUAL, place, None, value
-    return (_FLOAT, place, None, None) if cls is float else None
+    if is_open:
+        return _NUMBER, place, None, cls
+    return (_EQUAL, place, None, value) if cls is int or cls is str else None

@@ -39,7 +39,7 @@ class Recognizer:
     ----------
     match : callable
         Takes the values of the parameters that are not bound, and the arrays around the function. Returns all arrays
-        and the float arguments of such a call, else None.
+        and numbers of such a call, else None.
     export : callable or None
         Exports results to the library of the first array.
     defaulted : collection of str
@@ -65,8 +65,8 @@ class Recognizer:
     is_current: Callable[[], bool] | None
 
 
-# A call whose plan is known: its runnable, arrays and float arguments, and the exporter of its results. A plain tuple:
-# making a named one takes 0.2 us of each call.
+# A call whose plan is known: its runnable, arrays and numbers, and the exporter of its results. A plain tuple: making a
+# named one takes 0.2 us of each call.
 RecognizedCall = tuple[Runnable, list[Any], list[float], Callable[[Any], Any] | None]
 
 
@@ -207,7 +207,7 @@ class InlineCache:
             self._runnables = [r for r in self._runnables if r is not runnable]
             runnable.recognizer, runnable.calls, runnable.forgotten = None, 0, runnable.forgotten + 1
         if runnable.recognizer is None and runnable.calls >= _WALKED * _LONGER**runnable.forgotten:
-            runnable.recognizer = self._make(signature, values, defaulted, settings) or False
+            runnable.recognizer = self._make(runnable, signature, values, defaulted, settings) or False
         if runnable.recognizer:
             self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]
             calls = self._calls
@@ -216,7 +216,12 @@ class InlineCache:
                 self.direct = calls.recognize
 
     def _make(
-        self, signature: Signature, values: Sequence[Any], defaulted: Collection[str], settings: Hashable
+        self,
+        runnable: Runnable,
+        signature: Signature,
+        values: Sequence[Any],
+        defaulted: Collection[str],
+        settings: Hashable,
     ) -> Recognizer | None:
         """Return what recognises calls like one that was walked, or None. Parameters as for `add`.
 
@@ -231,7 +236,7 @@ class InlineCache:
         unknown = signature.opaque if reads_all else signature.has_functions
         if unknown or signature.duplicates() or environment.static or (of_classes is None and classes):
             return None
-        writer = MatchWriter(signature)
+        writer = MatchWriter(signature, runnable.depends)
         given = iter(values)
         try:
             for name in self._names:

@@ -13,6 +13,7 @@ import numpy as np
 from ..generated import Constants, define
 from . import arrays
 from .constants import constant_key
+from .dependence import Dependence
 from .objects import HeldObject, Places, is_singular
 from .registry import is_own_type, registration
 from .signature import Signature
@@ -27,13 +28,13 @@ class Unrecognizable(Exception):
 
 
 class MatchWriter:
-    """Writes a function that compares values with those of an example call, and collects the arrays and floats in them.
+    """Writes a function that compares values with those of an example, and collects the arrays and numbers in them.
 
     It compares at least what `Signature.add` adds to the key; of bound values that arrays are the same objects, too.
-    `signature` is that of the example.
+    `signature` is that of the example, `depends` says which numbers are served as its own are.
     """
 
-    def __init__(self, signature: Signature):
+    def __init__(self, signature: Signature, depends: Dependence):
         self._lines: list[str] = []
         self._constants = Constants(ndarray=np.ndarray)
         self.constant = self._constants.name
@@ -43,6 +44,7 @@ class MatchWriter:
         self._places = Places(signature.objects, *self._count_of)
         self._leaves: dict[int, str] = {}  # by position
         self._numbers: dict[int, str] = {}
+        self._depends = depends
         self._held = {id(held.value): held for held in signature.objects}
         self._objects: dict[int, str] = {}  # the variables that hold objects, by their number
         self._same_arrays = False  # whether arrays have to be the same objects
@@ -90,7 +92,7 @@ class MatchWriter:
         self._leaves[place] = name
 
     def add(self, value: Any, name: str, by_value: bool) -> None:
-        """Write the comparison of a variable with an example value; `by_value` if floats belong to the key."""
+        """Write the comparison of a variable with an example value; `by_value` if numbers belong to the key."""
         cls = type(value)
         if cls is np.ndarray:
             self._add_array(value, name, "ndarray")
@@ -101,14 +103,14 @@ class MatchWriter:
             self._refuse_if(f"{name} is not {value}")
         elif cls is object:  # a sentinel
             self._refuse_if(f"{name} is not {self.constant(value)}")
-        elif cls is int or cls is str:
+        elif cls is str:
             self._refuse_if(self._differs(value, name))
-        elif cls is float and by_value:
-            same, text = self.constant(value), self.constant(value.hex())
-            self._refuse_if(f"({name} is not {same} and (type({name}) is not float or {name}.hex() != {text}))")
-        elif cls is float:
-            self._refuse_if(f"type({name}) is not float")
-            self._numbers[self._places.next_number()] = name
+        elif cls is int or cls is float:
+            place = None if by_value else self._places.next_number()
+            if place is not None:
+                self._numbers[place] = name
+            is_open = place is not None and place not in self._depends.positions
+            self._refuse_if(f"type({name}) is not {cls.__name__}" if is_open else self._differs(value, name))
         elif cls is list or cls is tuple:
             self._refuse_if(f"type({name}) is not {cls.__name__}", f"len({name}) != {len(value)}")
             self._unpack(value, name, by_value)
@@ -124,9 +126,12 @@ class MatchWriter:
         else:
             raise Unrecognizable
 
-    def _differs(self, value: int | str, name: str) -> str:
+    def _differs(self, value: float | str, name: str) -> str:
         """Return the condition that a variable holds another number or string."""
         constant = self.constant(value)
+        if type(value) is float:
+            text = self.constant(value.hex())
+            return f"({name} is not {constant} and (type({name}) is not float or {name}.hex() != {text}))"
         return f"({name} is not {constant} and (type({name}) is not {type(value).__name__} or {name} != {constant}))"
 
     def _add_array(self, value: Any, name: str, cls: str, *further: str) -> None:
@@ -209,7 +214,7 @@ class MatchWriter:
             self._refuse_if(*(self._differs(key, variable) for key, variable in zip(value, keys, strict=True)))
 
     def function(self) -> Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]:
-        """Compile the lines to `match(values)`: the arrays and floats of a call like the example, or None."""
+        """Compile the lines to `match(values)`: the arrays and numbers of a call like the example, or None."""
         body = [f"({', '.join(self._parameters)},) = values"] if self._parameters else []
         if (len(self._leaves), len(self._numbers)) != self._count_of:
             raise Unrecognizable
@@ -220,7 +225,10 @@ class MatchWriter:
         if self._objects:
             objects = list(self._objects.values())
             body += _differ(objects, f"({', '.join(objects)},)")
-        body.append(f"return leaves, [{', '.join(numbers)}]")
+        body.append(f"numbers = [{', '.join(numbers)}]")
+        if self._depends.conditions:
+            body.append(f"if not {self.constant(self._depends.covers)}(numbers): return None")
+        body.append("return leaves, numbers")
         lines = ["try:", *(f"    {line}" for line in body)]
         # A slot without a value, a namedtuple of another length, a container that another thread changes.
         lines += ["except (AttributeError, KeyError, ValueError, RuntimeError):", "    return None"]

@@ -67,7 +67,7 @@ def _is_plain(cls: type, package: str) -> bool:
 
 
 class Span(NamedTuple):
-    """Where the arrays and the float arguments of an attribute begin and end among those of the signature."""
+    """Where the arrays and the numbers of an attribute begin and end among those of the signature."""
 
     first_leaf: int
     last_leaf: int
@@ -87,7 +87,7 @@ class HeldObject:
     number : int
         Its number among those of the signature.
     by_value : bool
-        Whether floats in it belong to the key.
+        Whether numbers in it belong to the key.
     rebuilt : bool
         Whether another object stands for it while the function is traced; else the trace reads it itself.
     spans : dict
@@ -104,7 +104,7 @@ class HeldObject:
 
 
 class Places:
-    """The positions of arrays and float arguments in the order in which a walk meets them, as a signature did.
+    """The positions of arrays and numbers in the order in which a walk meets them, as a signature did.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Places:
         return next(self._leaves, None)
 
     def next_number(self) -> int:
-        """Return the position of the next float argument."""
+        """Return the position of the next number."""
         return next(self._numbers)
 
     @contextlib.contextmanager

@@ -14,6 +14,7 @@ from ..plan.plan import Traced
 from ..plan.shards import Shards
 from ..settings import DEFAULT_WORKSPACE
 from . import arrays
+from .constants import value_key
 from .fuse import Fused
 from .planned_function import PlannedFunction
 from .results import Results
@@ -133,7 +134,7 @@ class Partial:
             raise ValueError(
                 f"start: {width} elements from {start} are not within the {self.length} elements of the split axis"
             )
-        key = (*signature.cache_key(*function.product_settings), *map(float.hex, signature.numbers))
+        key = (*signature.cache_key(*function.product_settings), *map(value_key, signature.numbers))
         split = self._splits.get(key, lambda: self._new_split(values, signature, defaulted))
         shard = Shard(split, signature, start, width)
         _run_round(shard, 0)
@@ -233,7 +234,7 @@ class Partial:
         export = shard._signature.exporters[0]
         if export is not None:
             results = [export(r) for r in results]
-        return split.results.rebuild(results)
+        return split.results.rebuild(results, shard._signature.numbers)
 
     def _take(self, total: State, shard: Shard) -> None:
         """Check a merged state, and let a shard take it."""

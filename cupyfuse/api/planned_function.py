@@ -188,7 +188,7 @@ class PlannedFunction:
     def signature_of(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
         """Return the signature of a call, given the value of each parameter.
 
-        `specs` allows specs in the place of arrays; `by_value` names the parameters whose floats are constants.
+        `specs` allows specs in the place of arrays; `by_value` names the parameters whose numbers are constants.
         """
         signature = self.environment.new_signature(specs)
         for name, value in zip(self.names, values, strict=True):
@@ -197,7 +197,7 @@ class PlannedFunction:
         return signature
 
     def add_argument(self, signature: Signature, value: Any, name: str, by_value: bool = False) -> None:
-        """Add an argument to a signature; with `by_value`, floats in it are constants."""
+        """Add an argument to a signature; with `by_value`, numbers in it are constants."""
         if name in self.environment.static:
             signature.add_static(value, name)
         elif by_value:
@@ -210,9 +210,39 @@ class PlannedFunction:
         return self._trace(values, self.signature_of(values, specs=True)).traced
 
     def _trace(
-        self, values: Sequence[Any], signature: Signature, by_value: Container[str] = (), for_shards: bool = False
+        self,
+        values: Sequence[Any],
+        signature: Signature,
+        by_value: Container[str] = (),
+        for_shards: bool = False,
+        free: Container[int] = (),
     ) -> Tracing:
-        return trace_function(self.environment, self.parameters, values, signature, by_value, self._strict, for_shards)
+        environment, parameters, strict = self.environment, self.parameters, self._strict
+        return trace_function(environment, parameters, values, signature, by_value, strict, for_shards, free)
+
+    def _trace_open(
+        self,
+        cache: PlanCache,
+        key: Hashable,
+        values: Sequence[Any],
+        signature: Signature,
+        constants: Container[str],
+    ) -> Tracing:
+        """Trace the function with integers that change from call to call as numbers of the call, where it lets them.
+
+        What it does has to be what it does with constants. Parameters as for `compile`.
+        """
+        traced = self._trace(values, signature, constants)
+        tried = cache.candidates(key, signature.numbers)
+        if not tried:
+            return traced
+        try:
+            found = self._trace(values, signature, constants, free=tried)
+            does_the_same = found.does_the_same(traced)
+        except Exception:  # of any kind: it is the user's code that asks for an integer, as by its type
+            does_the_same = False
+        cache.note(key, tried, found.numbers.read if does_the_same else tried)
+        return found if does_the_same else traced
 
     def plan_for(
         self, values: Sequence[Any], default: str, constants: Container[str], bound: frozenset[int] = frozenset()
@@ -260,7 +290,7 @@ class PlannedFunction:
         signature : Signature
             Of the call.
         constants : container of str
-            The parameters that are bound or take their defaults: floats in them are constants.
+            The parameters that are bound or take their defaults: numbers in them are constants.
         bound : frozenset of int
             Positions of bound arrays among the signature's leaves.
         prepack : callable, optional
@@ -271,7 +301,7 @@ class PlannedFunction:
             if found is not None:
                 return found
             engine = engine_for(signature.leaves, signature.names)
-            tracing = self._trace(values, signature, constants)
+            tracing = self._trace_open(cache, key, values, signature, constants)
             created = [arrays.on_device_of(signature.leaves[0], c) for c in tracing.constants]
             leaves = [*signature.leaves, *created]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
@@ -281,11 +311,10 @@ class PlannedFunction:
             if plan.as_written:
                 as_written = AsWritten(self.__wrapped__, self.parameters, tracing.traced.at_risk)
                 execute = deferred(engine, plan, prepack)
-                runnable = Runnable(plan, tracing.results, execute, created, as_written)
+                runnable = Runnable(plan, tracing.results, execute, created, as_written, tracing.depends)
             else:
                 kept = [*created, *(prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else [])]
-                runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept)
-            cache.add(key, signature.numbers, tracing.read, runnable)
-            if cache.reads_numbers(key):
-                runnable.recognizer = False
+                execute = engine(plan, [*signature.leaves, *kept])
+                runnable = Runnable(plan, tracing.results, execute, kept, depends=tracing.depends)
+            cache.add(key, signature.numbers, runnable)
             return runnable

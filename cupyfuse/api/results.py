@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import TraceError
+from ..ir.numbers import Number
 from ..trace import DESCRIPTION, TracedNumber, Tracer
 from ..trace.masked import Masked
 from ..trace.user_code import definition_of
@@ -33,7 +34,7 @@ class Results:
     scalars : tuple of int
         The positions of those that are NumPy scalars, not arrays without dimensions.
     key : list
-        Everything else in it, to compare two traces.
+        Everything else in it, to compare two traces. Numbers of the call are in it as such.
     is_none : bool
         Whether the function returned nothing.
     is_single : bool
@@ -50,8 +51,8 @@ class Results:
         del self._function
         self.scalars = tuple(i for i, leaf in enumerate(self.leaves) if leaf._is_scalar)
 
-    def _flatten(self, value: Any) -> Callable[[list[Any]], Any]:
-        """Collect the leaves of `value`; return a function that rebuilds it from other leaves."""
+    def _flatten(self, value: Any) -> Callable[[list[Any], Sequence[float]], Any]:
+        """Collect the leaves of `value`; return a function that rebuilds it from other leaves and numbers."""
         value = unwatched(value)
         cls = type(value)
         if cls is Masked:
@@ -63,18 +64,20 @@ class Results:
             self.leaves.append(value)
             position = len(self.leaves) - 1
             if value._is_python:
-                return lambda leaves: _python_number(leaves[position])
-            return lambda leaves: leaves[position]
-        if cls is TracedNumber:
-            value = float(value)
+                return lambda leaves, numbers: _python_number(leaves[position])
+            return lambda leaves, numbers: leaves[position]
+        if isinstance(value, TracedNumber):
+            number = value.number
+            self.key.append(number)
+            return lambda leaves, numbers: number.evaluate(numbers)
         if (key := constant_key(value)) is not None:
             self._add_key(key)
-            return lambda leaves: value
+            return lambda leaves, numbers: value
         if cls is np.ndarray or arrays.is_cupy(value):
             # An array that the function created: each call returns a copy, which the caller may change.
             self.key.append((value.shape, str(value.dtype), value.tobytes()))
             kept = value.copy()
-            return lambda leaves: kept.copy()
+            return lambda leaves, numbers: kept.copy()
         try:
             structure = structure_of(value)
         except TypeError as error:
@@ -86,7 +89,7 @@ class Results:
             )
         self._add_key(structure.key)
         items = [self._flatten(child) for child in structure.children]
-        return lambda leaves: structure.rebuild([item(leaves) for item in items])
+        return lambda leaves, numbers: structure.rebuild([item(leaves, numbers) for item in items])
 
     def _add_key(self, key: Any) -> None:
         """Add a part of the key; raise TraceError if it is, or has, text that was made of a traced array."""
@@ -97,9 +100,16 @@ class Results:
             )
         self.key.append(key)
 
-    def rebuild(self, leaves: list[Any]) -> Any:
-        """Return the same structure with these arrays in the place of the traced ones."""
-        return leaves[0] if self.is_single else self._rebuild(leaves)
+    def rebuild(self, leaves: list[Any], numbers: Sequence[float] = ()) -> Any:
+        """Return the same structure with these arrays in the place of the traced ones, and numbers of those of a call.
+
+        A plan for which all numbers are constants needs none.
+        """
+        return leaves[0] if self.is_single else self._rebuild(leaves, numbers)
+
+    def key_for(self, numbers: Sequence[float]) -> list[Any]:
+        """Return the key of the results of a call with these numbers."""
+        return [constant_key(part.evaluate(numbers)) if type(part) is Number else part for part in self.key]
 
 
 def _python_number(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..trace import Trace, TracedNumber, float_argument
+from ..trace import NumbersOfCall, Trace
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import reads_of
@@ -42,8 +42,8 @@ class Substitution:
         Names of variables that stay as they are.
     package : str
         The user's package, whose functions are rebuilt.
-    read : set of int
-        Gets the positions of the float arguments whose values the function reads.
+    numbers : NumbersOfCall
+        Its float and integer arguments.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Substitution:
         traced: Sequence[Any],
         static: frozenset[str],
         package: str,
-        read: set[int],
+        numbers: NumbersOfCall,
     ):
         self._trace = trace
         self._leaves, self._traced = signature.leaves, traced
@@ -71,12 +71,8 @@ class Substitution:
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
         self._seen: set[tuple[int, str]] = set()  # variables that were substituted
         self._rebuilt: list[tuple[str, Any, _State]] = []  # name, container or object, what it held
-        self._floats_are_arguments, self._taken = True, 0  # arrays that were substituted
-        self._read = read
-
-    def _float_argument(self, value: float, name: str) -> TracedNumber:
-        """Make the traced number of the next float argument."""
-        return float_argument(self._places.next_number(), name, value, self._read, self._trace)
+        self._numbers_are_arguments, self._taken = True, 0  # arrays that were substituted
+        self._numbers = numbers
 
     def _tracer_of(self, array: Any) -> Any:
         """Return the tracer of the next array, which has to be the one that the signature found there."""
@@ -97,23 +93,23 @@ class Substitution:
             raise _mixed_up()
 
     def value_with_constants(self, value: Any, name: str) -> Any:
-        """Return a value with traced arrays for the arrays in it, and floats as constants."""
-        before, self._floats_are_arguments = self._floats_are_arguments, False
+        """Return a value with traced arrays for the arrays in it, and numbers as constants."""
+        before, self._numbers_are_arguments = self._numbers_are_arguments, False
         substituted = self.value(value, name)
-        self._floats_are_arguments = before
+        self._numbers_are_arguments = before
         return substituted
 
     def value(self, value: Any, name: str) -> Any:
-        """Return a value with traced arrays for the arrays in it, and traced numbers for floats."""
+        """Return a value with traced arrays for the arrays in it, and traced numbers for numbers."""
         cls = type(value)
         if cls is np.ndarray:
             return self._tracer_of(value)
-        if cls is float:
-            return self._float_argument(value, name) if self._floats_are_arguments else value
+        if cls is float or cls is int:
+            if not self._numbers_are_arguments:
+                return value
+            return self._numbers.argument(self._places.next_number(), name, self._trace)
         if id(value) in self._held:
             return self._object(self._held[id(value)])
-        if cls is TracedNumber:  # of an outer trace, which notes that it is read
-            return float(value)
         if (replacement := replacement_of(value)) is not None:
             return replacement
         if constant_key(value) is not None or isinstance(value, (type, types.ModuleType)):
@@ -145,7 +141,7 @@ class Substitution:
             raise TypeError(f"{held.subject} {held.name!r}: objects within objects, more than {DEEPEST} levels deep")
         self._depth += 1
         rebuilt = self._objects[id(held.value)] = empty_like(held.value)  # before its attributes, which may hold it
-        before, self._floats_are_arguments = self._floats_are_arguments, not held.by_value
+        before, self._numbers_are_arguments = self._numbers_are_arguments, not held.by_value
         for label, value in attributes_of(held.value):
             name, span = f"{held.name}.{label}", held.spans.get(label)
             if span is None:
@@ -154,7 +150,7 @@ class Substitution:
                 with self._places.within(span):
                     part = self.value(value, name)
             set_attribute(rebuilt, label, part)
-        self._floats_are_arguments = before
+        self._numbers_are_arguments = before
         self._depth -= 1
         self._rebuilt.append((held.name, rebuilt, _state_of_object(rebuilt)))
         return rebuilt
@@ -194,11 +190,11 @@ class Substitution:
         functools.update_wrapper(rebuilt, function)
         rebuilt.__kwdefaults__ = function.__kwdefaults__
         self._functions[function] = rebuilt  # before its variables, which may hold the function itself
-        before, self._floats_are_arguments = self._floats_are_arguments, False
+        before, self._numbers_are_arguments = self._numbers_are_arguments, False
         if defaults:
             self._substitute_defaults(function, rebuilt)
         self._substitute_variables(function, namespace)
-        self._floats_are_arguments = before
+        self._numbers_are_arguments = before
         return rebuilt
 
     def _substitute_defaults(self, function: types.FunctionType, rebuilt: types.FunctionType) -> None:

@@ -11,10 +11,11 @@ from ..errors import TraceError
 from ..ir import graph as g
 from ..ir.rebuild import operation_key
 from ..plan.plan import Traced
-from ..trace import Trace, Tracer, refusals_reach_the_caller
+from ..trace import NumbersOfCall, Trace, Tracer, refusals_reach_the_caller
 from ..trace.numpy import traced_conversions
 from ..trace.user_code import took_array_of_compiled_code
 from ..trace.watched import Site
+from .dependence import Dependence
 from .environment import Environment
 from .parameters import Parameters
 from .results import Results
@@ -35,14 +36,29 @@ class Tracing:
     results : Results
     constants : list of array
         Arrays that the function created.
-    read : set of int
-        Positions of the float arguments whose values the function has read: the graph is valid for these values only.
+    numbers : NumbersOfCall
+        The float and integer arguments: the graph serves calls with the values that were read, and where the conditions
+        turn out the same.
     """
 
     traced: Traced
     results: Results
     constants: list[Any]
-    read: set[int]
+    numbers: NumbersOfCall
+
+    @property
+    def depends(self) -> Dependence:
+        """The numbers that the graph serves."""
+        return Dependence(tuple(sorted(self.numbers.read)), tuple(self.numbers.conditions.values()))
+
+    def does_the_same(self, other: Tracing) -> bool:
+        """Whether another tracing of the same call does what this one does, with other numbers as constants."""
+        return self._key_of_call == other._key_of_call
+
+    @property
+    def _key_of_call(self) -> list[Hashable]:
+        values = self.numbers.values
+        return [*self.results.key_for(values), *self.traced.axes, *graph_key(self.traced.graph, values)]
 
 
 def trace_function(
@@ -53,6 +69,7 @@ def trace_function(
     by_value: Container[str],
     strict: bool,
     for_shards: bool = False,
+    free: Container[int] = (),
 ) -> Tracing:
     """Trace a function for the values of its parameters.
 
@@ -68,11 +85,13 @@ def trace_function(
     signature : Signature
         Of the call.
     by_value : container of str
-        The parameters whose floats are constants.
+        The parameters whose numbers are constants.
     strict : bool
         Whether library steps are errors.
     for_shards : bool
         As of `Trace`.
+    free : container of int
+        Positions of the integers among the numbers that are no constants.
 
     Raises
     ------
@@ -80,10 +99,10 @@ def trace_function(
         An operation cannot be traced, the traces differ, or the function returns nothing.
     """
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
-    read: set[int] = set()
+    numbers = NumbersOfCall(signature.numbers, free)
 
     def run(trace: Trace) -> Results:
-        return _trace_once(trace, environment, parameters, values, signature, by_value, read)
+        return _trace_once(trace, environment, parameters, values, signature, by_value, numbers)
 
     def new_trace(repeats: Trace | None, sites: Container[Site], watches: bool = False) -> Trace:
         return Trace(repeats, True, strict, sites, watches, for_shards)
@@ -107,7 +126,7 @@ def trace_function(
     axes = tuple(t._axes for t in results.leaves)
     graph, calls = _graph_of(first, results), tuple(first.calls)
     traced = Traced(name, graph, axes, calls, first.numpy_only, first.viewed, first.at_risk)
-    return Tracing(traced, results, first.constants, read)
+    return Tracing(traced, results, first.constants, numbers)
 
 
 class _Everywhere(Container[Any]):
@@ -158,14 +177,14 @@ def _trace_once(
     values: Sequence[Any],
     signature: Signature,
     by_value: Container[str],
-    read: set[int],
+    numbers: NumbersOfCall,
 ) -> Results:
-    """Run the function on traced arrays; add the positions of the float arguments that it reads to `read`."""
+    """Run the function on traced arrays and numbers, which note what it reads of them."""
     traced = [_trace_argument(trace, leaf, name) for leaf, name in zip(signature.leaves, signature.names, strict=True)]
     for i, earlier in signature.duplicates().items():
         traced[i] = traced[earlier]
     static = environment.static
-    substitution = Substitution(trace, signature, traced, static, environment.package, read)
+    substitution = Substitution(trace, signature, traced, static, environment.package, numbers)
     arguments = []
     for name, value in zip(parameters.names, values, strict=True):
         substitute = substitution.value_with_constants if name in by_value else substitution.value
@@ -198,12 +217,22 @@ def _trace_argument(trace: Trace, leaf: Any, name: str) -> Tracer:
     return trace.argument(name, leaf.shape, dtype, getattr(leaf, "strides", None))
 
 
-def graph_key(graph: g.Graph) -> list[Hashable]:
-    """Return a key that two graphs share if they compute the same values from the same arguments."""
+def graph_key(graph: g.Graph, values: Sequence[float] | None = None) -> list[Hashable]:
+    """Return a key that two graphs share if they compute the same values from the same arguments.
+
+    With the values of numbers, if they do so in a call with these.
+    """
     numbers: dict[g.Node, int] = {}
     lines: list[Hashable] = []
     for node in g.topological(graph.roots):
         numbers[node] = len(numbers)
-        lines.append((operation_key(node), tuple(numbers[i] for i in node.inputs)))
+        key = operation_key(node) if values is None or node.op != "const" else _constant_of_call(node, values)
+        lines.append((key, tuple(numbers[i] for i in node.inputs)))
     effects = tuple((argument, numbers[n]) for argument, n in graph.effects)
     return [*lines, tuple(numbers[n] for n in graph.outputs), effects]
+
+
+def _constant_of_call(node: g.Node, values: Sequence[float]) -> Hashable:
+    """Return the key of a constant's value in a call: of a float or an integer that of the float."""
+    value: Any = node.value if node.number is None else node.number.evaluate(values)
+    return repr(float(value) if type(value) is int else value)

@@ -14,18 +14,19 @@ from ..trace import TracedNumber, Tracer
 from ..trace.numpy import replacement_of
 from . import arrays
 from .code import ANY, is_library_module
-from .constants import Identity, constant_key, enums_in
+from .constants import Identity, constant_key, enums_in, value_key
 from .objects import HeldObject, Span, is_plain, is_singular, names_of
 from .refusals import describe_refusal
 from .registry import is_own_type, registration
 from .structures import DEEPEST, attributes_of, is_dataclass, is_namedtuple, is_record, structure_of
 from .variables import CachedFunction, is_known
 
-_IMMUTABLE = (int, bool, str, type(None))
+_IMMUTABLE = (bool, str, type(None))
+_NUMBERS = (int, float)
 
 
 class TracedArgument(Exception):
-    """An argument is a traced array: the call is inlined into the trace of another fused function."""
+    """An argument is traced: the call is inlined into the trace of another fused function."""
 
 
 class Walk(abc.ABC):
@@ -36,13 +37,13 @@ class Walk(abc.ABC):
     leaves, names : list
         The arrays, and what they are called.
     key : list of hashable
-        Everything else that a trace can read, but the float arguments.
+        Everything else that a trace can read, but the values of float and integer arguments.
     exporters : list
         For each leaf the function that exports results to its library, or None.
     originals : dict
         The caller's own arrays of other libraries, by position of the leaf that was imported from each.
-    numbers : list of float
-        The float arguments.
+    numbers : list of float or int
+        The float and integer arguments.
     stable : bool
         Whether all that was added is immutable, so that it changes only where a variable is bound to another object.
     opaque : bool
@@ -82,7 +83,7 @@ class Walk(abc.ABC):
         self.objects: list[HeldObject] = []
         self.classes: dict[Any, str] = {}
         self.package, self._specs = package, specs
-        self._by_value = False  # whether floats that are added belong to the key
+        self._by_value = False  # whether the values of numbers that are added belong to the key
         # Whether tracing reads what is added itself, instead of rebuilding it: what classes and wrappers hold, where
         # cached functions are refused, and attributes of modules.
         self._compared_only = self._reads_itself = False
@@ -109,11 +110,11 @@ class Walk(abc.ABC):
             self.key.append((place, value.shape, value.dtype, value.strides))
         elif cls in _IMMUTABLE:
             self.key.append((cls, value))
-        elif cls is float:
+        elif cls in _NUMBERS:
             if self._by_value:
-                self.key.append((cls, value.hex()))
+                self.key.append((cls, value_key(value)))
             else:
-                self.key.append(float)
+                self.key.append(int if cls is int else float)
                 self.numbers.append(value)
         elif cls is tuple or cls is list:
             self.stable = self.stable and cls is tuple
@@ -197,7 +198,7 @@ class Walk(abc.ABC):
         return added
 
     def _add_attribute_of(self, held: HeldObject, value: Any, label: str) -> Span:
-        """Add an attribute of an object, and return where its arrays and float arguments are."""
+        """Add an attribute of an object, and return where its arrays and numbers are."""
         before = self._by_value, self._subject
         self._by_value, self._subject = held.by_value, held.subject
         leaves, numbers = len(self.leaves), len(self.numbers)
@@ -213,10 +214,8 @@ class Walk(abc.ABC):
     def _add_uncommon(self, value: Any, name: str) -> None:
         """Add a value of none of the types that `add` tests first."""
         cls = type(value)
-        if cls is Tracer:
+        if cls is Tracer or issubclass(cls, TracedNumber):
             raise TracedArgument
-        if cls is TracedNumber:
-            value = float(value)
         if replacement_of(value) is not None:
             self.captured = True
         if not isinstance(value, type) and (key := constant_key(value)) is not None:
@@ -277,7 +276,7 @@ class Walk(abc.ABC):
         self.key.append(("static", type(value), value))
 
     def add_by_value(self, value: Any, name: str) -> None:
-        """Add a value whose floats belong to the key."""
+        """Add a value whose numbers belong to the key."""
         by_value, self._by_value = self._by_value, True
         self.add(value, name)
         self._by_value = by_value

@@ -13,7 +13,7 @@ from ..ir.numbers import Number
 from .driver import Dim
 from .tensor_map import WORDS, MatrixBoxes
 
-# Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments,
+# Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold a call's numbers,
 # and slots of their own hold the arrays that library steps take and give.
 Addresses = list[Any]
 # (addresses, stream); a stream is an address, None CuPy's current one; a `LaunchGraph` records the launch.
@@ -92,7 +92,7 @@ def pointer(slot: int, start: int = 0) -> Struct:
 
 
 def number(value: float, source: Number | None = None, slot: int = -1) -> Struct:
-    """Return a number as member of a struct; one with a `source` is computed from the float arguments in a slot."""
+    """Return a number as member of a struct; one with a `source` is computed from the numbers in a slot."""
     return Struct("d", (value,), numbers=((0, slot, source),) if source is not None else ())
 
 

@@ -98,7 +98,7 @@ class CudaExecutable:
             self._places[base] = Place(self._slot(), base.shape[1], 1)
         nodes = g.topological(node for step in plan.steps for node in step.nodes)
         takes_numbers = any(node.number is not None for node in nodes)
-        self._numbers = self._slot() if takes_numbers else -1  # of the float arguments
+        self._numbers = self._slot() if takes_numbers else -1  # of the numbers of a call
         self._flag = self._slot() if conditional else -1
         library_steps = [step for step in plan.steps if step.kind == "Library" and step.launches]
         self._holds_arguments = bool(library_steps)
@@ -281,7 +281,7 @@ class CudaExecutable:
         """Launch the plan on arguments and prepacked values.
 
         `outs` holds, for each result, an array to write it to, or None to allocate one; None allocates all. `numbers`
-        are the float arguments.
+        are the numbers of the call.
         """
         if outs is None and self.quick is not None:
             return self.quick(arrays, numbers)

@@ -85,7 +85,7 @@ class KernelArguments:
     place : callable
         Returns the `Place` of a value.
     numbers : int
-        Slot of the float arguments; -1 if there are none.
+        Slot of the numbers of a call; -1 if there are none.
     stores_vectors : bool
         Whether results are stored in vectors; those of products go through shared memory, to any address.
 
@@ -193,7 +193,7 @@ class KernelLaunch:
     flag : int
         Slot of the address of the flag that a conditional launch reads; -1 if the launch is unconditional.
     numbers : int
-        Slot of the float arguments; -1 if there are none.
+        Slot of the numbers of a call; -1 if there are none.
     clusters : bool
         Whether the GPU has clusters of blocks.
     """

@@ -42,7 +42,7 @@ class LaunchSpecs:
     flag : int
         Slot of the address of the flag that conditional launches read; -1 if launches are unconditional.
     numbers : int
-        Slot of the float arguments; -1 if there are none.
+        Slot of the numbers of a call; -1 if there are none.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class NumpyExecutable:
         """Run the plan on arguments and prepacked values.
 
         `outs` holds, for each result, an array to write it to, or None to allocate one; None allocates all. `numbers`
-        are the float arguments. Arguments that the function changes are written last.
+        are the numbers of the call. Arguments that the function changes are written last.
         """
         plan = self.plan
         memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}

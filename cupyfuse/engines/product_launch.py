@@ -81,7 +81,7 @@ class ProductLaunch:
     place : callable
         Returns the `Place` of a value.
     numbers : int
-        Slot of the float arguments; -1 if there are none.
+        Slot of the numbers of a call; -1 if there are none.
     processors : int
         Multiprocessors of the GPU.
     """

@@ -12,7 +12,7 @@ from ..cuda.runtime import Runtime
 from ..cuda.structs import Launch
 from ..generated import define
 
-# Takes the arrays, the float arguments and the arrays for results, if those are given.
+# Takes the arrays, the numbers and the arrays for results, if those are given.
 QuickCall = Callable[..., list[Any]]
 
 
@@ -35,7 +35,7 @@ def quick_call(
     results : sequence of callable or None
         Allocate the results, without holding them; None for those that calls give.
     takes_numbers : bool
-        Whether the float arguments are among the addresses.
+        Whether numbers are among the addresses.
     workspace : int
         Its bytes, 0 for none.
     offsets : sequence of int

@@ -176,7 +176,7 @@ def const(value: complex | float | int | bool, name: str = "") -> Node:
 
 
 def number(value: Number, name: str) -> Node:
-    """Make a constant whose value each call brings: a float argument, or a function of such arguments."""
+    """Make a constant whose value each call brings: a number among the arguments, or a function of such arguments."""
     return Node("const", (), (1, 1), "float64", value=math.nan, name=name, number=value)
 
 

@@ -1,11 +1,11 @@
-"""Numbers that each call brings: float arguments of a fused function, and functions of them alone."""
+"""Numbers that each call brings: float and integer arguments of a fused function, and functions of them alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Numbers = Sequence[float]  # the float arguments of one call
+Numbers = Sequence[float]  # the float and integer arguments of one call
 
 
 class Number:
@@ -16,7 +16,7 @@ class Number:
     text : str
         The expression; numbers of the same text are equal.
     evaluate : callable
-        Computes the number from the float arguments of a call.
+        Computes the number from the arguments of a call.
     read : callable
         Returns the number for the call that is being traced. The plan then serves calls with the same arguments only.
     """
@@ -36,16 +36,20 @@ class Number:
         return hash(self.text)
 
 
-def function_of_numbers(name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> Number:
-    """Return the number `function(*operands)`, computed anew in each call; `name` names the function in its text."""
+def function_of_numbers(
+    name: str, function: Callable[..., Any], operands: Sequence[Number | float], kind: type = float
+) -> Number:
+    """Return the number `function(*operands)`, computed anew in each call; `name` names the function in its text.
+
+    Calls where the result is not of the type `kind` raise TypeError.
+    """
     text = f"{name}({', '.join(map(repr, operands))})"
 
     def call(values: Sequence[Any]) -> float:
-        result = function(*values)
-        if type(result) is not float:
-            raise TypeError(
-                f"a float argument became a {type(result).__name__} in {text}; pass the result as an argument"
-            )
+        result: Any = function(*values)
+        found: type = type(result)
+        if found is not kind:
+            raise TypeError(f"a {kind.__name__} became a {found.__name__} in {text}; pass the result as an argument")
         return result
 
     return Number(

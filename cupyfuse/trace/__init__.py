@@ -12,7 +12,7 @@ and `saved` build backward passes.
 
 from .axes import Axes, AxisLabels, normalize_axes
 from .broadcasting import broadcast_to, matrix_node, reshape
-from .number import TracedNumber, float_argument
+from .number import NumbersOfCall, TracedNumber
 from .operations import apply, as_tracer, clip, power, reduce, variance
 from .products import matmul
 from .trace import ASSIGNMENT, Call, Trace
@@ -27,6 +27,7 @@ __all__ = [
     "Call",
     "DESCRIPTION",
     "NamedConstant",
+    "NumbersOfCall",
     "Trace",
     "TracedNumber",
     "Tracer",
@@ -35,7 +36,6 @@ __all__ = [
     "broadcast_to",
     "clip",
     "fail",
-    "float_argument",
     "matmul",
     "matrix_node",
     "normalize_axes",

@@ -108,7 +108,9 @@ class _Operands:
             return type(value)([self.replace_arrays(v) for v in value])
         if isinstance(value, dict):
             return {k: self.replace_arrays(v) for k, v in value.items()}
-        if isinstance(value, NamedConstant) or type(value) is TracedNumber:
+        if isinstance(value, TracedNumber):
+            return value.read()
+        if isinstance(value, NamedConstant):
             return float(value)
         if isinstance(value, np.ndarray):
             return self.replace_arrays(self.trace.tracer_of(value)) if value.ndim else value[()]

@@ -1,9 +1,9 @@
-"""`TracedNumber`: a float argument of a fused function, whose calls share a plan for all its values."""
+"""Traced numbers: float and integer arguments of a fused function, whose calls share a plan for many values."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,48 +14,155 @@ from .tracer import Tracer
 _NUMBERS = (int, float, bool)
 
 
-class TracedNumber:
-    """A float to the user's code, and a parameter of the kernels.
+class NumbersOfCall:
+    """The numbers that the traced call brings, and what the trace finds out about them.
 
-    Arithmetic with Python's real numbers gives another traced number, computed in each call. Every other use reads the
-    value, and the plan is then valid for that value only.
+    Parameters
+    ----------
+    values : sequence of float or int
+    free : container of int
+        Positions of the integers that are traced; the others are constants. All floats are traced.
+
+    Attributes
+    ----------
+    read : set of int
+        Positions of the numbers whose values the trace depends on.
+    conditions : dict
+        Comparisons of numbers that it depends on, and how they turned out, by their texts.
     """
 
-    __slots__ = ("_number", "_trace", "name")
+    def __init__(self, values: Sequence[float], free: Container[int] = ()):
+        self.values, self.free = values, free
+        self.read: set[int] = set()
+        self.conditions: dict[str, tuple[Number, bool]] = {}
 
-    def __init__(self, number: Number, name: str, trace: Any):
-        self._number, self.name, self._trace = number, name, trace
+    def argument(self, position: int, name: str, trace: Any) -> Any:
+        """Return what stands for the number at a position while the function is traced."""
+        value = self.values[position]
+
+        def read() -> float:
+            self.read.add(position)
+            return value
+
+        if type(value) is int and position not in self.free:
+            return read()
+        cls = TracedInteger if type(value) is int else TracedFloat
+        return cls(Number(f"n{position}", operator.itemgetter(position), read), name, self, trace)
+
+    def holds(self, condition: Number) -> bool:
+        """Return whether a condition holds for this call; the plan then serves calls alone for which it does as well.
+
+        Also where it does not.
+        """
+        outcome = bool(condition.evaluate(self.values))
+        self.conditions[condition.text] = condition, outcome
+        return outcome
+
+    def type_of(self, name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> type:
+        """Return the type of a function's result for this call; the plan then serves calls with the same type alone."""
+        found: type = type(function(*(o.evaluate(self.values) if isinstance(o, Number) else o for o in operands)))
+        name = f"{name} is {found.__name__}"
+        self.holds(function_of_numbers(name, lambda *values: type(function(*values)) is found, operands, bool))
+        return found
+
+
+class TracedNumber:
+    """A number to the user's code, and a parameter of the kernels.
+
+    Arithmetic with Python's real numbers gives another traced number, computed in each call. The plan serves calls
+    alone whose comparisons turn out the same. Every other use reads the value, for which alone the plan is then.
+    """
+
+    __slots__ = ("_call", "_number", "_trace", "name")
+
+    _type: type
+
+    def __init__(self, number: Number, name: str, call: NumbersOfCall, trace: Any):
+        self._number, self.name, self._call, self._trace = number, name, call, trace
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return float
+        return self._type
 
-    def __float__(self) -> float:
+    @property
+    def number(self) -> Number:
+        """What computes it in each call."""
+        return self._number
+
+    def read(self) -> Any:
+        """Return the value in the traced call."""
         return self._number.read()
 
+    def result(self, number: Number, kind: type) -> TracedNumber:
+        """Return a traced number of a type that was computed of this one."""
+        return (TracedInteger if kind is int else TracedFloat)(number, self.name, self._call, self._trace)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(float(self), name)
+        return getattr(self.read(), name)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return np.asarray(float(self), dtype)
+        return np.asarray(self.read(), dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if any(type(i) is Tracer for i in inputs):
             return NotImplemented  # Tracer.__array_ufunc__ takes the call
-        return getattr(ufunc, method)(*(float(i) if type(i) is TracedNumber else i for i in inputs), **options)
+        return getattr(ufunc, method)(*map(_value_of, inputs), **options)
 
     def __reduce__(self) -> Any:
-        return float, (float(self),)
+        return self._type, (self.read(),)
+
+    def __bool__(self) -> bool:
+        return self._call.holds(function_of_numbers("bool", bool, (self._number,), bool))
 
 
-def float_argument(position: int, name: str, value: float, read: set[int], trace: Any) -> TracedNumber:
-    """Make the traced number of a float argument; reading its value adds its position to `read`."""
+class TracedFloat(TracedNumber):
+    """A float to the user's code."""
 
-    def read_value() -> float:
-        read.add(position)
-        return value
+    __slots__ = ()
+    _type = float
 
-    return TracedNumber(Number(f"n{position}", lambda numbers: numbers[position], read_value), name, trace)
+
+class TracedInteger(TracedNumber):
+    """An integer to the user's code: a parameter of the kernels only where it meets arrays of floats."""
+
+    __slots__ = ()
+    _type = int
+
+    def as_float(self) -> TracedNumber:
+        """Return it as a float, which arrays of floats take as they take integers."""
+        return self.result(function_of_numbers("float", float, (self._number,)), float)
+
+
+def _value_of(operand: Any) -> Any:
+    """Return the value of a traced number; anything else as it is."""
+    return operand.read() if isinstance(operand, TracedNumber) else operand
+
+
+def _is_number(operand: Any) -> bool:
+    return isinstance(operand, TracedNumber) or type(operand) in _NUMBERS
+
+
+def _number_of(operand: Any) -> Number | float:
+    return operand._number if isinstance(operand, TracedNumber) else operand
+
+
+def _type_of(operand: Any) -> type:
+    """Return whether a number is a float or an integer."""
+    return float if operand.__class__ is float else int
+
+
+def _kind_of_result(name: str, left: Any, right: Any) -> type | None:
+    """Return the type of a binary operator's result; None if that depends on the values."""
+    has_float = float in (_type_of(left), _type_of(right))
+    if name != "pow":
+        return float if has_float or name == "truediv" else int
+    if _type_of(right) is int and has_float:
+        return float
+    if _type_of(right) is int:
+        return None if isinstance(right, TracedNumber) else int if right >= 0 else float
+    is_real = not isinstance(right, TracedNumber) and right.is_integer()
+    is_real = is_real or (not isinstance(left, TracedNumber) and left >= 0)
+    return float if is_real else None  # else complex for some
 
 
 def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
@@ -63,13 +170,16 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
     function = getattr(operator, name)
 
     def method(self: TracedNumber, other: Any) -> Any:
+        left, right = (other, self) if swapped else (self, other)
         if type(other) is complex:
-            return function(other, float(self)) if swapped else function(float(self), other)
-        if type(other) is not TracedNumber and type(other) not in _NUMBERS:
+            return function(_value_of(left), _value_of(right))
+        if not _is_number(other):
             return NotImplemented
-        right = other._number if type(other) is TracedNumber else other
-        operands = (right, self._number) if swapped else (self._number, right)
-        return TracedNumber(function_of_numbers(name, function, operands), self.name, self._trace)
+        operands = (_number_of(left), _number_of(right))
+        kind = _kind_of_result(name, left, right) or self._call.type_of(name, function, operands)
+        if kind is complex:
+            return function(_value_of(left), _value_of(right))
+        return self.result(function_of_numbers(name, function, operands, kind), kind)
 
     return method
 
@@ -77,16 +187,38 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
 def _unary_arithmetic(name: str) -> Callable[[TracedNumber], TracedNumber]:
     """Return a unary operator's method, which computes with traced numbers."""
     function = getattr(operator, name)
-    return lambda self: TracedNumber(function_of_numbers(name, function, (self._number,)), self.name, self._trace)
+    return lambda self: self.result(function_of_numbers(name, function, (self._number,), self._type), self._type)
 
 
-def _reading(name: str) -> Callable[..., Any]:
-    """Return a method of float, which reads the value."""
+def _comparison(name: str) -> Callable[[TracedNumber, Any], Any]:
+    """Return a comparison's method, whose outcome the plan depends on."""
+    function = getattr(operator, name)
 
-    def method(self: TracedNumber, *others: Any) -> Any:
-        return getattr(float(self), name)(*(float(o) if type(o) is TracedNumber else o for o in others))
+    def method(self: TracedNumber, other: Any) -> Any:
+        if type(other) is complex:
+            return function(self.read(), other)
+        if not _is_number(other):
+            return NotImplemented
+        return self._call.holds(function_of_numbers(name, function, (self._number, _number_of(other)), bool))
 
     return method
+
+
+def _binary_reading(function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[TracedNumber, Any], Any]:
+    """Return the method, or the reflected one, of a binary operator that reads the values of numbers."""
+
+    def method(self: TracedNumber, other: Any) -> Any:
+        if not _is_number(other):
+            return NotImplemented
+        left, right = (other, self) if swapped else (self, other)
+        return function(_value_of(left), _value_of(right))
+
+    return method
+
+
+def _method_of(name: str) -> Callable[..., Any]:
+    """Return a method that calls the value's own."""
+    return lambda self, *others: getattr(self.read(), name)(*map(_value_of, others))
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
@@ -94,7 +226,15 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
     setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, swapped=True))
 for _name in ("neg", "pos", "abs"):
     setattr(TracedNumber, f"__{_name}__", _unary_arithmetic(_name))
-for _name in ("bool", "int", "trunc", "floor", "ceil", "round", "hash", "repr", "str", "format", "divmod", "rdivmod"):
-    setattr(TracedNumber, f"__{_name}__", _reading(f"__{_name}__"))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(TracedNumber, f"__{_name}__", _reading(f"__{_name}__"))
+    setattr(TracedNumber, f"__{_name}__", _comparison(_name))
+for _name in ("int", "float", "trunc", "floor", "ceil", "round", "hash", "repr", "str", "format"):
+    setattr(TracedNumber, f"__{_name}__", _method_of(f"__{_name}__"))
+for _name in ("index", "invert"):
+    setattr(TracedInteger, f"__{_name}__", _method_of(f"__{_name}__"))
+for _name in ("and_", "or_", "xor", "lshift", "rshift"):
+    for _swapped in (False, True):
+        _label = f"__{'r' if _swapped else ''}{_name.rstrip('_')}__"
+        setattr(TracedInteger, _label, _binary_reading(getattr(operator, _name), _swapped))
+for _swapped in (False, True):
+    setattr(TracedNumber, f"__{'r' if _swapped else ''}divmod__", _binary_reading(divmod, _swapped))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -12,12 +12,12 @@ import numpy as np
 from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
-from ..ir.operators import REDUCTIONS, extended_extremum
+from ..ir.operators import POINTWISE, REDUCTIONS, extended_extremum
 from .axes import Axes, normalize_axes
 from .broadcasting import align
 from .folds import axes_without_copy, fold_along, reduces_without_copy, refolded, takes_copy
 from .library import call_library
-from .number import TracedNumber
+from .number import TracedFloat, TracedInteger, TracedNumber
 from .promotion import UFUNCS, convert, integer_form, mask_form
 from .python_numbers import limit_for, weakened
 from .tracer import TraceProtocol, Tracer
@@ -38,7 +38,9 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         if value._trace is not trace:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
         return value
-    if type(value) is TracedNumber:
+    if type(value) is TracedInteger:
+        return trace.array(g.const(value.read()), ())
+    if type(value) is TracedFloat:
         if value._trace is not trace:
             fail("a number of another fused function's trace", "pass it as an argument")
         return trace.array(g.number(value._number, value.name), ())
@@ -93,7 +95,7 @@ def trace_of(values: Iterable[Any]) -> TraceProtocol:
 def apply(op: str, *operands: Any) -> Tracer:
     """Apply a pointwise operator of the table with NumPy's broadcasting and promotion."""
     trace = trace_of(operands)
-    given = weakened(op, [as_tracer(o, trace) for o in operands])
+    given = weakened(op, [as_tracer(o, trace) for o in _with_integers_as_floats(op, operands)])
     op = mask_form(op, given)
     converted = convert(op, given)
     if converted.library:
@@ -112,6 +114,18 @@ def apply(op: str, *operands: Any) -> Tracer:
     return trace.array(g.cast(result._node, converted.result), result._axes) if converted.result else result
 
 
+def _with_integers_as_floats(op: str, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return operands with floats in the place of traced integers, where they meet arrays of floats."""
+    if not any(type(o) is TracedInteger for o in operands) or not POINTWISE[op].takes_floats:
+        return operands
+    values = operands[1:] if op == "where" else operands
+    dtypes_met = [o._node.dtype for o in values if isinstance(o, Tracer) and o._node.op != "const"]
+    if not dtypes_met or not all(map(dtypes.is_float, dtypes_met)):
+        return operands
+    as_floats = [o.as_float() if type(o) is TracedInteger else o for o in values]
+    return [*operands[: len(operands) - len(values)], *as_floats]
+
+
 def _as_library_argument(x: Tracer) -> Any:
     """Return the tracer of a constant as a Python number, which is weak in promotion, or NumPy scalar; arrays as is."""
     node = x._node
@@ -122,7 +136,7 @@ def _as_library_argument(x: Tracer) -> Any:
 
 
 def _value_of(constant: g.Node) -> Any:
-    """Return the value of a constant; of a float argument that of the call which is traced, for which alone it is."""
+    """Return the value of a constant; of a number that of the call which is traced, for which alone it is."""
     return constant.value if constant.number is None else constant.number.read()
 
 
@@ -323,8 +337,9 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 def power(base: Any, exponent: Any) -> Tracer:
     """Raise to a power as `numpy.power`, with its special cases for the Python numbers 2, 1/2, 1 and -1."""
+    exponent = exponent.read() if type(exponent) is TracedInteger else exponent
     is_number = isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, NamedConstant, np.generic))
-    if not isinstance(base, Tracer) or not is_number or type(exponent) is TracedNumber:
+    if not isinstance(base, Tracer) or not is_number or isinstance(exponent, TracedNumber):
         return apply("power", base, exponent)
     if not dtypes.is_float(base._node.dtype):
         return _integer_power(base, exponent)

@@ -85,6 +85,18 @@ def test_floats_are_arguments(module: Any, rng: np.random.Generator) -> None:
     assert not is_direct(cache, x, 2, 3.0) and not is_direct(cache, x, np.float64(2), 3.0)
 
 
+def test_integers_that_change_are_arguments(module: Any, rng: np.random.Generator) -> None:
+    function = cf.fuse(lambda x, n, t: x * t + n)
+    x = array(rng, 3, 8)
+    for t in range(3):
+        function(x, 4, t)
+    cache = learn(function, x, 4, 5)
+    for t in (7, -1, 10**6):
+        assert is_direct(cache, x, 4, t)
+        close(function(x, 4, t), np.asarray(x, np.float64) * t + 4)
+    assert not is_direct(cache, x, 5, 3) and not is_direct(cache, x, 4, True) and not is_direct(cache, x, 4, 3.0)
+
+
 def test_an_array_given_twice_makes_another_plan(module: Any, rng: np.random.Generator) -> None:
     function = cf.fuse(lambda x, y: x * 2 - y)
     x, y = array(rng, 3, 8), array(rng, 3, 8)
@@ -331,7 +343,7 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
     y = array_of(shape=(300,), strides=(401,), dtype="f", data=array_of(device_id=500))
     values = (
         (4, 0, None, SimpleNamespace, (300,), (400,), "f", 500),
-        *((1, 1, None, 70000), (2, 2, None, None), (3, -1, kept, None)),
+        *((1, 1, None, 70000), (2, 2, None, float), (3, -1, kept, None)),
     )
     result, run_with = object(), []
 
@@ -372,7 +384,7 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
             assert recognize((x, 1), {"n": number}) is None
 
     rounds(100)
-    assert run_with == [[x, kept, kept], [number]]
+    assert run_with == [[x, kept, kept], [integer, number]]
     before = [sys.getrefcount(value) for value in counted]
     rounds(20_000)
     after = [sys.getrefcount(value) for value in counted]

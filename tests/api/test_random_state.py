@@ -1,13 +1,15 @@
-"""What random functions read around them, and of random objects, is read in each call, whichever way it changes."""
+"""What random functions read around them, and of random objects and numbers, is read in each call."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
+import number_programs
 import object_programs
 import pytest
 import state_programs
+from number_programs import NumberProgram
 from object_programs import ObjectProgram
 from state_programs import StateProgram
 
@@ -18,6 +20,7 @@ from cupyfuse.settings import force_plans
 KINDS = {
     "state": (StateProgram, state_programs.compare, 7, 60, 10),
     "objects": (ObjectProgram, object_programs.compare, 4, 30, 6),
+    "numbers": (NumberProgram, number_programs.compare, 4, 25, 14),
 }
 CASES = [(kind, part) for kind, (_, _, parts, _, _) in KINDS.items() for part in range(parts)]
 

@@ -246,7 +246,7 @@ def test_a_missing_launcher_leaves_launches_to_python(imported: Any, monkeypatch
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (SimpleNamespace(INTERFACE=0), "its interface is 0, expected 1"),
+        (SimpleNamespace(INTERFACE=0), f"its interface is 0, expected {launcher._INTERFACE}"),
         (SimpleNamespace(), "its interface is None"),
         (ImportError("undefined symbol"), "cannot be imported: undefined symbol"),
     ],

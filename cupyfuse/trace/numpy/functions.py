@@ -104,7 +104,7 @@ def _round(a: Tracer, decimals: int = 0, out: Any = None) -> Any:
 
 def _clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None, max: Any = None) -> Tracer:
     """Clip as `numpy.clip`, which makes an array of a number that it clips: of its dtype, which counts."""
-    a = float(a) if isinstance(a, TracedNumber) else a
+    a = a.read() if isinstance(a, TracedNumber) else a
     a = np.asarray(a) if isinstance(a, (bool, int, float)) else a
     return clip(a, a_min if min is None else min, a_max if max is None else max, out=out)
 
