@@ -218,8 +218,11 @@ class Tracer(Changes):
 
     def view(self, dtype: Any = None) -> Tracer:
         is_class = isinstance(dtype, type) and issubclass(dtype, np.ndarray)
-        if dtype not in (None, np.ndarray) and (is_class or np.dtype(dtype) != self.dtype):
-            fail(f".view({dtype})", "bytes of traced arrays cannot be read as another dtype or class; use .astype")
+        if is_class and dtype is not np.ndarray:
+            way_out = "traced arrays are plain ones; in place of a masked array use x[mask], where= or np.where"
+            fail(f"an array of the class {dtype.__name__}", way_out)
+        if dtype not in (None, np.ndarray) and np.dtype(dtype) != self.dtype:
+            fail(f".view({dtype})", "bytes of traced arrays cannot be read as another dtype; use .astype")
         return self._view(range(self.ndim))
 
     def fill(self, value: Any) -> None:

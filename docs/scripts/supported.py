@@ -16,7 +16,7 @@ from cupyfuse.api import elementwise_losses, functions, losses
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.torch.rules import RULES
 from cupyfuse.trace.numpy import FUNCTIONS
-from cupyfuse.trace.numpy.conversions import CONVERSIONS
+from cupyfuse.trace.numpy.conversions import TAKING_TRACED
 from cupyfuse.trace.numpy.scipy import FUNCTIONS as SCIPY
 from cupyfuse.trace.numpy.scipy import METHODS as DISTRIBUTIONS
 from cupyfuse.trace.numpy.steps import LIBRARY, NOT_DISPATCHED, REFUSED, dispatched_functions, public_name
@@ -116,8 +116,8 @@ _STATES = {"fused": "fused", "library": "library step", "": "refused"}
 
 def numpy_functions() -> Iterator[tuple[str, str, str]]:
     """Yield the public functions of NumPy that take arrays, how each runs, and why it does not."""
-    fused = {public_name(f) for f in FUNCTIONS} | set(CONVERSIONS)
-    for name in sorted({*dispatched_functions(), *CONVERSIONS, *NOT_DISPATCHED}):
+    fused = {public_name(f) for f in FUNCTIONS} | set(TAKING_TRACED)
+    for name in sorted({*dispatched_functions(), *TAKING_TRACED, *NOT_DISPATCHED}):
         both = " (some dtypes or options: library step)" if name in fused & LIBRARY else ""
         if name in fused:
             yield f"`np.{name}`", f"fused{both}", ""

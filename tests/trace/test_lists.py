@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
-from numpy import exp, logical_and, where
+from numpy import exp, fromiter, logical_and, where
 from support import NUMPY, Engine, assert_close, normal
 
 import cupyfuse as cf
@@ -136,6 +136,31 @@ def test_lists_without_a_common_dtype() -> None:
 def test_numbers_that_do_not_fit_are_errors_as_in_numpy() -> None:
     with pytest.raises(OverflowError):
         cf.fuse(lambda x: np.array([x[0], 300], dtype=np.uint8))(np.ones(2))
+
+
+def test_arrays_of_what_iterables_yield(rng: np.random.Generator) -> None:
+    def function(x: Any) -> Any:
+        filled = np.fromiter(range(3), float)
+        filled[1] = x.sum()
+        several = fromiter((v for row in x for v in row), dtype=np.float32, count=4)
+        return filled, several, np.fromiter({"a": x[0, 0], "b": 2.5}.values(), None), fromiter(x[0] > 0, bool)
+
+    fused = cf.fuse(function)
+    for dtype, rows in (("float64", 2), ("float64", 3), ("float32", 2), ("int64", 2)):
+        x = (3 * rng.standard_normal((rows, 3))).astype(dtype)
+        with force_plans():
+            got = fused(x)
+        for one, expected in zip(got, function(x), strict=True):
+            assert (type(one), one.dtype, one.shape) == (type(expected), expected.dtype, expected.shape)
+            np.testing.assert_allclose(one, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="iterator too short: Expected 9 but iterator had only 3 items"):
+        cf.fuse(lambda x: np.fromiter((v for v in x[0]), float, 9))(x)
+    for refused in (
+        lambda x: np.fromiter(x, float),
+        lambda x: np.fromiter(((v, v) for v in x[0]), np.dtype((float, 2))),
+    ):
+        with pytest.raises(cf.TraceError, match=r"np\.fromiter of anything but numbers.*\n  at .*test_lists"):
+            cf.fuse(refused)(x)
 
 
 def test_what_dispatches_nowhere_names_the_way_out() -> None:

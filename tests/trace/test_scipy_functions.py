@@ -18,7 +18,7 @@ import scipy.stats
 from scipy import special, stats
 from scipy.fft import dct, next_fast_len
 from scipy.spatial.distance import cdist
-from scipy.special import gammaln
+from scipy.special import gammaln, sph_legendre_p
 from scipy.stats import norm
 from support import HOST, NUMPY, Engine, assert_close, normal
 
@@ -32,6 +32,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "special": lambda x: special.ndtr(x) + special.erfc(x) + special.betaln(x * x + 1, 2.0) + special.log_ndtr(x),
     "entropies": lambda x: special.entr(x * x) + special.rel_entr(x * x, 0.5) + special.kl_div(x * x, 1.5),
     "zeta": lambda x: special.zeta(x * x + 2, 1) + special.polygamma(1, x * x + 1),
+    "spherical": lambda x: special.sph_harm_y(2, 1, x, 2 * x).real + sph_legendre_p(np.arange(6), 0, x),
     "log_softmax": lambda x: special.log_softmax(x, axis=1) + special.softmax(x, axis=0),
     "cdist": lambda x: cdist(x, x[:3]).min(axis=1),
     "pdist": lambda x: scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(x)),
@@ -144,12 +145,37 @@ def test_ufuncs_within_scipys_functions() -> None:
     np.testing.assert_array_equal(got, special.lambertw(x).real)
 
 
-@pytest.mark.parametrize("name", ["legendre_p", "sph_legendre_p", "assoc_legendre_p", "sph_harm_y"])
-def test_ufuncs_of_arrays_along_axes_are_refused(name: str) -> None:
+# What functions that choose among ufuncs along axes return for an array of angles or cosines, also with derivatives.
+CHOOSING: dict[str, Callable[[Any], Any]] = {
+    "legendre_p": lambda v: special.legendre_p(3, v, diff_n=1),
+    "sph_legendre_p": lambda v: special.sph_legendre_p(2, 1, v),
+    "assoc_legendre_p": lambda v: special.assoc_legendre_p(np.arange(3), 1, v, norm=True),
+    "sph_harm_y": lambda v: special.sph_harm_y(2, 1, v, 2 * v),
+    "sph_harm_y_all": lambda v: special.sph_harm_y_all(2, 1, v, 0.5),
+    "by name": lambda v: sph_legendre_p(2, 1, v),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CHOOSING)
+def test_functions_that_choose_among_ufuncs(name: str, dtype: str) -> None:
+    fused = cf.fuse(CHOOSING[name])
+    for rows in (2, 4):
+        x = np.linspace(-0.9, 0.9, 3 * rows).reshape(rows, 3).astype(dtype)
+        with force_plans():
+            got = fused(x)
+        expected = CHOOSING[name](x)
+        assert (type(got), np.shape(got)) == (type(expected), np.shape(expected))
+        for one, wanted in zip(got, expected, strict=True):
+            assert one.dtype == wanted.dtype
+            np.testing.assert_array_equal(one, wanted)
+
+
+def test_ufuncs_of_arrays_along_axes_are_refused() -> None:
     """They were taken for pointwise ones, with results of another shape."""
-    numbers = [1] * {"legendre_p": 1, "sph_harm_y": 3}.get(name, 2)
+    ufunc = special.legendre_p._resolve_ufunc(diff_n=0)
     with pytest.raises(cf.TraceError, match=r"takes arrays along some axes.*\n  at .*test_scipy_functions"):
-        cf.fuse(lambda v: getattr(special, name)(*numbers, v))(np.linspace(-0.9, 0.9, 6).reshape(2, 3))
+        cf.fuse(lambda v: ufunc(1, v))(np.linspace(-0.9, 0.9, 6).reshape(2, 3))
 
 
 def test_results_have_the_type_that_they_have_for_values_that_differ(rng: np.random.Generator) -> None:

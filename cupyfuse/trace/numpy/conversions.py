@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import islice
 from typing import Any, NoReturn
 
 import numpy as np
@@ -157,6 +158,28 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "require": _require,
     "isscalar": lambda element: isinstance(element, Tracer) and element._is_scalar,
 }
+TAKING_TRACED = (*CONVERSIONS, "fromiter")  # NumPy's functions that take traced arrays here alone
+
+
+def _from_iterable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `np.fromiter`, whose iterable may yield traced scalars."""
+
+    @wraps(original)
+    def call(iter: Any, dtype: Any, count: int = -1, **options: Any) -> Any:
+        """Make an array of what an iterable yields."""
+        items = list(islice(iter, count) if count >= 0 else iter)
+        if not holds_tracers(items):
+            return original(items, dtype, count, **options)
+        dtype = np.dtype(dtype)
+        if dtype.shape or any(isinstance(item, (tuple, list, np.ndarray)) for item in items):
+            fail("np.fromiter of anything but numbers", "make an array of tuples, lists or arrays by np.array([...])")
+        if len(items) < count:
+            raise ValueError(
+                f"iterator too short: Expected {count} but iterator had only {len(items)} items.\n  at {user_line()}"
+            )
+        return lists.stack(items, dtype)
+
+    return call
 
 
 def _refuse_vectorized(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,6 +199,7 @@ def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
     """Yield NumPy's functions that are replaced: (module, name, replacement)."""
     for name, convert in CONVERSIONS.items():
         yield np, name, _converting_tracers(creation.creating_from_lists(getattr(np, name)), convert)
+    yield np, "fromiter", _from_iterable(creation.creating_from_lists(np.fromiter))
     for space in (np, np.linalg, np.fft, stride_tricks):
         for name, replacement in lists.replacements(space):
             if name not in creation.CREATION:

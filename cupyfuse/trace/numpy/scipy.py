@@ -22,7 +22,10 @@ from .lists import replacements as replacements_in
 
 # Functions whose results' shapes and dtypes follow from those of the operands and from constants.
 FUNCTIONS: dict[str, str] = {
-    "scipy.special": "binom comb multigammaln polygamma zeta",
+    "scipy.special": """
+        assoc_legendre_p assoc_legendre_p_all binom comb legendre_p legendre_p_all multigammaln polygamma sph_harm_y
+        sph_harm_y_all sph_legendre_p sph_legendre_p_all zeta
+    """,
     "scipy.linalg": """
         block_diag cho_factor cho_solve cholesky circulant coshm cosm det eigh eigvalsh expm hankel inv logm lstsq lu
         lu_factor lu_solve norm pinv pinvh polar qr signm sinhm sinm solve solve_banded solve_continuous_lyapunov
@@ -142,8 +145,13 @@ def is_distribution(value: Any) -> bool:
 
 
 def is_multimethod(value: Any) -> bool:
-    """Whether an object is one of SciPy's functions with backends, as those of `scipy.fft` are."""
+    """Whether an object is one of SciPy's functions that choose what they call.
+
+    These are functions with backends, as those of `scipy.fft`, and those that choose among ufuncs, as `sph_harm_y`.
+    """
     cls = type(value)
+    if (cls.__module__, cls.__name__) == ("scipy.special._multiufuncs", "MultiUFunc"):
+        return True
     is_function = cls.__name__ == "_Function" and cls.__module__.rpartition(".")[2] in ("uarray", "_uarray")
     return is_function and str(value.__module__).startswith("scipy.")
 
