@@ -4,8 +4,9 @@ In the kernel of 16-bit products (`kernels_cu/gemm.cu`), which also multiplies s
 chose it for them, the row program reads the product from registers. Pointwise results are written at once. Reductions
 leave a state for each row and tile, which a second kernel merges: the product itself is not written, unless another
 step reads it. A row program of several stages is cut in two: the kernel runs the first stage and writes what the others
-read. Values of columns alone, which it would compute for every row, are a step of their own before it. Or the product
-is stored rounded, with its bias, for a row program behind it (`rounded.py`): by our kernel, or by the library.
+read. One whose parts share nothing, such as the biases of three products, is taken apart first. Values of columns
+alone, which it would compute for every row, are a step of their own before it. Or the product is stored rounded, with
+its bias, for a row program behind it (`rounded.py`): by our kernel, or by the library.
 
 The kernels of products from splits in two parts (`kernels_cu/split_gemm.cu`, `split_repair.cu`) take pointwise row
 programs alone: an element that has to be repaired would be part of a reduction already.
@@ -26,7 +27,7 @@ from .fused_product import GAIN, FusedProduct, between, is_needed_before, stream
 from .memory import Layout, base_of
 from .padding import can_be_padded, operands_to_pad, unaligned_operands
 from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
-from .steps import Step, stages_of, step_of, with_bytes
+from .steps import Step, parts_by_product, stages_of, step_of, with_bytes
 from .tiles import LINE, MOST_STAGED, strip_transposes, takes_epilogues
 
 _HOW = "own {} product with float32 sums"
@@ -68,6 +69,8 @@ def fuse_epilogues(
     found, device = list(steps), settings.device
     if device is None or settings.epilogues == "never":
         return found
+    if takes_epilogues(settings):
+        found = _taken_apart(found, storage)
     for step in steps:
         if step.kind != "Gemm":
             continue
@@ -91,6 +94,16 @@ def fuse_epilogues(
         if fused is not None:
             storage.update(fused.storage)
             found = fused.replace_in(found)
+    return found
+
+
+def _taken_apart(steps: Sequence[Step], storage: dict[Node, str]) -> list[Step]:
+    """Take row programs apart whose parts read 16-bit products of their own: each may be an epilogue."""
+    products = {s.product for s in steps if s.kind == "Gemm" and is_16_bit_product(s.product)}
+    found: list[Step] = []
+    for step in steps:
+        parts = parts_by_product(step, products)
+        found += [step] if len(parts) == 1 else [with_bytes(part, storage) for part in parts]
     return found
 
 

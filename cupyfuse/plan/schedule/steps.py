@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -78,6 +78,38 @@ def step_of(
         outputs=tuple(outputs),
         repair_inputs=tuple(repair_inputs),
     )
+
+
+def parts_by_product(step: Step, products: Set[Node]) -> list[Step]:
+    """Take a row program apart into those whose operations share nothing, if each of several reads products of its own.
+
+    What reads none of the products stays together. The bytes are for `with_bytes` to fill in.
+    """
+    parts: list[tuple[set[Node], list[Node]]] = []  # what connects the nodes of each, and these nodes
+    for node in step.nodes:
+        links = {node, *(base_of(i) for i in g.eager_inputs(node) if base_of(i) in products or i in step.node_set)}
+        near = [p for p in parts if not p[0].isdisjoint(links)]
+        nodes = [n for _, found in near for n in found]
+        parts = [p for p in parts if p not in near] + [(links.union(*(p[0] for p in near)), [*nodes, node])]
+    reading = [nodes for links, nodes in parts if not links.isdisjoint(products)]
+    if len(reading) < 2 or step.kind != "RowProgram" or step.repair_inputs:
+        return [step]
+    rest = [n for links, nodes in parts if links.isdisjoint(products) for n in nodes]
+    found = []
+    for nodes in [*reading, *([rest] if rest else [])]:
+        chosen = set(nodes)
+        read = {i for n in nodes for i in g.eager_inputs(n)} - chosen
+        found.append(
+            step_of(
+                "RowProgram",
+                step.domain,
+                [n for n in step.nodes if n in chosen],
+                [i for i in step.inputs if i in read],
+                [n for n in step.outputs if n in chosen],
+                [],
+            )
+        )
+    return found
 
 
 def _launches(node: Node) -> int:

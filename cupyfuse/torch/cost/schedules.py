@@ -88,11 +88,17 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
         if node.op == "split":
             times.append(Time(machine.memory_time((4.0 + 2.0 * node.parts) * node.inputs[0].size), rates.OUR_LAUNCH))
         elif node.op == "matmul":
-            times.append(Time(machine.product_time(*_sizes(node), node.inputs[0].dtype), rates.OUR_PRODUCT))
+            gpu = machine.product_time(*_sizes(node), node.inputs[0].dtype) + _widening_time(step, machine)
+            times.append(Time(gpu, rates.OUR_PRODUCT))
         else:
             host = rates.OUR_LAUNCH + (rates.OUR_LAUNCH if node.parts == 2 else rates.OUR_PRODUCT)
             times.append(Time(machine.split_product_time(*_sizes(node), node.parts, presplit=True), host))
     return total_time(times)
+
+
+def _widening_time(step: Step, machine: Machine) -> float:
+    """Return the GPU seconds that storing a 16-bit product in float32 adds."""
+    return rates.WIDENED * machine.memory_time(max(0, step.writes - sum(n.nbytes for n in step.outputs)))
 
 
 def _row_time(step: Step, machine: Machine, nbytes: float, share: float) -> float:

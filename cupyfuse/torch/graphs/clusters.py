@@ -6,9 +6,10 @@ in between, and as long as the whole can be traced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -56,18 +57,23 @@ class Clusters(ResolvedGraph):
     ----------
     clusters : list of Cluster
     cluster_of : the cluster of each operation that is in one
+
+    Operations in `apart` are left to PyTorch, for these reasons.
     """
 
-    def __init__(self, captured: CapturedGraph):
+    def __init__(self, captured: CapturedGraph, apart: Mapping[int, str] = MappingProxyType({})):
         super().__init__(captured)
+        self.unfused.update(apart)
         self.clusters: list[Cluster] = []
         self.cluster_of: dict[int, Cluster] = {}
         # A fused view would be a copy, which misses writes to the memory; `as_strided` reads memory as it lies.
-        unfused = [o for k, o in enumerate(captured.operations) if k not in self.fusible]
+        unfused = [o for k, o in enumerate(captured.operations) if k not in self.fusible or k in apart]
         changed = {self.storages[n] for o in unfused for n in o.written}
         strided = {self.storages[n] for o in captured.operations if o.name.startswith("as_strided") for n in o.read}
         for k in self.fusible:
             operation = captured.operations[k]
+            if k in apart:
+                continue
             if operation.view and self.storages[operation.results[0]] in changed:
                 self.unfused[k] = "its memory is written in place elsewhere"
             elif any(self.storages[n] in strided for n in operation.results):

@@ -65,10 +65,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a chain is worth running, with the reason as text."""
+    """Whether a chain is worth running, with the reason as text, and the seconds that it saves by estimate."""
 
     gains: bool
     text: str = ""
+    saved: float = 0.0
 
 
 # Takes a chain, and its inputs and outputs as fake tensors.
@@ -96,11 +97,11 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
         Says of each chain whether it is worth running.
     """
     clusters = Clusters(captured)
-    used = clusters.outside_uses()
-    judged: list[tuple[Cluster, FusedChain | None, Verdict]] = []
-    for cluster in clusters.clusters:
-        chain = _extract_chain(clusters, cluster, used)
-        judged.append((cluster, chain, _judge_cluster(captured, cluster, chain, judge)))
+    judged = _judge_clusters(clusters, judge)
+    apart = _products_apart(clusters, judged, judge)
+    if apart:
+        clusters = Clusters(captured, apart)
+        judged = _judge_clusters(clusters, judge)
     losing = [(cluster, verdict.text) for cluster, _, verdict in judged if not verdict.gains]
     for cluster, reason in losing:
         clusters.leave(cluster, reason)
@@ -113,6 +114,47 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
             assert chain is not None
             fused.update(dict.fromkeys(cluster.members, replace(chain, note=verdict.text)))
     return Partition(captured, _topological_order(clusters, fused), clusters.unfused)
+
+
+# A cluster, its chain if it has one, and whether that gains.
+_Judged = tuple[Cluster, "FusedChain | None", Verdict]
+
+
+def _judge_clusters(clusters: Clusters, judge: Judge) -> list[_Judged]:
+    """Judge all clusters of a graph."""
+    used = clusters.outside_uses()
+    judged: list[_Judged] = []
+    for cluster in clusters.clusters:
+        chain = _extract_chain(clusters, cluster, used)
+        judged.append((cluster, chain, _judge_cluster(clusters.captured, cluster, chain, judge)))
+    return judged
+
+
+def _products_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge) -> dict[int, str]:
+    """Choose the products that are left to PyTorch for the sake of what is between them, and say why.
+
+    In 16 bits PyTorch's products, which add their biases, may be faster than a whole chain; a residual and a norm
+    between two of them are not.
+    """
+
+    def rule_of(member: int) -> rules.Rule:
+        return rules.RULES[clusters.fusible[member].call.rule]
+
+    mixed: list[tuple[Cluster, list[int], Verdict]] = []
+    for cluster, _, verdict in judged:
+        products = [k for k in cluster.members if rule_of(k).product]
+        if products and any(not rule_of(k).product and not rule_of(k).no_op for k in cluster.members):
+            mixed.append((cluster, products, verdict))
+    if not mixed:
+        return {}
+    between = Clusters(clusters.captured, {k: "" for _, products, _ in mixed for k in products})
+    gaining = [(set(part.members), found.saved) for part, _, found in _judge_clusters(between, judge) if found.gains]
+    apart: dict[int, str] = {}
+    for cluster, products, verdict in mixed:
+        saved = sum(seconds for members, seconds in gaining if members.issubset(cluster.members))
+        if saved > (verdict.saved if verdict.gains else 0.0):
+            apart.update(dict.fromkeys(products, f"with what is around it {verdict.text}"))
+    return apart
 
 
 def _base_of_view(clusters: Clusters, number: int) -> int | None:
