@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ..trace.numpy import BUILTINS
-from .code import AttributePath, Reads, reads_of
+from .code import CLASS, AttributePath, Reads, reads_of
 from .constants import Identity, constant_key
 from .members import MISSING
 from .refusals import check_no_side_effects
@@ -38,8 +38,8 @@ class Signature(Walk):
     strings : set of str
         The constants in their code that could be such names, too.
     members, visited : set of (int, str), dict
-        What `class_members.add_members` has added of classes, by the ids of what holds it, and for how many names of
-        attributes it has searched each.
+        What `class_members.add_members` has added of classes, by the ids of what holds it, and how much had been read
+        when it searched each.
     """
 
     # fmt: off
@@ -59,7 +59,7 @@ class Signature(Walk):
         self.attributes: set[str] = set()
         self.strings: set[str] = set()
         self.members: set[tuple[int, str]] = set()
-        self.visited: dict[int, int] = {}
+        self.visited: dict[int, tuple[int, ...]] = {}
         self._seen: dict[Any, int] = {}  # functions and variables that were added
 
     def add_function(self, function: types.FunctionType, name: str, defaults: bool = True) -> None:
@@ -121,7 +121,11 @@ class Signature(Walk):
             self._seen[id(holder), label] = len(self._seen)
             self.probes.append((holder, label, value))
             self.key.append(label)
-            if not by_attribute:
+            if label == CLASS and isinstance(value, type):  # for `super()`; `reads_of` tells where it is called
+                self.around.append(value)
+                self.key.append(Identity(value))
+                self.classes.setdefault(value, label)
+            elif not by_attribute:
                 self.add_around(value, label)
         if not by_attribute and not isinstance(value, types.FunctionType):
             return
