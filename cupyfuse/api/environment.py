@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 from .class_members import add_members
@@ -78,13 +78,16 @@ class Environment:
     ----------
     function : callable
     static : frozenset of str
-        Names of variables that are compared by hash and equality.
+        Names of variables and parameters that are compared by hash and equality.
     package : str
         The top-level package of the function, whose code is not taken as a library's.
+    parameters : sequence of str
+        The names of the function's own.
     """
 
-    def __init__(self, function: Any, static: frozenset[str], package: str):
-        self.function, self.static, self.package = function, static, package
+    def __init__(self, function: Any, static: frozenset[str], package: str, parameters: Sequence[str]):
+        self.function, self.static, self.package, self._parameters = function, static, package, parameters
+        self._static_is_read = static.issubset(parameters)
         self.is_own = isinstance(function, types.FunctionType) and is_own(function.__code__.co_filename)
         self._snapshot: Snapshot | None = None
         # By the classes of arguments, and those that are arguments: the key of the variables at that time, and a
@@ -98,6 +101,22 @@ class Environment:
 
     def add_to(self, signature: Signature) -> None:
         """Add to a signature, after all arguments, the variables around the function and what it reads of classes."""
+        self._add_all(signature)
+        if not self._static_is_read:
+            self._check_static(signature.static_read)
+            self._static_is_read = True
+
+    def _check_static(self, read: Set[str]) -> None:
+        """Raise if `static` names what is neither a parameter nor a variable that the function reads in a call."""
+        for name in sorted(self.static.difference(self._parameters, read)):
+            function = getattr(self.function, "__qualname__", self.function)
+            parameters = ", ".join(self._parameters) or "it has none"
+            raise TypeError(
+                f"static: {name!r} is neither a parameter of {function} ({parameters}) nor a variable that it or a "
+                "function that it calls reads"
+            )
+
+    def _add_all(self, signature: Signature) -> None:
         if signature.objects:
             self.add_attributes(signature)
         # Functions among the arguments may read the same variables, which a snapshot would add a second time.

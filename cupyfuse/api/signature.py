@@ -33,6 +33,8 @@ class Signature(Walk):
         The values of variables and defaults that were added, but functions, in order.
     functions : list of function
         The user's functions that were added, with their code and default values.
+    static_read : set of str
+        The names in `static` of variables that functions read.
     attributes : set of str
         The names of all attributes that functions read of anything.
     strings : set of str
@@ -44,8 +46,8 @@ class Signature(Walk):
 
     # fmt: off
     __slots__ = (
-        "_seen", "_static", "around", "attributes", "containers", "functions", "members", "probes", "strings",
-        "visited",
+        "_seen", "_static", "around", "attributes", "containers", "functions", "members", "probes",
+        "static_read", "strings", "visited",
     )
     # fmt: on
 
@@ -56,6 +58,7 @@ class Signature(Walk):
         self.containers: list[Any] = []
         self.around: list[Any] = []
         self.functions: list[types.FunctionType] = []
+        self.static_read: set[str] = set()
         self.attributes: set[str] = set()
         self.strings: set[str] = set()
         self.members: set[tuple[int, str]] = set()
@@ -90,6 +93,7 @@ class Signature(Walk):
         self._probe_builtins(function, reads)
         for holder, label, value in variables_of(function):
             if label in self._static:
+                self.static_read.add(label)
                 self.stable, self.opaque = False, True
                 self.add_static(value, label)
             elif value is MISSING:

@@ -140,7 +140,7 @@ class Walk(abc.ABC):
         except TypeError as error:
             raise TypeError(f"{self._subject} {name!r}: {error}") from error
         if structure is None:
-            raise TypeError(f"{self._subject} {name!r}: {describe_refusal(value)}")
+            raise TypeError(f"{self._subject} {name!r}: {describe_refusal(value, name)}")
         self.stable = self.stable and not structure.mutable
         self.key.append(structure.key)
         if issubclass(cls, (dict, set)):
