@@ -42,7 +42,8 @@ def _add_members_of(signature: Signature, owner: Any, name: str) -> None:
         return
     signature.visited[id(owner)] = progress
     found = find_members(owner, signature.attributes, signature.package)
-    if isinstance(owner, type) and not may_call(owner, signature):
+    of_calls = isinstance(owner, type) and any(label in OF_CALLS for _, label, _ in found)
+    if of_calls and not may_call(owner, signature):
         found = [m for m in found if m[1] not in OF_CALLS]
     if isinstance(owner, abc.ABCMeta):
         signature.key.append(abc.get_cache_token())  # changes when a class is registered as a virtual subclass
