@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ class Reads:
     globals : tuple of str
         The globals among the variables.
     attributes : frozenset of str
-        The names of all attributes that are read of anything; `ANY` among them where names may be computed.
+        The names of all attributes that are read of anything; `ANY` among them where names may be computed, `CLASS`
+        where the class of any object may be got.
     strings : frozenset of str
         The constants that could be names of attributes, for `getattr`.
     assigned : tuple of str
@@ -51,6 +52,7 @@ _ASSIGNMENTS = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 _READ_ANY = {"getattr", "vars"}  # builtins that read attributes by names that are computed
 ANY = "__dict__"  # stands for the names of all attributes among those that code reads
+CLASS = "__class__"  # and for all ways to get the class of any object
 _IGNORED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME"}
 
 
@@ -65,21 +67,24 @@ def reads_of(code: types.CodeType) -> Reads:
     for inner in _with_nested(code):
         # A nested function may have a variable of its own by the name of one outside.
         outside = set(code.co_freevars) - (set(inner.co_cellvars) if inner is not code else set())
+        instructions = [i for i in dis.get_instructions(inner) if i.opname not in _IGNORED]
         path: list[str] | None = None  # attributes read so far of `variable`, which was loaded last
         variable = ""
         constant: Any = ()  # loaded last; before MATCH_CLASS the names of the pattern's attributes
-        for instruction in dis.get_instructions(inner):
+        for place, instruction in enumerate(instructions):
             operation, name = instruction.opname, instruction.argval
             if operation in _ATTRIBUTES:
                 attributes.add(name)
                 if path is not None:
                     path.append(name)
                 continue
-            if path is not None and operation not in _IGNORED:
+            if path is not None:
                 variables.setdefault(variable, set()).add(tuple(path))
                 path = None
             if operation in _VARIABLES and name in _READ_ANY:
                 attributes.add(ANY)
+            if operation in _VARIABLES and _reads_class(instructions, place):
+                attributes.add(CLASS)
             is_outside = "DEREF" not in operation or name in outside
             if operation in _VARIABLES and is_outside:
                 variable, path = name, []
@@ -87,6 +92,7 @@ def reads_of(code: types.CodeType) -> Reads:
                 assigned.append(name)
             elif operation == "IMPORT_NAME":
                 imported.append(name)
+                attributes.update([CLASS] if name == "builtins" else [])
             elif operation == "LOAD_CONST":
                 constant = name
                 strings.update(s for s in (name if isinstance(name, tuple) else (name,)) if _is_name(s))
@@ -95,6 +101,14 @@ def reads_of(code: types.CodeType) -> Reads:
     found = {name: frozenset(paths) for name, paths in variables.items()}
     global_names = tuple(name for name in found if name not in code.co_freevars)
     return Reads(found, global_names, frozenset(attributes), frozenset(strings), tuple(assigned), tuple(imported))
+
+
+def _reads_class(instructions: Sequence[dis.Instruction], place: int) -> bool:
+    """Whether the variable that an instruction loads is `type`, or `__class__` for other ends than `super()`."""
+    name = instructions[place].argval
+    if name == CLASS:
+        return not any(i.opname == "LOAD_SUPER_ATTR" for i in instructions[place + 2 : place + 3])
+    return bool(name == "type")
 
 
 def _is_name(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 from .class_members import add_members
@@ -39,8 +39,8 @@ class Snapshot(NamedTuple):
         The arrays among them, and what they are called.
     attributes, strings : set of str
         The names of all attributes that the code reads, and constants that could be such names.
-    classes : dict
-        The classes and modules met, with their names.
+    classes, class_values : dict
+        The classes and modules met, with their names, and those of the classes that were met as values.
     captured : bool
         As `Signature.captured`.
     is_current : callable
@@ -53,6 +53,7 @@ class Snapshot(NamedTuple):
     attributes: set[str]
     strings: set[str]
     classes: dict[Any, str]
+    class_values: dict[Any, str]
     captured: bool
     is_current: Callable[[], bool]
 
@@ -66,7 +67,8 @@ class Snapshot(NamedTuple):
         """Take the snapshot of a stable signature."""
         check = current_check(own, package)
         key = _HashedKey(tuple(own.key))
-        return cls(key, own.leaves, own.names, own.attributes, own.strings, own.classes, own.captured, check)
+        met = own.classes, own.class_values
+        return cls(key, own.leaves, own.names, own.attributes, own.strings, *met, own.captured, check)
 
 
 class Environment:
@@ -76,17 +78,21 @@ class Environment:
     ----------
     function : callable
     static : frozenset of str
-        Names of variables that are compared by hash and equality.
+        Names of variables and parameters that are compared by hash and equality.
     package : str
         The top-level package of the function, whose code is not taken as a library's.
+    parameters : sequence of str
+        The names of the function's own.
     """
 
-    def __init__(self, function: Any, static: frozenset[str], package: str):
-        self.function, self.static, self.package = function, static, package
+    def __init__(self, function: Any, static: frozenset[str], package: str, parameters: Sequence[str]):
+        self.function, self.static, self.package, self._parameters = function, static, package, parameters
+        self._static_is_read = static.issubset(parameters)
         self.is_own = isinstance(function, types.FunctionType) and is_own(function.__code__.co_filename)
         self._snapshot: Snapshot | None = None
-        # By the classes of arguments: the key of the variables at that time, and a snapshot that covers the classes.
-        self._class_snapshots: dict[tuple[type, ...], tuple[_HashedKey, Snapshot | None]] = {}
+        # By the classes of arguments, and those that are arguments: the key of the variables at that time, and a
+        # snapshot that covers the classes.
+        self._class_snapshots: dict[tuple[Any, ...], tuple[_HashedKey, Snapshot | None]] = {}
         self._mutable = False  # whether variables hold mutable values, so that each call reads all of them
 
     def new_signature(self, specs: bool = False) -> Signature:
@@ -95,6 +101,22 @@ class Environment:
 
     def add_to(self, signature: Signature) -> None:
         """Add to a signature, after all arguments, the variables around the function and what it reads of classes."""
+        self._add_all(signature)
+        if not self._static_is_read:
+            self._check_static(signature.static_read)
+            self._static_is_read = True
+
+    def _check_static(self, read: Set[str]) -> None:
+        """Raise if `static` names what is neither a parameter nor a variable that the function reads in a call."""
+        for name in sorted(self.static.difference(self._parameters, read)):
+            function = getattr(self.function, "__qualname__", self.function)
+            parameters = ", ".join(self._parameters) or "it has none"
+            raise TypeError(
+                f"static: {name!r} is neither a parameter of {function} ({parameters}) nor a variable that it or a "
+                "function that it calls reads"
+            )
+
+    def _add_all(self, signature: Signature) -> None:
         if signature.objects:
             self.add_attributes(signature)
         # Functions among the arguments may read the same variables, which a snapshot would add a second time.
@@ -110,12 +132,14 @@ class Environment:
             signature.add(leaf, name)
         if not signature.classes:
             return
-        if (of_classes := self.snapshot_of_classes(signature.classes, snapshot)) is not None:
+        of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, snapshot)
+        if of_classes is not None:
             signature.key.append(of_classes.key)
         else:
             signature.attributes |= snapshot.attributes
             signature.strings |= snapshot.strings
             signature.classes = {**snapshot.classes, **signature.classes}
+            signature.class_values = {**snapshot.class_values, **signature.class_values}
             _add_members_and_attributes(signature)
 
     def add_attributes(self, signature: Signature, first: int = 0) -> None:
@@ -127,7 +151,7 @@ class Environment:
             around = self.current_snapshot()
             if around is None:
                 return
-            of_classes = self.snapshot_of_classes(signature.classes, around)
+            of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, around)
             if of_classes is None or not signature.add_attributes(of_classes.attribute_names, first):
                 return
 
@@ -149,13 +173,16 @@ class Environment:
         """Return the snapshot of a signature and of the members of its classes; None if some are mutable."""
         return Snapshot.of(own, self.package) if add_members(own) and not own.originals else None
 
-    def snapshot_of_classes(self, classes: dict[Any, str], around: Snapshot) -> Snapshot | None:
+    def snapshot_of_classes(
+        self, classes: dict[Any, str], class_values: dict[Any, str], around: Snapshot
+    ) -> Snapshot | None:
         """Return what the code reads of classes among the arguments, together with those met around the function.
 
         None if some of it is mutable, or an array of another library. `classes` maps classes and modules to their names
-        in error messages, `around` is the current snapshot of the variables.
+        in error messages, `class_values` those of the classes that are values; `around` is the current snapshot of the
+        variables.
         """
-        key = tuple(classes)
+        key = (*classes, None, *class_values)
         before, snapshot = self._class_snapshots.get(key, (None, None))
         if before != around.key or (snapshot is not None and not snapshot.is_current()):
             if len(self._class_snapshots) >= _MOST_CLASSES:
@@ -163,6 +190,7 @@ class Environment:
             own = self.new_signature()
             own.attributes, own.strings = set(around.attributes), set(around.strings)
             own.classes = {**around.classes, **classes}
+            own.class_values = {**around.class_values, **class_values}
             snapshot = self._take_snapshot(own)
             self._class_snapshots[key] = around.key, snapshot
         return snapshot

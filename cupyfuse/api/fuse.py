@@ -212,9 +212,9 @@ def fuse(
         Whether to refuse functions that run as library steps: NumPy's or CuPy's own, such as `np.sort` or
         `np.linalg.svd`, on whole arrays. False by default; plans show them as "Library" steps.
     static : tuple of str, optional
-        Parameters, or variables that the function reads around it, whose values may be of any type that can be hashed.
-        Calls share a trace if the values are equal: that equality covers all that the function reads of them is the
-        caller's promise.
+        Parameters, or variables that the function and those that it calls read around them, whose values may be of any
+        type that can be hashed. Calls share a trace if the values are equal: that equality covers all that the function
+        reads of them is the caller's promise. The first call checks that the names are read.
 
     Returns
     -------

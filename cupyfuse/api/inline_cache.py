@@ -48,8 +48,8 @@ class Recognizer:
         What the key consists of beside its signature.
     around_key, of_classes : hashable or None
         Keys of the variables around the function, and of what it reads of the arguments' classes.
-    classes : dict
-        These classes, with their names.
+    classes, class_values : dict
+        These classes, with their names, and those of them that were arguments.
     is_current : callable or None
         Where each call reads the variables around the function: tells whether they, and classes, hold the same objects.
         What these objects hold is compared by `match`.
@@ -62,6 +62,7 @@ class Recognizer:
     around_key: Hashable
     of_classes: Hashable
     classes: dict[Any, str]
+    class_values: dict[Any, str]
     is_current: Callable[[], bool] | None
 
 
@@ -132,13 +133,15 @@ class InlineCache:
             if known.is_current is not None and not known.is_current():
                 continue
             found = known.match(values)
-            if found is not None and (not known.classes or self._key_of(known.classes, around) == known.of_classes):
+            if found is None:
+                continue
+            if not known.classes or self._key_of(known.classes, known.class_values, around) == known.of_classes:
                 return runnable, found[0], found[1], known.export
         return None
 
-    def _key_of(self, classes: dict[Any, str], around: Snapshot | None) -> Hashable:
+    def _key_of(self, classes: dict[Any, str], class_values: dict[Any, str], around: Snapshot | None) -> Hashable:
         """Return the key of what the function now reads of classes among the arguments; None if it is mutable."""
-        found = None if around is None else self._environment.snapshot_of_classes(classes, around)
+        found = None if around is None else self._environment.snapshot_of_classes(classes, class_values, around)
         return None if found is None else found.key
 
     def clear(self) -> None:
@@ -232,7 +235,8 @@ class InlineCache:
         around = environment.current_snapshot()
         reads_all = around is None and not environment.is_own
         classes = {} if reads_all else dict(signature.classes)
-        of_classes = self._key_of(classes, around) if classes else None
+        class_values = dict(signature.class_values)
+        of_classes = self._key_of(classes, class_values, around) if classes else None
         unknown = signature.opaque if reads_all else signature.has_functions
         if unknown or signature.duplicates() or environment.static or (of_classes is None and classes):
             return None
@@ -256,4 +260,4 @@ class InlineCache:
             return None
         key, export = None if around is None else around.key, signature.exporters[0]
         is_current = current_check(signature, environment.package) if reads_all else None
-        return Recognizer(match, export, defaulted, settings, key, of_classes, classes, is_current)
+        return Recognizer(match, export, defaulted, settings, key, of_classes, classes, class_values, is_current)

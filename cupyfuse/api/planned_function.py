@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import threading
-import types
 import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any, cast
@@ -36,7 +35,6 @@ from .inline_cache import InlineCache
 from .parameters import Parameters
 from .signature import Signature
 from .tracing import Tracing, trace_function
-from .variables import variables_of
 from .walk import TracedArgument
 
 _instances: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()
@@ -53,6 +51,14 @@ if hasattr(os, "register_at_fork"):
 
 
 NOT_GIVEN: Any = inspect.Parameter.empty  # the target of the results of a call that gives none
+
+
+def _names_of(static: Iterable[str]) -> frozenset[str]:
+    """Return the names in `static`, or raise if it holds something else; the first call checks what they name."""
+    names = isinstance(static, Iterable) and not isinstance(static, str)
+    if not names or not all(isinstance(name, str) for name in static):
+        raise TypeError(f"static: expected a tuple of names, got {static!r}")
+    return frozenset(static)
 
 
 class PlannedFunction:
@@ -93,7 +99,7 @@ class PlannedFunction:
         self.names = self.parameters.names
         self.has_out = "out" in self.names
         package = package_of(getattr(function, "__module__", None))
-        self.environment = Environment(function, self._check_static(static), package)
+        self.environment = Environment(function, _names_of(static), package, self.names)
         self._precision = None if precision is None else check_precision(precision)
         self._max_workspace = check_workspace(max_workspace)
         self._keep_halves = bool(keep_halves)
@@ -102,18 +108,6 @@ class PlannedFunction:
         self.inline_cache = InlineCache(self.environment, self.names, settings=self.settings_of_call)
         self._lock = threading.RLock()
         _instances.add(self)
-
-    def _check_static(self, static: Iterable[str]) -> frozenset[str]:
-        """Return `static` as a set, or raise if it names neither parameters nor variables around the function."""
-        names = isinstance(static, Iterable) and not isinstance(static, str)
-        if not names or not all(isinstance(name, str) for name in static):
-            raise TypeError(f"static: expected a tuple of names, got {static!r}")
-        function = self.__wrapped__
-        variables = [name for _, name, _ in variables_of(function)] if isinstance(function, types.FunctionType) else []
-        for name in static:
-            if name not in (*self.names, *variables):
-                raise TypeError(f"static: {self!r} has no parameter {name!r}; it has {', '.join(self.names)}")
-        return frozenset(static)
 
     @property
     def precision(self) -> str:

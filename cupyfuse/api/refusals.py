@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from typing import Any
 
 from .code import Reads, is_library_module
 
-WAYS_OUT = (
-    "pass what the function needs of it, name it in cf.fuse(static=(...)) if its hash and equality tell all that the "
-    "function reads, or teach its type to cf.register(type, flatten, unflatten)"
-)
 
-
-def describe_refusal(value: Any) -> str:
-    """Return the error message for an object that cannot be part of a fused call."""
+def describe_refusal(value: Any, name: str) -> str:
+    """Return the error message for an object that cannot be part of a fused call, and is called `name`."""
     cls = type(value)
     return (
         "expected an array, a number, a constant, a tuple, list or dict of these, or an object of your own class, got "
-        f"{cls.__module__}.{cls.__qualname__}, of which a fused function cannot tell what it reads; {WAYS_OUT}"
+        f"{cls.__module__}.{cls.__qualname__}, of which a fused function cannot tell what it reads; pass what the "
+        f"function needs of it, {_way_by_static(name)} if its hash and equality tell all that the function reads, or "
+        "teach its type to cf.register(type, flatten, unflatten)"
     )
+
+
+def _way_by_static(name: str) -> str:
+    """Return how to name in `static` what an error calls `name`, such as `log.debug.__self__`.
+
+    Default values, attributes of nested functions and `fn`, the fused function, are no arguments or variables.
+    """
+    found = re.match(r"(?!__|fn\b)[^\W\d]\w*(?!.*<)", name)
+    if found is None:
+        return "make it an argument or a variable and name that in cf.fuse(static=(...))"
+    return f"name {found[0]} in cf.fuse(static=({found[0]!r},))"
 
 
 def check_no_side_effects(function: types.FunctionType, reads: Reads, package: str) -> None:

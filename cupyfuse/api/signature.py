@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ..trace.numpy import BUILTINS
-from .code import AttributePath, Reads, reads_of
+from .code import CLASS, AttributePath, Reads, reads_of
 from .constants import Identity, constant_key
 from .members import MISSING
 from .refusals import check_no_side_effects
@@ -33,19 +33,21 @@ class Signature(Walk):
         The values of variables and defaults that were added, but functions, in order.
     functions : list of function
         The user's functions that were added, with their code and default values.
+    static_read : set of str
+        The names in `static` of variables that functions read.
     attributes : set of str
         The names of all attributes that functions read of anything.
     strings : set of str
         The constants in their code that could be such names, too.
     members, visited : set of (int, str), dict
-        What `class_members.add_members` has added of classes, by the ids of what holds it, and for how many names of
-        attributes it has searched each.
+        What `class_members.add_members` has added of classes, by the ids of what holds it, and how much had been read
+        when it searched each.
     """
 
     # fmt: off
     __slots__ = (
-        "_seen", "_static", "around", "attributes", "containers", "functions", "members", "probes", "strings",
-        "visited",
+        "_seen", "_static", "around", "attributes", "containers", "functions", "members", "probes",
+        "static_read", "strings", "visited",
     )
     # fmt: on
 
@@ -56,10 +58,11 @@ class Signature(Walk):
         self.containers: list[Any] = []
         self.around: list[Any] = []
         self.functions: list[types.FunctionType] = []
+        self.static_read: set[str] = set()
         self.attributes: set[str] = set()
         self.strings: set[str] = set()
         self.members: set[tuple[int, str]] = set()
-        self.visited: dict[int, int] = {}
+        self.visited: dict[int, tuple[int, ...]] = {}
         self._seen: dict[Any, int] = {}  # functions and variables that were added
 
     def add_function(self, function: types.FunctionType, name: str, defaults: bool = True) -> None:
@@ -90,6 +93,7 @@ class Signature(Walk):
         self._probe_builtins(function, reads)
         for holder, label, value in variables_of(function):
             if label in self._static:
+                self.static_read.add(label)
                 self.stable, self.opaque = False, True
                 self.add_static(value, label)
             elif value is MISSING:
@@ -121,7 +125,11 @@ class Signature(Walk):
             self._seen[id(holder), label] = len(self._seen)
             self.probes.append((holder, label, value))
             self.key.append(label)
-            if not by_attribute:
+            if label == CLASS and isinstance(value, type):  # for `super()`; `reads_of` tells where it is called
+                self.around.append(value)
+                self.key.append(Identity(value))
+                self.classes.setdefault(value, label)
+            elif not by_attribute:
                 self.add_around(value, label)
         if not by_attribute and not isinstance(value, types.FunctionType):
             return

@@ -123,7 +123,7 @@ class Substitution:
             return self._tracer_of(value)
         structure = structure_of(value)
         if structure is None:  # the `flatten` of a registered type made another object than the signature found
-            raise TypeError(f"argument {name!r}: {describe_refusal(value)}")
+            raise TypeError(f"argument {name!r}: {describe_refusal(value, name)}")
         children = [self.value(c, name + label) for label, c in zip(structure.labels, structure.children, strict=True)]
         if not structure.mutable and all(a is b for a, b in zip(children, structure.children, strict=True)):
             return value
@@ -158,7 +158,7 @@ class Substitution:
     def _why_unread(self, value: Any, subject: str, name: str) -> str:
         """Return the error message for uses of an attribute that the signature does not have."""
         if not is_known(value, self._package):
-            return f"{subject} {name!r}: {describe_refusal(value)}"
+            return f"{subject} {name!r}: {describe_refusal(value, name)}"
         return (
             f"{name!r} is read by a name that the function's code does not have, as by vars(), getattr() with a "
             "computed name, or a library; a fused function cannot tell when it changes: read it as an attribute, or "

@@ -67,7 +67,8 @@ def defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the default values of parameters, with a name for each."""
     for i, value in enumerate(function.__defaults__ or ()):
         yield f"__defaults__[{i}]", value
-    yield from (function.__kwdefaults__ or {}).items()
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield f"__kwdefaults__[{name!r}]", value
 
 
 def variables_of(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import builtins
 import itertools
 import types
+import typing
 from collections.abc import Hashable, Iterable, Sequence, Set
 from typing import Any
 
@@ -57,15 +59,17 @@ class Walk(abc.ABC):
         The objects of the user's classes that were met, in order.
     classes : dict
         The classes and modules met, with their names.
+    class_values : dict
+        Those of the classes that were met as values, which code may call, not as types of values alone.
     package : str
         The top-level package of the function, whose code is not taken as a library's.
     """
 
     # fmt: off
     __slots__ = (
-        "_active", "_by_value", "_compared_only", "_held", "_reads_itself", "_specs", "_subject", "captured", "classes",
-        "exporters", "key", "leaves", "names", "numbers", "objects", "opaque", "originals", "package", "stable",
-        "wrappers",
+        "_active", "_by_value", "_compared_only", "_held", "_reads_itself", "_specs", "_subject", "captured",
+        "class_values", "classes", "exporters", "key", "leaves", "names", "numbers", "objects", "opaque", "originals",
+        "package", "stable", "wrappers",
     )
     # fmt: on
 
@@ -82,6 +86,7 @@ class Walk(abc.ABC):
         self.wrappers: list[Any] = []
         self.objects: list[HeldObject] = []
         self.classes: dict[Any, str] = {}
+        self.class_values: dict[Any, str] = {}
         self.package, self._specs = package, specs
         self._by_value = False  # whether the values of numbers that are added belong to the key
         # Whether tracing reads what is added itself, instead of rebuilding it: what classes and wrappers hold, where
@@ -135,7 +140,7 @@ class Walk(abc.ABC):
         except TypeError as error:
             raise TypeError(f"{self._subject} {name!r}: {error}") from error
         if structure is None:
-            raise TypeError(f"{self._subject} {name!r}: {describe_refusal(value)}")
+            raise TypeError(f"{self._subject} {name!r}: {describe_refusal(value, name)}")
         self.stable = self.stable and not structure.mutable
         self.key.append(structure.key)
         if issubclass(cls, (dict, set)):
@@ -221,6 +226,8 @@ class Walk(abc.ABC):
         if not isinstance(value, type) and (key := constant_key(value)) is not None:
             self.key.append(key)
             self._add_enums_in(value, name)
+            if isinstance(origin := typing.get_origin(value), type):  # of a class with type arguments, called as it is
+                self.add_class(origin, name)
         elif cls is types.FunctionType:
             self.add_function(value, name)
         elif cls is CachedFunction and not self._compared_only:
@@ -230,11 +237,13 @@ class Walk(abc.ABC):
             self.add(value.__wrapped__, name)
         elif isinstance(value, type):
             self.key.append(Identity(value))
-            self.classes.setdefault(value, name)
+            self.add_class(value, name)
         elif cls is types.ModuleType:
             self.key.append(Identity(value))
             if not is_library_module(value, self.package):
                 self.classes.setdefault(value, name)
+            elif value is builtins:
+                self.add_class(type, name)
         elif isinstance(value, arrays.Spec):
             self._add_spec(value, name)
         elif arrays.is_cupy(value) and cls is arrays.CUPY_ARRAY:
@@ -243,6 +252,11 @@ class Walk(abc.ABC):
             self._add_imported(value, name)
         else:
             self._add_container(value, name)
+
+    def add_class(self, cls: type, name: str) -> None:
+        """Note a class that was met as a value."""
+        self.classes.setdefault(cls, name)
+        self.class_values.setdefault(cls, name)
 
     def _add_enums_in(self, value: Any, name: str) -> None:
         """Add the classes of enums in a constant to those met."""

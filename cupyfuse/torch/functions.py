@@ -94,7 +94,7 @@ def apply_steps(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
 def _run_along(name: str, input: Any, dim: Any, options: tuple[Any, ...], keepdim: bool) -> Tensor:
     """Run a rule along a dimension of a tensor, with the options that follow `dim`.
 
-    Dimensions that are neither the first nor the last are moved to the end. Results and gradients are contiguous.
+    Dimensions that are neither the first nor the last are moved to the end.
     """
     if not torch.compiler.is_dynamo_compiling() and type(dim) is int and type(input) in PLAIN_TYPES:
         runner = _runners_along.get((name, dim, options, input.dim()))
@@ -110,7 +110,7 @@ def _run_along(name: str, input: Any, dim: Any, options: tuple[Any, ...], keepdi
     if not -rank <= dim < rank:
         raise IndexError(f"dim: expected one of the {input.dim()} dimensions of input, got {dim}")
     if dim % rank not in (0, rank - 1):
-        result = _run((Step(name, (-1, *options)),), input=_with_contiguous_gradient(input).movedim(dim, -1))
+        result = _run((Step(name, (-1, *options)),), input=input.movedim(dim, -1))
         return result.movedim(-1, dim).contiguous() if keepdim else result
     steps = (Step(name, (dim % rank, *options)),)
     if not torch.compiler.is_dynamo_compiling():
@@ -120,15 +120,6 @@ def _run_along(name: str, input: Any, dim: Any, options: tuple[Any, ...], keepdi
 
 # Of the calls along the first or the last dimension, by name, dimension, options and rank.
 _runners_along: dict[tuple[str, int, tuple[Any, ...], int], Runner] = {}
-
-
-def _with_contiguous_gradient(x: Tensor) -> Tensor:
-    """Return a view of x, at whatever strides it is read, whose gradient reaches x contiguous."""
-    if torch.compiler.is_dynamo_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
-        return x
-    view = x.view_as(x)
-    view.register_hook(lambda gradient: None if gradient is None else gradient.contiguous())
-    return view
 
 
 def _as_index(dim: Any) -> int:

@@ -57,7 +57,8 @@ class ObjectProgram(ProgramModule):
     def state(self) -> list[Any]:
         """Return what the objects hold: ids, and the bytes of arrays."""
         found: dict[int, Any] = {}
-        waiting = [self._module.__dict__[name] for name in ("mid", "other", "leaf", "slots", "half", "deep", "held")]
+        names = ("mid", "other", "leaf", "slots", "half", "deep", "seeded", "sown", "held")
+        waiting = [self._module.__dict__[name] for name in names]
         while waiting:
             value = waiting.pop()
             if id(value) in found:

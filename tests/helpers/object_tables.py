@@ -51,6 +51,25 @@ class Half(Slots):
         if name in ("extra", "more"): return 0.25
         raise AttributeError(name)
 
+GAIN, OFFSET, RATES = 1.5, 0.5, {"a": 0.25}
+
+class Seeded:
+    def __init__(self, k=1.0): self.k, self.rate = k * GAIN, RATES["a"]
+    def __call__(self, x): return x * self.k
+    def again(self, k): return type(self)(k)
+    def same(self, k): return self.__class__(k)
+    def own(self, k): return __class__(k)
+    def reset(self, k): return object.__new__(Seeded).started(k)
+    def started(self, k): return self.__init__(k) or self
+    @classmethod
+    def made(cls, k): return cls(k)
+
+class Sown(Seeded):
+    def __init__(self, k=1.0):
+        super().__init__(k)
+        self.k += OFFSET
+    def __call__(self, x): return super().__call__(x) + self.rate
+
 class Unit:
     def __init__(self, k): self.k = k
     def __call__(self, x): return x * self.k
@@ -71,6 +90,7 @@ class Mid:
         self.parent, self.mode, self.act = self, "sum", self.one.scaled
         self.part = functools.partial(self.one.scaled, by=k)
         self.shared, self.flag, self.count, self.log = self.w, True, 3, [1, 2]
+        self.seed, self.kind = Sown(k), Seeded
         self.link, self.gen = weakref.ref(self), (i for i in range(3))
     def __getitem__(self, i): return self.layers[i]
     def __iter__(self): return iter(self.layers)
@@ -89,6 +109,7 @@ class Record:
     def use(self, x): return self.leaf(x) * self.b
 
 mid, other = Mid(), Mid(2.0)
+seeded, sown = Seeded(0.75), Sown(1.25)
 leaf, slots, half, deep = Leaf(1.25), Slots(1.5), Half(0.5), Deep(1.75)
 held = [mid, leaf]
 """
@@ -108,14 +129,19 @@ isinstance({m}.layers[-1], Deep) * 0.5 | ({m}.one is {m}.layers[0]) * 1.0 | ({m}
 held[0].k | held[1].w | len(held) | (half.more + half.k) | ({m}.record.leaf is {m}.one) * 1.0 |
 ({m}.act.__self__ is {m}.one) * 1.0 | type({m}.one).rate | ({m} is other) * 1.0 | getattr({m}, 'mode', '') != 'x' |
 (NOTHING if {m}.flag else None) is NOTHING | {m}.__class__.unit.k | bool({m}.log) * 1.0 | (len({m}.log) > 2) |
-({m}.one.name == 'l') * 1.0 | (lambda o: o.k)({m}.one) | max(l.n for l in {m}.layers)
+({m}.one.name == 'l') * 1.0 | (lambda o: o.k)({m}.one) | max(l.n for l in {m}.layers) |
+{m}.seed.k | {m}.seed.again(0.5).k | {m}.seed.made(0.5).k | {m}.seed.same(2.0).k | {m}.seed.own(2.0).rate |
+{m}.kind(0.75).k | Seeded(0.5).k | Sown(1.5).k | {m}.kind.made(0.5).k | seeded.k | sown.rate | seeded.reset(0.5).k |
+[Sown, Seeded][0](0.5).rate | getattr({m}.seed, '__class__')(0.5).k | functools.partial({m}.kind, 0.5)().k
 """
 STEPS = """
 x + {0} | x * {0} | np.exp(-x * 0.1) + {0} | np.where(x > {0}, x, {1}) | {m}.run(x) | {m}.inner(x) + {0} |
 {m}.outer(x) | {m}.one(x) | {m}.two(x) - {0} | {m}.act(x) | {m}.part(x) + {0} | {m}.record.use(x) |
 {m}.layers[-1](x) | {m}.pair[1](x) | {m}.one.rated(x) | Leaf.moved(x) + {0} | type(deep).of_meta(x) |
 x + {0} if {1} is not None else x | leaf(x) | slots(x) + half(x) | {m}.one.scaled(x, {0}) | {m}.pair[0].scaled(x) |
-functools.reduce(lambda p, l: l(p), {m}.layers, x) | {m}.unit(x) | sum(l.scaled(x) for l in {m}.layers)
+functools.reduce(lambda p, l: l(p), {m}.layers, x) | {m}.unit(x) | sum(l.scaled(x) for l in {m}.layers) |
+{m}.seed(x) | {m}.seed(x) + {0} | seeded(x) * {0} | sown(x) | {m}.seed.again(0.5)(x) | {m}.kind(0.5)(x) |
+{m}.seed.made(0.75)(x)
 """
 ARGUMENTS = (
     *("mid", "other", "mid.parent", "copy.copy(mid)", "Mid(1.5)", "held[0]", "[mid, other]", "{'m': mid, 'l': leaf}"),
@@ -165,5 +191,9 @@ Mid.unit.k = {0} | Mid.run = lambda self, x: x + self.one.k | Slots.__eq__ = lam
 Half.extra = {0} | Leaf.twice = property(lambda self: self.n) | half = Half({0}) | half.more = {0} | del half.more |
 del slots.more | Mid.inner = cf.fuse(lambda self, x: x * self.one.k) | deep.__dict__.pop('kept', None) |
 deep.n = {2} | mid.link = None | mid.pair[1].more = {0} | mid.layers.insert(0, slots) |
-mid.one, mid.two = mid.two, mid.one | mid.gen = None
+mid.one, mid.two = mid.two, mid.one | mid.gen = None |
+GAIN = {0} | GAIN = {1} | OFFSET = {0} | RATES['a'] = {0} | RATES = {{'a': {0}}} | mid.seed = seeded |
+mid.seed = Sown({0}) | mid.kind = Sown | mid.kind = Seeded | seeded = Seeded({0}) | seeded.__class__ = Sown |
+Seeded.__init__ = lambda self, k=1.0: self.__dict__.update(k=k + GAIN, rate=OFFSET) |
+Sown.again = lambda self, k: Seeded(k) | Sown.made = classmethod(lambda cls, k: cls(k + 1))
 """

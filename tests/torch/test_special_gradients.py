@@ -182,16 +182,6 @@ def test_degrees_of_freedom(correction: float) -> None:
             compared(rule, arguments, tensors, torch.ones_like(result), 0.0)
 
 
-@pytest.mark.parametrize("name", ["logsumexp", "prod", "amax", "amin"])
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_reductions_of_one_element_are_dropped(name: str, value: float) -> None:
-    """Their gradient is the cotangent, also where PyTorch's is NaN."""
-    rule, arguments, tensors = parts(call_of(name), torch.tensor([[1.0], [value]], dtype=torch.float64), -1)
-    cotangent = torch.tensor([0.5, 2.0], dtype=torch.float64)
-    (gradient,) = vjp(rule, arguments, tensors, cotangent, [0])
-    assert torch.equal(gradient, cotangent[:, None])
-
-
 # Rules whose gradients are those of what they view, choose or name, masks' and positions', and losses, which have tests
 # of their own.
 ELSEWHERE = {
