@@ -76,6 +76,43 @@ def test_the_arithmetic_of_a_row_program_of_its_own_counts() -> None:
     assert seconds[0] < seconds[1] < 1.5 * seconds[0]
 
 
+def test_matrices_that_an_epilogue_reads_cost_what_was_measured(always: None) -> None:
+    """On an H200, behind 4096 x 768 x 3072 and 2048 x 5632 x 2048 in bfloat16: docs of `_MATRIX`."""
+    functions: list[Callable[..., Any]] = [
+        lambda x, w, b, *_: x @ w.T + b,
+        lambda x, w, b, r, *_: x @ w.T + b + r,
+        lambda x, w, b, r, f, h: (x @ w.T + f + h).astype("bfloat16"),
+    ]
+    for sizes, measured in (((4096, 768, 3072), (35.3, 49.2, 62.0)), ((2048, 5632, 2048), (62.6, 65.0, 68.8))):
+        m, k, n = sizes
+        operands = [cf.spec(s, "bfloat16") for s in ((m, k), (n, k), (n,), (m, n))]
+        wide = [cf.spec((m, n), "float32")] * 2
+        for function, seconds in zip(functions, measured, strict=True):
+            (step,) = cf.fuse(function).plan(*operands, *wide).steps
+            assert step.by_tiles and 0.85 < own_time(step, H200) * 1e6 / seconds < 1.1
+
+
+def test_biases_of_several_products_are_theirs() -> None:
+    """Not one row program, which would read all products but the last in float32."""
+
+    def heads(x: Any, q: Any, k: Any, v: Any, a: Any, b: Any, c: Any) -> Any:
+        return x @ q.T + a, cf.gelu(x @ k.T + b), (x @ v.T) * c, np.tanh(x)
+
+    width = [(768, 768)] * 3
+    plan = plan_of(heads, (4096, 768), *width, *[(768,)] * 3)
+    assert [step.fused for step in plan.steps if step.kind == "Gemm"] == [
+        ("matmul", "add"),
+        ("matmul", "add", "gelu"),
+        ("matmul", "multiply"),
+    ]
+    assert [step.fused for step in plan.steps if step.kind != "Gemm"] == [("tanh",)]
+    # What shares an operand, or a reduction, stays together; so do products of float32, which are none of our kernel's.
+    joint = plan_of(lambda x, q, k: (x @ q.T) * (x @ k.T), (4096, 768), *width[:2])
+    assert sum("multiply" in step.fused for step in joint.steps) == 1
+    wide = plan_of(heads, (64, 32), *[(32, 32)] * 3, *[(32,)] * 3, dtype="float64")
+    assert [step.fused for step in wide.steps if step.kind == "RowProgram"][1:] == [("add", "add", "gelu", "multiply")]
+
+
 def test_what_gains_behind_a_split_product() -> None:
     def epilogue_of(function: Callable[..., Any], m: int, k: int, n: int) -> Any:
         (step,) = (s for s in plan_of(function, (m, k), (n, k), (n,), dtype="float32").steps if s.kind == "Gemm")

@@ -121,3 +121,39 @@ def test_what_cannot_be_planned_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
     layer, x, before = ct.LinearSoftmax(7, 11), torch.randn(3, 7), set(executor._compiled)
     torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias).softmax(-1))
     assert set(executor._compiled) == before
+
+
+class Block(nn.Module):
+    """Behind attention: a layer, a residual and a norm, two layers with a GELU, a residual and a norm, three layers."""
+
+    def __init__(self, width: int, dtype: torch.dtype):
+        super().__init__()
+        self.out, self.up, self.down, *self.heads = (
+            nn.Linear(*sizes, dtype=dtype)
+            for sizes in ((width, width), (width, 4 * width), (4 * width, width), *[(width, width)] * 3)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width, dtype=dtype) for _ in range(2))
+        self.heads = nn.ModuleList(self.heads)
+
+    def forward(self, attended: Any, x: Any) -> Any:
+        x = self.norms[0](self.out(attended) + x)
+        x = self.norms[1](self.down(nn.functional.gelu(self.up(x))) + x)
+        return [x, *(head(x) for head in self.heads)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_are_left_for_what_is_between_them(dtype: torch.dtype) -> None:
+    """In 16 bits, where PyTorch's add their biases: the rest gains more alone than as one chain with them."""
+    block = Block(768, dtype)
+    attended, x = (torch.randn(2048, 768, dtype=dtype) for _ in range(2))
+    fused = ct.fuse(block)
+    with torch.no_grad():
+        for found, expected in zip(fused(attended, x), block(attended, x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    parts = [part.operations for part in fused.explain().fused]
+    if dtype == torch.float32:
+        assert len(parts) == 1 and parts[0].count("linear") == 6
+    else:
+        assert parts == [("add", "layer_norm")] * 2
+        left = {part.operations: part.reason for part in fused.explain().left}
+        assert any(ops[0] == "linear" and why.startswith("with what is around it") for ops, why in left.items())

@@ -37,9 +37,9 @@ _DEPTH = 64  # columns of the operands in one stage
 _STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
 _TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
 # In such a tile of each matrix beside the product that an epilogue reads, and of each byte of its elements: the latency
-# of a chunk's loads. H200, bfloat16, 4096 x 768 x 3072: a bias 35.3 us, a bfloat16 residual 48.8, two in float32 62.0;
-# 8192 x 4096 x 4096: 363, 382 and 412; 2048 x 5632 x 2048: 62.6, 64.8 and 68.8.
-_MATRIX, _MATRIX_BYTE = 2.0e-6, 0.3e-6
+# of a chunk's loads, which is not hidden. H200, bfloat16, 4096 x 768 x 3072: a bias 35.3 us, a bfloat16 residual 48.8,
+# two in float32 62.0; 8192 x 4096 x 4096: 363, 382 and 412; 2048 x 5632 x 2048: 62.6, 64.8 and 68.8.
+_MATRIX, _MATRIX_BYTE = 2.6e-6, 0.35e-6
 # Of the FLOPs of an operator, those of its quick form: GELU behind 1024 x 8192 x 8192 takes 11 us more than a clamp.
 _QUICK_SHARE = 0.7
 _UNSCALING = 5  # FLOPs of an element whose operands have scales
@@ -97,7 +97,7 @@ class Tiles:
         """Count the blocks of a launch: whole clusters, at most one block for each multiprocessor."""
         return min(self.count_tiles(shape), processors // self.cluster * self.cluster)
 
-    def seconds(self, shape: Shape, depth: int, finish: float, processors: int) -> float:
+    def seconds(self, shape: Shape, depth: int, finish: float, processors: int, reading: float = 0.0) -> float:
         """Estimate the time of a product on an H200 with so many multiprocessors.
 
         Parameters
@@ -109,14 +109,17 @@ class Tiles:
         finish : float
             Seconds that the results of a tile of 256 columns take (`finish_time`).
         processors : int
+        reading : float
+            Seconds that such a tile waits for what its epilogue reads (`reading_time`).
         """
         turns = -(-self.count_tiles(shape) // self.count_blocks(shape, processors))
         stages = -(-depth // _DEPTH) * (_ALONE if self.cluster == 1 else 1.0) * _STAGE[self.columns]
+        waiting = turns * reading * self.columns / 256
         if self.alternating:
             # A warpgroup has as many elements of a tile as of a shared one of twice the columns.
             end = _TILE + _UNDER_PRODUCTS * finish * 2 * self.columns / 256
-            return -(-turns // 2) * max(2 * stages, stages + end) + end
-        return turns * (stages + _TILE + finish * self.columns / 256)
+            return -(-turns // 2) * max(2 * stages, stages + end) + end + waiting
+        return turns * (stages + _TILE + finish * self.columns / 256) + waiting
 
 
 def finish_time(step: Step) -> float:
@@ -127,14 +130,15 @@ def finish_time(step: Step) -> float:
         flops += _UNSCALING
     finish = tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
     if step.by_tiles:
-        finish += _reading_finish(step)
         results = (n for n in step.outputs if n.shape == step.product.shape)
         finish += sum(unaligned_finish(n.shape, dtypes.ITEMSIZE[n.dtype]) for n in results)
     return finish
 
 
-def _reading_finish(step: Step) -> float:
-    """Estimate the seconds that matrices beside the product, which its epilogue reads, add to a tile of 256 columns."""
+def reading_time(step: Step) -> float:
+    """Estimate the seconds that a tile of 256 columns waits for matrices beside the product that its epilogue reads."""
+    if not step.by_tiles:
+        return 0.0
     product = step.product
     operands = {base_of(i) for n in (product, *_splits(step)) for i in n.inputs}
     matrices = [i for i in step.inputs if base_of(i) not in operands and i.shape == product.shape]
@@ -200,7 +204,7 @@ def state_bytes(step: Step, processors: int) -> int:
 
 def tiles_of(step: Step, processors: int) -> Tiles:
     """Choose the tiles of a product's step."""
-    return tiles_for(step.product.shape, depth_of(step.product), finish_time(step), processors)
+    return tiles_for(step.product.shape, depth_of(step.product), finish_time(step), processors, reading_time(step))
 
 
 def is_half_product(node: Node) -> bool:
@@ -220,11 +224,11 @@ def _splits(step: Step) -> list[Node]:
     return [n for n in step.nodes if n.op == "split"]
 
 
-def tiles_for(shape: Shape, depth: int, finish: float, processors: int) -> Tiles:
+def tiles_for(shape: Shape, depth: int, finish: float, processors: int, reading: float = 0.0) -> Tiles:
     """Choose the tiles with which a product takes the least time; the parameters are those of `Tiles.seconds`."""
     most = max(1, min(-(-shape[0] // TILE_ROWS), processors))  # blocks of a cluster that have rows, and a place
     fitting = [Tiles(columns, min(cluster, most), alternating) for columns, cluster, alternating in _TILES]
-    return min(fitting, key=lambda tiles: tiles.seconds(shape, depth, finish, processors))
+    return min(fitting, key=lambda tiles: tiles.seconds(shape, depth, finish, processors, reading))
 
 
 def strip_transposes(operand: Node) -> tuple[Node, bool]:
@@ -270,14 +274,14 @@ def _tiles_time(step: Step, device: Device) -> float:
     # What the split of an operand writes is what the product reads.
     moved = step.reads + step.writes - sum(n.inputs[0].nbytes for n in _splits(step))
     return max(
-        product_time(step.product.shape, depth_of(step.product), finish_time(step), device),
+        product_time(step.product.shape, depth_of(step.product), finish_time(step), device, reading_time(step)),
         moved / (_STREAM_SHARE * device.bandwidth),
     )
 
 
-def product_time(shape: Shape, depth: int, finish: float, device: Device) -> float:
+def product_time(shape: Shape, depth: int, finish: float, device: Device, reading: float = 0.0) -> float:
     """Estimate the seconds of a 16-bit product's tiles; the parameters are those of `Tiles.seconds`."""
-    given = shape, depth, finish, device.processors
+    given = shape, depth, finish, device.processors, reading
     # The table is of an H200, whose rate is that of its widest stages.
     scale = _STAGE_FLOPS * device.processors / _STAGE[256] / device.own_half
     return tiles_for(*given).seconds(*given) * scale
