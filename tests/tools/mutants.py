@@ -1159,13 +1159,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/api/test_integers.py", "-k", "against_numpy"),
     ),
     Mutant(
-        "open integers are floats beside all arrays",
-        "cupyfuse/trace/operations.py",
-        "if not dtypes_met or not all(map(dtypes.is_float, dtypes_met)):",
-        "if not dtypes_met:",
-        ("tests/api/test_integers.py", "-k", "against_numpy"),
-    ),
-    Mutant(
         "biases of several products stay together",
         "cupyfuse/plan/schedule/steps.py",
         "if len(reading) < 2 or",
