@@ -6,8 +6,8 @@ enum { SETTINGS, CALLS, RECOGNIZER_PARTS };
 
 // A call: how many arguments come by position, and the names of the others; what its settings have to be; a function whose
 // defaults have to be these, or None; a function that returns the variables around, and what their key has to be, or None;
-// its values; the arrays that follow those; and what runs it.
-enum { POSITIONAL, NAMES, SETTINGS_THEN, FUNCTION, DEFAULTS, AROUND, KEY, VALUES, KEPT, RUN, CALL_PARTS };
+// its values; the arrays that follow those; a function that tells whether its numbers are served, or None; and what runs it.
+enum { POSITIONAL, NAMES, SETTINGS_THEN, FUNCTION, DEFAULTS, AROUND, KEY, VALUES, KEPT, COVERS, RUN, CALL_PARTS };
 
 // A value: its kind; its number among the arguments, or -1 for a bound one, and that one; what it has to be. For a number
 // that may have any value that is the type; for an array, too, then the shape, the strides, the dtype and the device.
@@ -109,6 +109,12 @@ static int gather(PyObject* call, PyObject* args, PyObject* kwargs, PyObject* ar
                                                : PyDict_GetItemWithError(kwargs, PyTuple_GetItem(names, given - positional));
         same = found != NULL ? take(value, found, arrays, numbers) : PyErr_Occurred() != NULL ? -1 : 0;
     }
+    PyObject* covers = PyTuple_GetItem(call, COVERS);
+    if (same == 1 && covers != Py_None) {
+        PyObject* served = PyObject_CallFunctionObjArgs(covers, numbers, NULL);
+        same = served == NULL ? -1 : PyObject_IsTrue(served);
+        Py_XDECREF(served);
+    }
     for (Py_ssize_t k = 0; same == 1 && k < PyTuple_Size(kept); ++k) {
         same = PyList_Append(arrays, PyTuple_GetItem(kept, k)) < 0 ? -1 : 1;
     }
@@ -164,7 +170,8 @@ static int is_tuple_of(PyObject* object, Py_ssize_t count) {
 static int is_valid_call(PyObject* call) {
     if (!is_tuple_of(call, CALL_PARTS) || !PyLong_Check(PyTuple_GetItem(call, POSITIONAL)) ||
         !PyTuple_Check(PyTuple_GetItem(call, NAMES)) || !PyTuple_Check(PyTuple_GetItem(call, VALUES)) ||
-        !PyTuple_Check(PyTuple_GetItem(call, KEPT)) || !PyCallable_Check(PyTuple_GetItem(call, RUN))) {
+        !PyTuple_Check(PyTuple_GetItem(call, KEPT)) || !PyCallable_Check(PyTuple_GetItem(call, RUN)) ||
+        (PyTuple_GetItem(call, COVERS) != Py_None && !PyCallable_Check(PyTuple_GetItem(call, COVERS)))) {
         return 0;
     }
     PyObject* values = PyTuple_GetItem(call, VALUES);

@@ -11,7 +11,7 @@ from .call import Runnable
 from .dependence import Dependence
 
 LIMIT = 1024  # plans kept for one function
-_MOST_FORMS = 16  # in which the plans of one key may depend on numbers
+_MOST_FORMS = 16  # in which plans of one key depend on numbers; further plans are for one value of each that matters
 
 
 @dataclass
@@ -68,6 +68,11 @@ class PlanCache:
                     return runnable  # type: ignore[return-value]
         return None
 
+    def is_full(self, key: Hashable) -> bool:
+        """Whether further plans of a key have to be for values of numbers alone."""
+        plans = self._found.get(key)
+        return isinstance(plans, _Plans) and len(plans.forms) >= _MOST_FORMS
+
     def candidates(self, key: Hashable, numbers: Sequence[float]) -> frozenset[int]:
         """Return the positions of integers that may be left open in a new plan, since they change from call to call."""
         plans = self._found.get(key)
@@ -97,7 +102,7 @@ class PlanCache:
             plans = before if isinstance(before, _Plans) else _Plans()
             plans.newest = tuple(numbers)
             if form not in plans.forms:
-                plans.forms = [form, *plans.forms][:_MOST_FORMS]
+                plans.forms = [form, *plans.forms]
             self._found[key] = plans
             self._found.move_to_end(key)
             self._found[key, form, form.values(numbers)] = runnable

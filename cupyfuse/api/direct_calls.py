@@ -98,7 +98,7 @@ class DirectCalls:
         function = parameters.plain_function
         defaults = None if function is None else function.__defaults__  # read before the values
         found = parameters.find(args, kwargs)
-        if found is None or not parameters.positional or not runnable.is_plain or runnable.depends.conditions:
+        if found is None or not parameters.positional or not runnable.is_plain:
             return None
         values, defaulted = found
         if not known or known.is_current is not None or known.classes or (around is not None and around.leaves):
@@ -130,7 +130,8 @@ class DirectCalls:
                 described.append(value)
         surroundings = (None, None) if around is None else (self._environment.current_snapshot, known.around_key)
         unchanged = (known.settings, function, defaults, *surroundings)
-        return len(args), names, *unchanged, tuple(described), tuple(runnable.kept), runnable.quick
+        covers = runnable.depends.covers if runnable.depends.conditions else None
+        return len(args), names, *unchanged, tuple(described), tuple(runnable.kept), covers, runnable.quick
 
 
 def _describe_value(value: Any, place: int, is_open: bool) -> tuple[Any, ...] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 from .class_members import add_members
-from .code import is_own
+from .code import CLASS, is_own
 from .current import current_check
 from .signature import Signature
 
@@ -154,6 +154,12 @@ class Environment:
             of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, around)
             if of_classes is None or not signature.add_attributes(of_classes.attribute_names, first):
                 return
+
+    def asks_for_types(self, signature: Signature) -> bool:
+        """Whether code may ask for exact types, which traced numbers do not have: by the builtin `type`."""
+        around = self.current_snapshot()
+        of_classes = around and self.snapshot_of_classes(signature.classes, signature.class_values, around)
+        return any(CLASS in found.attributes for found in (signature, around, of_classes) if found is not None)
 
     def current_snapshot(self) -> Snapshot | None:
         """Return the snapshot of the variables.

@@ -24,7 +24,7 @@ from ..settings import (
     plans_are_forced,
     settings_of_call,
 )
-from ..trace import fail
+from ..trace import NumbersOfCall, fail
 from . import arrays, lazy
 from .as_written import AsWritten
 from .cache import PlanCache
@@ -210,9 +210,11 @@ class PlannedFunction:
         by_value: Container[str] = (),
         for_shards: bool = False,
         free: Container[int] = (),
+        branches: bool = True,
     ) -> Tracing:
         environment, parameters, strict = self.environment, self.parameters, self._strict
-        return trace_function(environment, parameters, values, signature, by_value, strict, for_shards, free)
+        numbers = NumbersOfCall(signature.numbers, free, branches)
+        return trace_function(environment, parameters, values, signature, by_value, strict, numbers, for_shards)
 
     def _trace_open(
         self,
@@ -222,21 +224,32 @@ class PlannedFunction:
         signature: Signature,
         constants: Container[str],
     ) -> Tracing:
-        """Trace the function with integers that change from call to call as numbers of the call, where it lets them.
+        """Trace the function with integers that change from call to call open, where it lets them be numbers of a call.
 
         What it does has to be what it does with constants. Parameters as for `compile`.
         """
-        traced = self._trace(values, signature, constants)
-        tried = cache.candidates(key, signature.numbers)
-        if not tried:
+        branches = not cache.is_full(key)
+        traced = self._trace(values, signature, constants, branches=branches)
+        opened = cache.candidates(key, signature.numbers) if branches else frozenset()
+        if not opened or self.environment.asks_for_types(signature):
             return traced
-        try:
-            found = self._trace(values, signature, constants, free=tried)
-            does_the_same = found.does_the_same(traced)
-        except Exception:  # of any kind: it is the user's code that asks for an integer, as by its type
-            does_the_same = False
-        cache.note(key, tried, found.numbers.read if does_the_same else tried)
-        return found if does_the_same else traced
+
+        def attempt(free: frozenset[int]) -> Tracing | None:
+            try:
+                found = self._trace(values, signature, constants, free=free)
+            except Exception:  # of any kind: with these numbers the user's own code fails, as where it needs an int
+                return None
+            return found if found.does_the_same(traced) else None
+
+        accepted, best = opened, attempt(opened)
+        if best is None:
+            accepted = frozenset()
+            for position in sorted(opened) if len(opened) > 1 else ():
+                found = attempt(accepted | {position})
+                accepted, best = (accepted, best) if found is None else (accepted | {position}, found)
+        read = opened - accepted if best is None else (opened - accepted) | best.numbers.read
+        cache.note(key, opened, read)
+        return traced if best is None else best
 
     def plan_for(
         self, values: Sequence[Any], default: str, constants: Container[str], bound: frozenset[int] = frozenset()

@@ -58,7 +58,8 @@ class Tracing:
     @property
     def _key_of_call(self) -> list[Hashable]:
         values = self.numbers.values
-        return [*self.results.key_for(values), *self.traced.axes, *graph_key(self.traced.graph, values)]
+        created = [(c.shape, str(c.dtype), c.tobytes()) for c in self.constants]
+        return [*self.results.key_for(values), *self.traced.axes, *graph_key(self.traced.graph, values), *created]
 
 
 def trace_function(
@@ -68,8 +69,8 @@ def trace_function(
     signature: Signature,
     by_value: Container[str],
     strict: bool,
+    numbers: NumbersOfCall,
     for_shards: bool = False,
-    free: Container[int] = (),
 ) -> Tracing:
     """Trace a function for the values of its parameters.
 
@@ -88,10 +89,10 @@ def trace_function(
         The parameters whose numbers are constants.
     strict : bool
         Whether library steps are errors.
+    numbers : NumbersOfCall
+        The float and integer arguments.
     for_shards : bool
         As of `Trace`.
-    free : container of int
-        Positions of the integers among the numbers that are no constants.
 
     Raises
     ------
@@ -99,7 +100,6 @@ def trace_function(
         An operation cannot be traced, the traces differ, or the function returns nothing.
     """
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
-    numbers = NumbersOfCall(signature.numbers, free)
 
     def run(trace: Trace) -> Results:
         return _trace_once(trace, environment, parameters, values, signature, by_value, numbers)
@@ -233,6 +233,9 @@ def graph_key(graph: g.Graph, values: Sequence[float] | None = None) -> list[Has
 
 
 def _constant_of_call(node: g.Node, values: Sequence[float]) -> Hashable:
-    """Return the key of a constant's value in a call: of a float or an integer that of the float."""
+    """Return the key of a constant's value in a call.
+
+    An integer has the key of the float that it equals: open ones meet arrays of floats alone, which take both alike.
+    """
     value: Any = node.value if node.number is None else node.number.evaluate(values)
     return repr(float(value) if type(value) is int else value)

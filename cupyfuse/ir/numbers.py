@@ -19,12 +19,23 @@ class Number:
         Computes the number from the arguments of a call.
     read : callable
         Returns the number for the call that is being traced. The plan then serves calls with the same arguments only.
+    positions : frozenset of int
+        Of the arguments that it is computed of.
+    size : int
+        How many arguments and functions the expression has, repeated ones as often as they are in its text.
     """
 
-    __slots__ = ("evaluate", "read", "text")
+    __slots__ = ("evaluate", "positions", "read", "size", "text")
 
-    def __init__(self, text: str, evaluate: Callable[[Numbers], float], read: Callable[[], float]):
-        self.text, self.evaluate, self.read = text, evaluate, read
+    def __init__(
+        self,
+        text: str,
+        evaluate: Callable[[Numbers], float],
+        read: Callable[[], float],
+        positions: frozenset[int] = frozenset(),
+        size: int = 1,
+    ):
+        self.text, self.evaluate, self.read, self.positions, self.size = text, evaluate, read, positions, size
 
     def __repr__(self) -> str:
         return self.text
@@ -44,6 +55,7 @@ def function_of_numbers(
     Calls where the result is not of the type `kind` raise TypeError.
     """
     text = f"{name}({', '.join(map(repr, operands))})"
+    numbers = [o for o in operands if isinstance(o, Number)]
 
     def call(values: Sequence[Any]) -> float:
         result: Any = function(*values)
@@ -56,4 +68,6 @@ def function_of_numbers(
         text,
         evaluate=lambda numbers: call([o.evaluate(numbers) if isinstance(o, Number) else o for o in operands]),
         read=lambda: call([o.read() if isinstance(o, Number) else o for o in operands]),
+        positions=frozenset[int]().union(*(o.positions for o in numbers)),
+        size=1 + sum(o.size for o in numbers),
     )

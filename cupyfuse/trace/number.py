@@ -12,6 +12,10 @@ from ..ir.numbers import Number, function_of_numbers
 from .tracer import Tracer
 
 _NUMBERS = (int, float, bool)
+_DIVISIONS = ("truediv", "mod", "floordiv")
+_NO_NUMBERS = (str, bytes, type(None), tuple, list, dict, set, frozenset)  # which equal no number
+_MOST_CONDITIONS = 64  # of a plan
+_LONGEST = 128  # size of an expression that each call computes; the value of a longer one is read
 
 
 class NumbersOfCall:
@@ -22,6 +26,8 @@ class NumbersOfCall:
     values : sequence of float or int
     free : container of int
         Positions of the integers that are traced; the others are constants. All floats are traced.
+    branches : bool
+        Whether comparisons are conditions of the plan; else they read the values of their numbers.
 
     Attributes
     ----------
@@ -31,8 +37,8 @@ class NumbersOfCall:
         Comparisons of numbers that it depends on, and how they turned out, by their texts.
     """
 
-    def __init__(self, values: Sequence[float], free: Container[int] = ()):
-        self.values, self.free = values, free
+    def __init__(self, values: Sequence[float], free: Container[int] = (), branches: bool = True):
+        self.values, self.free, self._branches = values, free, branches
         self.read: set[int] = set()
         self.conditions: dict[str, tuple[Number, bool]] = {}
 
@@ -47,15 +53,19 @@ class NumbersOfCall:
         if type(value) is int and position not in self.free:
             return read()
         cls = TracedInteger if type(value) is int else TracedFloat
-        return cls(Number(f"n{position}", operator.itemgetter(position), read), name, self, trace)
+        number = Number(f"n{position}", operator.itemgetter(position), read, frozenset({position}))
+        return cls(number, name, self, trace)
 
     def holds(self, condition: Number) -> bool:
-        """Return whether a condition holds for this call; the plan then serves calls alone for which it does as well.
+        """Return whether a condition holds for this call; the plan then serves calls alone with the same outcome.
 
-        Also where it does not.
+        Beyond so many conditions, which each call evaluates, the values of their numbers are read instead.
         """
         outcome = bool(condition.evaluate(self.values))
-        self.conditions[condition.text] = condition, outcome
+        if self._branches and len(self.conditions) < _MOST_CONDITIONS:
+            self.conditions[condition.text] = condition, outcome
+        elif condition.text not in self.conditions:
+            self.read.update(condition.positions)
         return outcome
 
     def type_of(self, name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> type:
@@ -64,6 +74,11 @@ class NumbersOfCall:
         name = f"{name} is {found.__name__}"
         self.holds(function_of_numbers(name, lambda *values: type(function(*values)) is found, operands, bool))
         return found
+
+    def check_divisor(self, divisor: Number) -> None:
+        """Raise ZeroDivisionError if a number is zero in this call; others of the plan are calls where it is not."""
+        if not self.holds(function_of_numbers("ne", operator.ne, (divisor, 0), bool)):
+            raise ZeroDivisionError("division by zero")
 
 
 class TracedNumber:
@@ -93,8 +108,13 @@ class TracedNumber:
         """Return the value in the traced call."""
         return self._number.read()
 
-    def result(self, number: Number, kind: type) -> TracedNumber:
-        """Return a traced number of a type that was computed of this one."""
+    def result(self, number: Number, kind: type) -> Any:
+        """Return a traced number of a type that was computed of this one; the value, of a long expression.
+
+        The text of `a, b = b, a + b` doubles each few times, and the depth of sums in a loop is that of recursion.
+        """
+        if number.size > _LONGEST:
+            return number.read()
         return (TracedInteger if kind is int else TracedFloat)(number, self.name, self._call, self._trace)
 
     def __getattr__(self, name: str) -> Any:
@@ -128,7 +148,7 @@ class TracedInteger(TracedNumber):
     __slots__ = ()
     _type = int
 
-    def as_float(self) -> TracedNumber:
+    def as_float(self) -> Any:
         """Return it as a float, which arrays of floats take as they take integers."""
         return self.result(function_of_numbers("float", float, (self._number,)), float)
 
@@ -165,17 +185,22 @@ def _kind_of_result(name: str, left: Any, right: Any) -> type | None:
     return float if is_real else None  # else complex for some
 
 
+def _takes_over(operand: Any) -> bool:
+    """Whether an operand that is no number computes with traced numbers itself: arrays, traced or not."""
+    return hasattr(type(operand), "__array_ufunc__")
+
+
 def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
     """Return a binary operator's method, or its reflected one, which computes with traced numbers."""
     function = getattr(operator, name)
 
     def method(self: TracedNumber, other: Any) -> Any:
         left, right = (other, self) if swapped else (self, other)
-        if type(other) is complex:
-            return function(_value_of(left), _value_of(right))
         if not _is_number(other):
-            return NotImplemented
+            return NotImplemented if _takes_over(other) else function(_value_of(left), _value_of(right))
         operands = (_number_of(left), _number_of(right))
+        if name in _DIVISIONS and isinstance(right, TracedNumber):
+            self._call.check_divisor(right.number)
         kind = _kind_of_result(name, left, right) or self._call.type_of(name, function, operands)
         if kind is complex:
             return function(_value_of(left), _value_of(right))
@@ -184,7 +209,7 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
     return method
 
 
-def _unary_arithmetic(name: str) -> Callable[[TracedNumber], TracedNumber]:
+def _unary_arithmetic(name: str) -> Callable[[TracedNumber], Any]:
     """Return a unary operator's method, which computes with traced numbers."""
     function = getattr(operator, name)
     return lambda self: self.result(function_of_numbers(name, function, (self._number,), self._type), self._type)
@@ -195,11 +220,11 @@ def _comparison(name: str) -> Callable[[TracedNumber, Any], Any]:
     function = getattr(operator, name)
 
     def method(self: TracedNumber, other: Any) -> Any:
-        if type(other) is complex:
-            return function(self.read(), other)
-        if not _is_number(other):
+        if _is_number(other):
+            return self._call.holds(function_of_numbers(name, function, (self._number, _number_of(other)), bool))
+        if _takes_over(other) or type(other) in _NO_NUMBERS:
             return NotImplemented
-        return self._call.holds(function_of_numbers(name, function, (self._number, _number_of(other)), bool))
+        return function(self.read(), other)  # such as a member of an `IntEnum`
 
     return method
 
@@ -208,10 +233,8 @@ def _binary_reading(function: Callable[[Any, Any], Any], swapped: bool) -> Calla
     """Return the method, or the reflected one, of a binary operator that reads the values of numbers."""
 
     def method(self: TracedNumber, other: Any) -> Any:
-        if not _is_number(other):
-            return NotImplemented
         left, right = (other, self) if swapped else (self, other)
-        return function(_value_of(left), _value_of(right))
+        return NotImplemented if _takes_over(other) else function(_value_of(left), _value_of(right))
 
     return method
 

@@ -38,12 +38,11 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         if value._trace is not trace:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
         return value
-    if type(value) is TracedInteger:
-        return trace.array(g.const(value.read()), ())
-    if type(value) is TracedFloat:
+    if isinstance(value, TracedNumber):
         if value._trace is not trace:
             fail("a number of another fused function's trace", "pass it as an argument")
-        return trace.array(g.number(value._number, value.name), ())
+        is_open = type(value) is TracedFloat
+        return trace.array(g.number(value.number, value.name) if is_open else g.const(value.read()), ())
     if isinstance(value, NamedConstant):
         return trace.array(g.const(float(value), value.name), ())
     if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):

@@ -94,6 +94,11 @@ def test_integers_that_change_are_arguments(module: Any, rng: np.random.Generato
     for t in (7, -1, 10**6):
         assert is_direct(cache, x, 4, t)
         close(function(x, 4, t), np.asarray(x, np.float64) * t + 4)
+    branching = cf.fuse(lambda x, k: x * (1 / k if k > 1 else k))
+    cache = learn(branching, x, 2.0)
+    assert is_direct(cache, x, 3.5) and not is_direct(cache, x, 0.5) and not is_direct(cache, x, -1.0)
+    close(branching(x, 0.5), np.asarray(x, np.float64) * 0.5)
+    cache = learn(function, x, 4, 5)
     assert not is_direct(cache, x, 5, 3) and not is_direct(cache, x, 4, True) and not is_direct(cache, x, 4, 3.0)
 
 
@@ -280,7 +285,7 @@ def test_a_plan_that_fails_raises(module: Any, rng: np.random.Generator) -> None
 # Safety --------------------------------------------------------------------------------------------------------------
 
 VALUE = (0, 0, None, None)
-CALL = (1, (), "settings", None, None, None, None, (VALUE,), (), lambda arrays, numbers: [arrays, numbers])
+CALL = (1, (), "settings", None, None, None, None, (VALUE,), (), None, lambda arrays, numbers: [arrays, numbers])
 
 
 def settings() -> str:
@@ -299,11 +304,14 @@ def broken_calls() -> list[Any]:
     def with_value(*value: Any) -> Any:
         return (*CALL[:7], (value,), *CALL[8:])
 
-    parts = [CALL[:k] + (wrong,) + CALL[k + 1 :] for k, wrong in [(0, "1"), (0, -1), (1, []), (7, []), (8, []), (9, 1)]]
+    parts = [
+        CALL[:k] + (wrong,) + CALL[k + 1 :]
+        for k, wrong in [(0, "1"), (0, -1), (1, []), (7, []), (8, []), (9, 1), (10, 1)]
+    ]
     values = [with_value(), with_value(*VALUE[:3]), with_value(0, 1, None, None), with_value("0", 0, None, None)]
     values += [with_value(4, 0, None, None), with_value(0, "0", None, None), with_value(0, 0, None, None, 1)]
     values += [with_value(1 << 70, 0, None, None), with_value(0, 1 << 70, None, None), (*CALL[:7], (1,), *CALL[8:])]
-    return [None, (), CALL[:9], *parts, *values]
+    return [None, (), CALL[:10], *parts, *values]
 
 
 @pytest.mark.parametrize("call", [pytest.param(call, id=str(k)) for k, call in enumerate(broken_calls())])
@@ -332,7 +340,7 @@ def test_what_fails_while_it_is_compared_is_not_recognised(module: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         recognizer(Interrupted)((Interrupted(),), {})
     for surroundings in [(1, None), (lambda: None, None, print, 1)]:  # no function, no snapshot
-        call = (1, (), "settings", *(None, None), *(None, None), (VALUE,), (), CALL[9])
+        call = (1, (), "settings", *(None, None), *(None, None), (VALUE,), (), *CALL[9:])
         call = (*call[:3], *surroundings, *call[3 + len(surroundings) :])
         assert module.recognizer(settings, (call,))((None,), {}) is None
 
@@ -354,9 +362,13 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
     def plain(n: int = 1) -> None: ...
 
     around = SimpleNamespace(key="key")
-    call = (2, names, "settings", plain, plain.__defaults__, lambda: around, "key", values, (kept,), run)
+
+    def covers(numbers: Any) -> bool:
+        return numbers[1] != 3.5
+
+    call = (2, names, "settings", plain, plain.__defaults__, lambda: around, "key", values, (kept,), covers, run)
     recognize = module.recognizer(settings, (call,))
-    number, integer = 2.5, 70000
+    number, integer, other = 2.5, 70000, 3.5
     counted = [
         x,
         x.shape,
@@ -382,6 +394,7 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
             assert recognize((x, integer), {"m": number}) is None
             assert recognize((kept, integer), {"n": number}) is None
             assert recognize((x, 1), {"n": number}) is None
+            assert recognize((x, integer), {"n": other}) is None
 
     rounds(100)
     assert run_with == [[x, kept, kept], [integer, number]]
@@ -396,7 +409,7 @@ def test_recognizers_are_freed(module: Any) -> None:
         def __call__(self, arrays: Any, numbers: Any) -> Any: ...
 
     run: Any = Run()
-    run.recognize = module.recognizer(settings, ((*CALL[:9], run),))  # a cycle
+    run.recognize = module.recognizer(settings, ((*CALL[:10], run),))  # a cycle
     reference = weakref.ref(run)
     del run
     gc.collect()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -66,7 +69,6 @@ FUNCTIONS: list[tuple[Callable[[Any, Any, int], Any], int]] = [
     (lambda x, z, t: x[t % 3] + x[:, : t % 4 + 1].sum(), 8),
     (lambda x, z, t: x + np.arange(t).sum() + sum(range(t)), 8),
     (lambda x, z, t: x + np.full(4, t) + np.zeros(t).size, 8),
-    (lambda x, z, t: x * (t if type(t) is int else 0), 8),
     (lambda x, z, t: x * {1: 2, 2: 5}.get(t, t), 8),
     (lambda x, z, t: x + len(f"{t}") + int(t) + (t & 1) + (1 << t) + t.bit_length(), 8),
     (lambda x, z, t: x * (2**t) * round(t) + divmod(t, 3)[0], 8),
@@ -174,3 +176,74 @@ def test_many_branches_are_forgotten_not_mistaken() -> None:
     fused = cf.fuse(lambda x, t: x + next(n for n in range(100) if n >= t))
     for t in (*range(60), *range(0, 60, 7)):
         assert_equal(fused(X, t), X + t)
+
+
+class Mode(enum.IntEnum):
+    SLOW, FAST = 1, 7
+
+
+def divided(x: Any, t: int) -> Any:
+    try:
+        rate = 1 / (t - 7)
+    except ZeroDivisionError:
+        rate = 5.0
+    return x * rate
+
+
+def newton(x: Any, t: int) -> Any:
+    root = t
+    for _ in range(40):
+        root = 0.5 * (root + t / root)
+    return x * root
+
+
+# Functions of an array and an integer, and integers of which the last one tells a wrong plan.
+TRAPS: list[tuple[Callable[[Any, int], Any], tuple[int, ...]]] = [
+    (lambda x, t: x * 2 if t == Mode.FAST else x, (1, 2, 7)),
+    (lambda x, t: x * 2 if t in (Mode.FAST,) else x, (1, 2, 7)),
+    (lambda x, t: x * 2 if t != Mode.FAST else x, (1, 2, 7)),
+    (lambda x, t: x * (t + Mode.FAST) - float(Decimal(t) + t), (1, 2, 7)),
+    (lambda x, t: x * 2 if type(t) is int and t > 5 else x * 3, (1, 2, 7)),
+    (lambda x, t: x * (t if type(t) is int else 0), (5, 0, 7)),
+    (lambda x, t: x * np.array([1.0, 2, 3, 4] if type(t) is not int else [4.0, 5, 6, 7]), (1, 2, 3)),
+    (lambda x, t: x * 2 if t == "auto" or t is None or (t, 1) == (7, 1) else x, (1, 2, 7)),
+    (divided, (1, 2, 7, 8, 7)),
+    (newton, (1, 2, 3)),
+    (lambda x, t: x + sum(1 for n in range(500) if n < t), (100, 200, 300, 40, 300)),
+    (lambda x, t: x * functools.reduce(lambda a, _: a * 0.9 + 1, range(2000), t), (1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TRAPS)))
+def test_what_a_number_does_not_tell(number: int) -> None:
+    function, values = TRAPS[number]
+    fused = cf.fuse(function)
+    for _ in range(2):
+        for t in values:
+            np.testing.assert_allclose(fused(X, t), function(X, t), rtol=1e-6)
+
+
+def test_division_by_zero_is_pythons() -> None:
+    fused = cf.fuse(lambda x, t: x * (10 / t > 0))
+    for t in (1, 2, -3):
+        assert_equal(fused(X, t), X * (10 / t > 0))
+    with pytest.raises(ZeroDivisionError):
+        fused(X, 0)
+
+
+def test_an_integer_that_must_be_one_does_not_keep_another_from_being_open() -> None:
+    fused = cf.fuse(lambda x, axis, t: x.sum(axis=int.__index__(axis)) * t)
+    for t in range(12):
+        assert_equal(fused(X, t % 2, t), X.sum(axis=t % 2) * t)
+    assert len(fused.plans) == 3, "of constants, and for each axis"
+
+
+def test_beyond_so_many_branches_plans_are_for_values() -> None:
+    fused = cf.fuse(lambda x, t: x + next(n for n in range(100) if n >= t))
+    for _ in range(2):
+        for t in range(30):
+            assert_equal(fused(X, t), X + t)
+        made = fused.plans
+    for t in range(30):
+        fused(X, t)
+    assert fused.plans == made, "nothing is traced again"

@@ -156,4 +156,6 @@ def test_products_are_left_for_what_is_between_them(dtype: torch.dtype) -> None:
     else:
         assert parts == [("add", "layer_norm")] * 2
         left = {part.operations: part.reason for part in fused.explain().left}
-        assert any(ops[0] == "linear" and why.startswith("with what is around it") for ops, why in left.items())
+        assert any(
+            ops[0] == "linear" and why.startswith("what is around it gains more alone") for ops, why in left.items()
+        )

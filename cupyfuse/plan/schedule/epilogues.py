@@ -69,8 +69,10 @@ def fuse_epilogues(
     found, device = list(steps), settings.device
     if device is None or settings.epilogues == "never":
         return found
+    whole: dict[Step, list[Step]] = {}
     if takes_epilogues(settings):
-        found = _taken_apart(found, storage)
+        whole = _taken_apart(found, storage)
+        found = [part for step in found for part in whole.get(step, [step])]
     for step in steps:
         if step.kind != "Gemm":
             continue
@@ -94,17 +96,27 @@ def fuse_epilogues(
         if fused is not None:
             storage.update(fused.storage)
             found = fused.replace_in(found)
-    return found
+    return _put_together(found, whole)
 
 
-def _taken_apart(steps: Sequence[Step], storage: dict[Node, str]) -> list[Step]:
+def _taken_apart(steps: Sequence[Step], storage: dict[Node, str]) -> dict[Step, list[Step]]:
     """Take row programs apart whose parts read 16-bit products of their own: each may be an epilogue."""
     products = {s.product for s in steps if s.kind == "Gemm" and is_16_bit_product(s.product)}
-    found: list[Step] = []
+    found: dict[Step, list[Step]] = {}
     for step in steps:
-        parts = parts_by_product(step, products)
-        found += [step] if len(parts) == 1 else [with_bytes(part, storage) for part in parts]
+        parts = parts_by_product(step, products) if step.kind == "RowProgram" else []
+        if len(parts) > 1:
+            found[step] = [with_bytes(part, storage) for part in parts]
     return found
+
+
+def _put_together(steps: list[Step], whole: dict[Step, list[Step]]) -> list[Step]:
+    """Put row programs together again none of whose parts became an epilogue: one launch does."""
+    for step, parts in whole.items():
+        if all(part in steps for part in parts):
+            last = max(map(steps.index, parts))
+            steps = [step if k == last else s for k, s in enumerate(steps) if k == last or s not in parts]
+    return steps
 
 
 def _choose(

@@ -137,14 +137,16 @@ def finish_time(step: Step) -> float:
 
 def reading_time(step: Step) -> float:
     """Estimate the seconds that a tile of 256 columns waits for matrices beside the product that its epilogue reads."""
-    if not step.by_tiles:
-        return 0.0
     product = step.product
-    operands = {base_of(i) for n in (product, *_splits(step)) for i in n.inputs}
-    matrices = [i for i in step.inputs if base_of(i) not in operands and i.shape == product.shape]
+    if not step.by_tiles or step.epilogue is None:
+        return 0.0
+    matrices = [i for i in step.epilogue.inputs if i is not product and i.shape == product.shape]
     if not matrices:
         return 0.0
-    nbytes = step.reads - sum(i.nbytes for i in step.inputs if base_of(i) in operands)
+    operands = {base_of(i) for n in (product, *_splits(step)) for i in n.inputs}
+    read = {i: i.nbytes for i in step.inputs if base_of(i) in operands}
+    # What is stored wider than its dtype, as products are, shows in the bytes of the step alone.
+    nbytes = step.reads - sum(read.values()) + sum(read.get(i, 0) for i in matrices)
     return _MATRIX * len(matrices) + _MATRIX_BYTE * max(0, nbytes) / product.size
 
 

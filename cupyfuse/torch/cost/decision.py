@@ -47,6 +47,6 @@ def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked:
         gains = found.gains(cudagraph, options.max_workspace)
         if gains:
             require_engine(inputs[0])  # raises now rather than in the first call
-        return Verdict(gains, found.summary() + between, found.saved)
+        return Verdict(gains, found.summary() + between, found.saved(cudagraph))
 
     return judge

@@ -68,13 +68,12 @@ class Estimate:
         # The GPU saves, and the host loses.
         return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * pytorch.gpu
 
-    @property
-    def saved(self) -> float:
-        """Seconds that the chain saves: on the GPU, and on the host too where that takes longer with PyTorch."""
+    def saved(self, cudagraph: bool = False) -> float:
+        """Return the seconds that the chain saves on the GPU, and on the host too where PyTorch's takes longer."""
         if self.reason:
             return 0.0
         gpu, host = self.pytorch.gpu - self.fused.gpu, self.pytorch.host - self.fused.host
-        return gpu + host if self.pytorch.host > self.pytorch.gpu else gpu
+        return gpu + host if self.pytorch.host > self.pytorch.gpu and not cudagraph else gpu
 
     def summary(self) -> str:
         """Describe both times in one line, fused first."""

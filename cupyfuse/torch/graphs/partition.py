@@ -147,13 +147,14 @@ def _products_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge)
             mixed.append((cluster, products, verdict))
     if not mixed:
         return {}
-    between = Clusters(clusters.captured, {k: "" for _, products, _ in mixed for k in products})
+    between = Clusters(clusters.captured, dict.fromkeys((k for _, products, _ in mixed for k in products), "tried"))
     gaining = [(set(part.members), found.saved) for part, _, found in _judge_clusters(between, judge) if found.gains]
     apart: dict[int, str] = {}
     for cluster, products, verdict in mixed:
-        saved = sum(seconds for members, seconds in gaining if members.issubset(cluster.members))
-        if saved > (verdict.saved if verdict.gains else 0.0):
-            apart.update(dict.fromkeys(products, f"with what is around it {verdict.text}"))
+        parts = [saved for members, saved in gaining if members.issubset(cluster.members)]
+        if parts and sum(parts) > (verdict.saved if verdict.gains else 0.0):
+            reason = f"what is around it gains more alone; as one chain {verdict.text}"
+            apart.update(dict.fromkeys(products, reason))
     return apart
 
 
