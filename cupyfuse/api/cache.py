@@ -15,8 +15,8 @@ _MOST_FORMS = 16  # in which plans of one key depend on numbers; further plans a
 
 
 @dataclass
-class _Plans:
-    """What the plans of one key depend on.
+class _Forms:
+    """What the plans of one key depend on of the numbers of calls.
 
     Attributes
     ----------
@@ -24,14 +24,14 @@ class _Plans:
         The newest first.
     newest : sequence of float or int
         The numbers of the last call that was added.
-    read, free : set of int
+    needed, open : set of int
         Positions of integers whose values the function was found to read, and of those that it did not.
     """
 
     forms: list[Dependence] = field(default_factory=list)
     newest: Sequence[float] = ()
-    read: set[int] = field(default_factory=set)
-    free: set[int] = field(default_factory=set)
+    needed: set[int] = field(default_factory=set)
+    open: set[int] = field(default_factory=set)
 
 
 class PlanCache:
@@ -42,19 +42,19 @@ class PlanCache:
     """
 
     def __init__(self) -> None:
-        self._found: OrderedDict[Hashable, Runnable | _Plans] = OrderedDict()
+        self._found: OrderedDict[Hashable, Runnable | _Forms] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.values())
 
     def values(self) -> list[Runnable]:
         """List the runnables, the newest last."""
-        return [found for found in list(self._found.values()) if not isinstance(found, _Plans)]
+        return [found for found in list(self._found.values()) if not isinstance(found, _Forms)]
 
     def find(self, key: Hashable, numbers: Sequence[float]) -> Runnable | None:
         """Return the runnable for a key and the numbers of a call, or None."""
         found = self._found.get(key)
-        if type(found) is not _Plans:
+        if type(found) is not _Forms:
             if found is not None:
                 self._mark_used(key)
             return found  # type: ignore[return-value]
@@ -70,23 +70,23 @@ class PlanCache:
 
     def is_full(self, key: Hashable) -> bool:
         """Whether further plans of a key have to be for values of numbers alone."""
-        plans = self._found.get(key)
-        return isinstance(plans, _Plans) and len(plans.forms) >= _MOST_FORMS
+        forms = self._found.get(key)
+        return isinstance(forms, _Forms) and len(forms.forms) >= _MOST_FORMS
 
     def candidates(self, key: Hashable, numbers: Sequence[float]) -> frozenset[int]:
         """Return the positions of integers that may be left open in a new plan, since they change from call to call."""
-        plans = self._found.get(key)
-        if not isinstance(plans, _Plans):
+        forms = self._found.get(key)
+        if not isinstance(forms, _Forms):
             return frozenset()
-        changed = {i for i, (a, b) in enumerate(zip(numbers, plans.newest, strict=True)) if type(a) is int and a != b}
-        return frozenset((changed | plans.free) - plans.read)
+        changed = {i for i, (a, b) in enumerate(zip(numbers, forms.newest, strict=True)) if type(a) is int and a != b}
+        return frozenset((changed | forms.open) - forms.needed)
 
-    def note(self, key: Hashable, tried: frozenset[int], read: Set[int]) -> None:
+    def note(self, key: Hashable, opened: frozenset[int], read: Set[int]) -> None:
         """Note which of the integers that were left open a function reads after all."""
-        plans = self._found.get(key)
-        if isinstance(plans, _Plans):
-            plans.read |= tried & read
-            plans.free = (plans.free | tried) - plans.read
+        forms = self._found.get(key)
+        if isinstance(forms, _Forms):
+            forms.needed |= opened & read
+            forms.open = (forms.open | opened) - forms.needed
 
     def _mark_used(self, key: Hashable) -> None:
         if len(self._found) > LIMIT // 2:  # until then the order does not matter
@@ -99,11 +99,11 @@ class PlanCache:
         if not numbers:
             self._found[key] = runnable
         else:
-            plans = before if isinstance(before, _Plans) else _Plans()
-            plans.newest = tuple(numbers)
-            if form not in plans.forms:
-                plans.forms = [form, *plans.forms]
-            self._found[key] = plans
+            forms = before if isinstance(before, _Forms) else _Forms()
+            forms.newest = tuple(numbers)
+            if form not in forms.forms:
+                forms.forms = [form, *forms.forms]
+            self._found[key] = forms
             self._found.move_to_end(key)
             self._found[key, form, form.values(numbers)] = runnable
         while len(self._found) > LIMIT:

@@ -209,11 +209,11 @@ class PlannedFunction:
         signature: Signature,
         by_value: Container[str] = (),
         for_shards: bool = False,
-        free: Container[int] = (),
+        opened: Container[int] = (),
         branches: bool = True,
     ) -> Tracing:
         environment, parameters, strict = self.environment, self.parameters, self._strict
-        numbers = NumbersOfCall(signature.numbers, free, branches)
+        numbers = NumbersOfCall(signature.numbers, opened, branches)
         return trace_function(environment, parameters, values, signature, by_value, strict, numbers, for_shards)
 
     def _trace_open(
@@ -234,9 +234,9 @@ class PlannedFunction:
         if not opened or self.environment.asks_for_types(signature):
             return traced
 
-        def attempt(free: frozenset[int]) -> Tracing | None:
+        def attempt(positions: frozenset[int]) -> Tracing | None:
             try:
-                found = self._trace(values, signature, constants, free=free)
+                found = self._trace(values, signature, constants, opened=positions)
             except Exception:  # of any kind: with these numbers the user's own code fails, as where it needs an int
                 return None
             return found if found.does_the_same(traced) else None

@@ -24,7 +24,7 @@ class NumbersOfCall:
     Parameters
     ----------
     values : sequence of float or int
-    free : container of int
+    opened : container of int
         Positions of the integers that are traced; the others are constants. All floats are traced.
     branches : bool
         Whether comparisons are conditions of the plan; else they read the values of their numbers.
@@ -37,8 +37,8 @@ class NumbersOfCall:
         Comparisons of numbers that it depends on, and how they turned out, by their texts.
     """
 
-    def __init__(self, values: Sequence[float], free: Container[int] = (), branches: bool = True):
-        self.values, self.free, self._branches = values, free, branches
+    def __init__(self, values: Sequence[float], opened: Container[int] = (), branches: bool = True):
+        self.values, self._opened, self._branches = values, opened, branches
         self.read: set[int] = set()
         self.conditions: dict[str, tuple[Number, bool]] = {}
 
@@ -50,7 +50,7 @@ class NumbersOfCall:
             self.read.add(position)
             return value
 
-        if type(value) is int and position not in self.free:
+        if type(value) is int and position not in self._opened:
             return read()
         cls = TracedInteger if type(value) is int else TracedFloat
         number = Number(f"n{position}", operator.itemgetter(position), read, frozenset({position}))
