@@ -178,6 +178,9 @@ def test_many_branches_are_forgotten_not_mistaken() -> None:
         assert_equal(fused(X, t), X + t)
 
 
+BIG = 10**6
+
+
 class Mode(enum.IntEnum):
     SLOW, FAST = 1, 7
 
@@ -206,6 +209,7 @@ TRAPS: list[tuple[Callable[[Any, int], Any], tuple[int, ...]]] = [
     (lambda x, t: x * 2 if type(t) is int and t > 5 else x * 3, (1, 2, 7)),
     (lambda x, t: x * (t if type(t) is int else 0), (5, 0, 7)),
     (lambda x, t: x * np.array([1.0, 2, 3, 4] if type(t) is not int else [4.0, 5, 6, 7]), (1, 2, 3)),
+    (lambda x, t: x * 2 if t is BIG else x, (1, BIG)),
     (lambda x, t: x * 2 if t == "auto" or t is None or (t, 1) == (7, 1) else x, (1, 2, 7)),
     (divided, (1, 2, 7, 8, 7)),
     (newton, (1, 2, 3)),
