@@ -49,7 +49,9 @@ class Tracing:
     @property
     def depends(self) -> Dependence:
         """The numbers that the graph serves."""
-        return Dependence(tuple(sorted(self.numbers.read)), tuple(self.numbers.conditions.values()))
+        read = self.numbers.read  # whose values settle conditions on them alone
+        conditions = (c for c in self.numbers.conditions.values() if not read.issuperset(c[0].positions))
+        return Dependence(tuple(sorted(read)), tuple(conditions))
 
     def does_the_same(self, other: Tracing) -> bool:
         """Whether another tracing of the same call does what this one does, with other numbers as constants."""

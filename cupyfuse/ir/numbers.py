@@ -57,7 +57,7 @@ def function_of_numbers(
     text = f"{name}({', '.join(map(repr, operands))})"
     numbers = [o for o in operands if isinstance(o, Number)]
 
-    def call(values: Sequence[Any]) -> float:
+    def call(*values: Any) -> float:
         result: Any = function(*values)
         found: type = type(result)
         if found is not kind:
@@ -66,8 +66,26 @@ def function_of_numbers(
 
     return Number(
         text,
-        evaluate=lambda numbers: call([o.evaluate(numbers) if isinstance(o, Number) else o for o in operands]),
-        read=lambda: call([o.read() if isinstance(o, Number) else o for o in operands]),
+        evaluate=_evaluation(call, operands),
+        read=lambda: call(*[o.read() if isinstance(o, Number) else o for o in operands]),
         positions=frozenset[int]().union(*(o.positions for o in numbers)),
         size=1 + sum(o.size for o in numbers),
     )
+
+
+def _evaluation(call: Callable[..., float], operands: Sequence[Number | float]) -> Callable[[Numbers], float]:
+    """Return what computes a function from the numbers of a call, in little time for one operand or two."""
+    if len(operands) > 2:
+        return lambda numbers: call(*[o.evaluate(numbers) if isinstance(o, Number) else o for o in operands])
+    first, last = operands[0], operands[-1]
+    if not isinstance(first, Number):
+        assert isinstance(last, Number)
+        of_last = last.evaluate
+        return lambda numbers: call(first, of_last(numbers))
+    of_first = first.evaluate
+    if len(operands) == 1:
+        return lambda numbers: call(of_first(numbers))
+    if not isinstance(last, Number):
+        return lambda numbers: call(of_first(numbers), last)
+    of_second = last.evaluate
+    return lambda numbers: call(of_first(numbers), of_second(numbers))
