@@ -59,7 +59,7 @@ class PlanCache:
                 self._mark_used(key)
             return found  # type: ignore[return-value]
         self._mark_used(key)
-        for form in list(found.forms):
+        for form in found.forms:  # a list that is replaced, not changed
             if form.covers(numbers):
                 full = key, form, form.values(numbers)
                 runnable = self._found.get(full)

@@ -104,7 +104,7 @@ def _taken_apart(steps: Sequence[Step], storage: dict[Node, str]) -> dict[Step, 
     products = {s.product for s in steps if s.kind == "Gemm" and is_16_bit_product(s.product)}
     found: dict[Step, list[Step]] = {}
     for step in steps:
-        parts = parts_by_product(step, products) if step.kind == "RowProgram" else []
+        parts = parts_by_product(step, products)
         if len(parts) > 1:
             found[step] = [with_bytes(part, storage) for part in parts]
     return found

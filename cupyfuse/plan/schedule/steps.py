@@ -85,6 +85,8 @@ def parts_by_product(step: Step, products: Set[Node]) -> list[Step]:
 
     What reads none of the products stays together. The bytes are for `with_bytes` to fill in.
     """
+    if step.kind != "RowProgram" or step.repair_inputs:
+        return [step]
     parts: list[tuple[set[Node], list[Node]]] = []  # what connects the nodes of each, and these nodes
     for node in step.nodes:
         links = {node, *(base_of(i) for i in g.eager_inputs(node) if base_of(i) in products or i in step.node_set)}
@@ -92,7 +94,7 @@ def parts_by_product(step: Step, products: Set[Node]) -> list[Step]:
         nodes = [n for _, found in near for n in found]
         parts = [p for p in parts if p not in near] + [(links.union(*(p[0] for p in near)), [*nodes, node])]
     reading = [nodes for links, nodes in parts if not links.isdisjoint(products)]
-    if len(reading) < 2 or step.kind != "RowProgram" or step.repair_inputs:
+    if len(reading) < 2:
         return [step]
     rest = [n for links, nodes in parts if links.isdisjoint(products) for n in nodes]
     found = []

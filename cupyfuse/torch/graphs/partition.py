@@ -117,7 +117,7 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
 
 
 # A cluster, its chain if it has one, and whether that gains.
-_Judged = tuple[Cluster, "FusedChain | None", Verdict]
+_Judged = tuple[Cluster, FusedChain | None, Verdict]
 
 
 def _judge_clusters(clusters: Clusters, judge: Judge) -> list[_Judged]:
