@@ -13,6 +13,7 @@
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
 //     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride
+//     read, matrices(At<0>, visit)          bytes of one element of all matrices that are loaded; visits their pointer, row stride
 // Reductions leave their totals in p.partial; merge_shares finishes the rows. Results are staged in shared memory, so that
 // the lanes of a warp write neighbouring elements.
 //
@@ -214,6 +215,10 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
         typename Shape::Scales scales;
         if constexpr (P::scaled) {
             scales.fetch(p, row, col);
+        }
+#pragma unroll
+        for (int part = 0; part < Shape::parts; ++part) {
+            prefetch_chunks<Shape>(p, row + part * 64, col);
         }
         sum_products<Shape>(ring, sum, warpgroup, blocks, pass_turn);
         if (Shape::alternating) {

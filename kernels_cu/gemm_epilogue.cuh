@@ -132,6 +132,41 @@ struct CopyResult {
     }
 };
 
+// Fetches a warp's chunk of a matrix that the epilogue reads: 16 rows of Chunk elements, from (row, col) on.
+template <int Chunk>
+struct PrefetchChunk {
+    i64 row, col, m, n;
+
+    template <class T>
+    __device__ __forceinline__ void operator()(const T* from, i64 stride) const {
+        constexpr int sector = 32 / sizeof(T), sectors = Chunk / sector;
+#pragma unroll
+        for (int i = threadIdx.x % 32; i < 16 * sectors; i += 32) {
+            const i64 at_row = row + i / sectors, at_col = col + i % sectors * sector;
+            if (at_row < m && at_col < n) {
+                prefetch_sector(from + at_row * stride + at_col);
+            }
+        }
+    }
+};
+
+// How many chunks ahead matrices are fetched: up to two, if those of all warps fit into what shared memory leaves of the L1
+// cache.
+template <class Shape, class P>
+__device__ constexpr int chunks_ahead() {
+    constexpr int chunk = Shape::consumers / 32 * 16 * Shape::chunk * P::read, fitting = 24576;  // bytes
+    return P::read == 0 ? 0 : chunk * 2 <= fitting ? 2 : chunk <= fitting ? 1 : 0;
+}
+
+// Fetch what the first chunks of 16 rows of a tile read, before there are sums.
+template <class Shape, class P>
+__device__ __forceinline__ void prefetch_chunks(const P& p, i64 row, i64 col) {
+#pragma unroll
+    for (int c = 0; c < chunks_ahead<Shape, P>(); ++c) {
+        p.matrices(At<0>(), PrefetchChunk<Shape::chunk>{row, col + c * Shape::chunk, p.rows, p.cols});
+    }
+}
+
 // Set a value to a sum, rounded to the value's type.
 template <class T>
 __device__ __forceinline__ void set_narrowed(T& to, float sum) {
@@ -249,6 +284,10 @@ __device__ __forceinline__ void finish_rows(
         const i64 chunk_col = first_col + c * chunk;
         if (chunk_col >= n) {
             break;
+        }
+        constexpr int ahead = careful ? 0 : chunks_ahead<Shape, P>();
+        if (ahead > 0 && c + ahead < Shape::columns / chunk) {
+            p.matrices(At<0>(), PrefetchChunk<chunk>{first_row, chunk_col + ahead * chunk, m, n});
         }
         float part[chunk / 2];
         take_chunk<0>(c, sum, part);

@@ -63,6 +63,15 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 #endif
 }
 
+// Fetch the 32 bytes around an address to the L1 cache.
+__device__ __forceinline__ void prefetch_sector(const void* at) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(at)));
+#else
+    static_cast<void>(*static_cast<const volatile char*>(at));
+#endif
+}
+
 // The same to this address in each block of the cluster whose bit is set, counted by the barrier of that block.
 __device__ __forceinline__ void tensor_copy_to(
     u32 to, const TensorMap& from, int element, int line, u32 barrier, unsigned short blocks) {

@@ -191,15 +191,19 @@ class _EpilogueWriter(Writer):
         return [constant, own, *(["Matrix left; Matrix right;"] if scaled else []), *super().declare_members(), partial]
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
-        """Emit functions that visit the results and their targets, each with its first byte in `staged`, as lines."""
+        """Emit functions that visit matrices, and results and their targets with their first bytes in `staged`."""
         firsts = [sum(dtypes.ITEMSIZE[p.dtype] for p in writes[:k]) for k in range(len(writes))]
         results = " ".join(
             f"visit(At<{f}>(), rounded<V>(out.{p.name}), {p.name}, {p.name}_rows);"
             for f, p in zip(firsts, writes, strict=True)
         )
         targets = " ".join(f"visit(At<{f}>(), {p.name}, {p.name}_rows);" for f, p in zip(firsts, writes, strict=True))
+        matrices = " ".join(f"visit({p.name}, {p.name}_rows);" for p in self.program.full_inputs)
         at = f"At<{stage}>"
         return [
+            f"static constexpr int read = {self.program.input_bytes};",
+            "template <class Visit>",
+            f"__device__ void matrices({at}, const Visit& visit) const {{ {matrices} }}",
             f"static constexpr int staged = {sum(dtypes.ITEMSIZE[p.dtype] for p in writes)};",
             "template <int V, class Visit>",
             f"__device__ void results({at}, const Out{stage}<V>& out, const Visit& visit) const {{ {results} }}",

@@ -36,9 +36,9 @@ _DEPTH = 64  # columns of the operands in one stage
 # its first two bytes, and of each further one.
 _STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
 _TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
-# In such a tile of each matrix beside the product that an epilogue reads, and of each byte of its elements: the latency
-# of a chunk's loads, which is not hidden. H200, bfloat16, 4096 x 768 x 3072: a bias 35.3 us, a bfloat16 residual 48.8,
-# two in float32 62.0; 8192 x 4096 x 4096: 363, 382 and 412; 2048 x 5632 x 2048: 62.6, 64.8 and 68.8.
+# In such a tile of each matrix beside the product that an epilogue reads, and of each byte of its elements: what
+# fetching ahead does not hide. H200, bfloat16, 4096 x 768 x 3072: a bias 32.8 us, a bfloat16 residual 46.6, two in
+# float32 72; 8192 x 4096 x 4096: 343, 381 and 436; 2048 x 5632 x 2048: 63, 69 and 74.
 _MATRIX, _MATRIX_BYTE = 2.6e-6, 0.35e-6
 # Of the FLOPs of an operator, those of its quick form: GELU behind 1024 x 8192 x 8192 takes 11 us more than a clamp.
 _QUICK_SHARE = 0.7
