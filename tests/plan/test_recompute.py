@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from nd_trials import order_holds
 from searched import EXAMPLES, searched
-from support import HOST, Engine, normal, unit
+from support import HOST, Engine, dtype_of, normal, unit
 
 import cupyfuse as cf
 from cupyfuse.plan.plan import Plan
@@ -189,6 +189,31 @@ def test_what_another_domain_computes_again_reads_stored_values(engine: Engine) 
         np.testing.assert_allclose(result, value, rtol=1e-14)
     plan = function.plan(cf.spec((), "float64"))
     assert plan.flops <= MOST_FLOPS * unfused_cost(plan.graph).flops
+
+
+def standardised(x: Any) -> Any:
+    return (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_operands_of_products_are_read_again(dtype: str, engine: Engine, rng: np.random.Generator) -> None:
+    """Where two matrices would have to be read to compute one that is stored anyway."""
+
+    def program(a: Any, x: Any, w: Any, v: Any) -> Any:
+        h = standardised(a @ w.T + x)
+        return standardised(cf.gelu(h @ v.T) @ v + h)
+
+    function = cf.fuse(program)
+    shapes = [(96, 64), (96, 64), (64, 64), (128, 64)]
+    last = function.plan(*(cf.spec(s, dtype) for s in shapes)).steps[-1]
+    assert len(last.nodes) < 15, "one norm"
+    assert sum(n.size == 96 * 64 for n in last.inputs) == 2, "the product, and what it is added to"
+    arguments = [normal(rng, s, dtype) * dtype_of(dtype).type(s[1] ** -0.5) for s in shapes]
+    with force_plans():
+        result = engine.host(function(*engine.arrays(arguments)))
+    exact = program(*(a.astype(np.float64) for a in arguments))
+    # Sums of 64 and 128 terms round to a few units; two norms, of elements below 4, carry that on.
+    np.testing.assert_allclose(result.astype(np.float64), exact, rtol=0, atol=64 * unit(dtype))
 
 
 def test_column_steps_read_vectors_that_other_steps_of_their_layer_store(

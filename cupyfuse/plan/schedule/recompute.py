@@ -55,7 +55,7 @@ def best_partition(
         scheduler, within = _reducing_once(candidate, once.products + limit)
         if within is None:
             continue
-        steps, cost = _with_cost(scheduler, within)
+        scheduler, steps, cost = _reading_back(scheduler, within, once.products + limit)
         if cost.bytes <= once.bytes:
             return scheduler, steps
         if not scheduler.kept and cost.repeatable <= once.repeatable:
@@ -92,6 +92,28 @@ def _reducing_once(scheduler: Scheduler, most_flops: float) -> tuple[Scheduler, 
         if not again - scheduler.kept:
             return scheduler, steps
         scheduler = Scheduler(scheduler.graph, scheduler.kept | again, scheduler.round_stored)
+
+
+def _reading_back(scheduler: Scheduler, steps: list[Step], most_flops: float) -> tuple[Scheduler, list[Step], Cost]:
+    """Let row programs read values that a step stores anyway, if they then move fewer bytes, in no more steps.
+
+    Such values are results, and operands of products. Those of 16 bits are rounded there as in the function as written.
+    """
+    steps, cost = _with_cost(scheduler, steps)
+    stored = {base_of(n) for step in steps for n in step.outputs}
+    rows = [step for step in steps if step.kind == "RowProgram"]
+    again = {n for step in rows for n in step.nodes if n in stored and n not in map(base_of, step.outputs)}
+    if not again - scheduler.kept:
+        return scheduler, steps, cost
+    reading, fewer = _reducing_once(
+        Scheduler(scheduler.graph, scheduler.kept | again, scheduler.round_stored), most_flops
+    )
+    if fewer is None or len(fewer) > len(steps):
+        return scheduler, steps, cost
+    fewer, found = _with_cost(reading, fewer)
+    if found.bytes < cost.bytes and found.flops <= cost.flops:
+        return reading, fewer, found
+    return scheduler, steps, cost
 
 
 def storing_everything(graph: Graph) -> Scheduler:
