@@ -15,6 +15,11 @@ THREADS = 128  # of a block
 # idle. Of rows that are shifted, of packs narrower than they may be, of one matrix, of several; of one matrix in
 # packs of four elements at most where lanes merge one accumulator.
 _SHIFTED, _NARROW, _SINGLE, _SEVERAL, _ONE_MERGE = 4.8, 4.0, 3.2, 2.0, 3.0
+# Of narrow packs, where that gives a row up to 8 lanes; up to 16 where lanes merge once, or for one array of columns at
+# most. Lanes with 2 packs rather than 4 begin with more of a row at once: on an H200 RMS norms of 14 to 60 bfloat16
+# columns take 0.62 to 0.84 of the time, softmax of 28 to 60 0.74 to 0.86, its backward pass 0.68 to 0.84, of 100 to
+# 124 all three 0.94 to 0.98; layer norms of 54 would take 1.14. 32 lanes would make it 1.0 to 1.24.
+_FEWER_NARROW, _LANES_OF_FEWER, _LANES_OF_FEWER_MERGED = 3.1, 8, 16
 # Packs narrower than four elements, of which a lane holds values: of 16 bits, or where lanes merge much. With 4, on an
 # H200, affine maps and softmax of 102 columns take 1.15 times as long, the softmax of standardised rows 1.2.
 # Of several matrices, where lanes merge little, the second: a masked softmax of 50 columns takes 1.07 times as long
@@ -45,7 +50,10 @@ _MOVED_BYTES, _SECTOR, _LANES_OF_MORE = 64, 32, 8
 # maps and softmax of 51 bfloat16 columns take 0.8 of the time so.
 _ENOUGH_PACKS = 6
 _HELD_BYTES = 64  # of several rows, for which a lane has registers
-_MOST_ROWS, _MOST_OF_STAGES = 4, 2  # the second where the reductions of two stages follow each other
+# The second where the reductions of two stages follow each other, but for lanes with two packs at most and little to
+# compute again: layer norms of 4 to 60 bfloat16 columns take 0.88 to 1.0 of the time with four, those of SiLU 1.1.
+_MOST_ROWS, _MOST_OF_STAGES = 4, 2
+_FEW_PACKS, _FEW_ELEMENTS, _LITTLE_RECOMPUTED = 2, 4, 16
 _MANY_BLOCKS = 1 << 12  # as many are left where lanes have several rows
 
 
@@ -76,9 +84,12 @@ def lanes(program: Program, packs: int, access: Access, most: int, reduces: bool
     scale = _MERGED if merges >= _MERGES and more else 1.0
     if vec > 1 and packs <= 3 * scale:
         return max(fewest, min(math.ceil(packs / scale), 2))  # no shifted row is so short
-    if of_values and not shifted and program.stages > 2 and program.reads_columns:
+    if of_values and not shifted and _is_long(program) and program.reads_columns:
         fewest = max(fewest, min(_FEW_LANES, power_of_two(math.ceil(packs / _MOST_OF_FEW_LANES))))
-    packs_a_lane = scale * _packs_of_lane(program, vec, shifted, of_values, merges)
+    if _pays_with_fewer(program, packs, access, of_values, packed):
+        packs_a_lane = _FEWER_NARROW
+    else:
+        packs_a_lane = scale * _packs_of_lane(program, vec, shifted, of_values, merges)
     return max(fewest, min(32, power_of_two(math.ceil(packs / packs_a_lane))))
 
 
@@ -94,6 +105,25 @@ def _packs_of_lane(program: Program, vec: int, shifted: bool, of_values: bool, m
     if len(program.full_inputs) > 1:
         return _SEVERAL
     return _ONE_MERGE if merges == 1 and vec <= 4 else _SINGLE
+
+
+def _pays_with_fewer(program: Program, packs: int, access: Access, of_values: bool, packed: bool) -> bool:
+    """Whether a lane should have `_FEWER_NARROW` packs of a row; the parameters are those of `lanes`."""
+    vec, shifted, _ = access
+    is_long, several = _is_long(program), len(program.full_inputs) > 1
+    if vec == widest_vec(program) or shifted or of_values or len(program.all_accumulators) >= _MERGES:
+        return False
+    if is_long and not packed and program.recomputed_flops > _LITTLE_RECOMPUTED:
+        return False
+    merged = vec > 1 and not is_long and program.reads_columns <= 1
+    if vec == 1 and _are_narrow(program) and (is_long or several):
+        return False
+    return packs <= _FEWER_NARROW * (_LANES_OF_FEWER_MERGED if merged else _LANES_OF_FEWER)
+
+
+def _is_long(program: Program) -> bool:
+    """Whether the reductions of two stages follow each other."""
+    return program.stages > 2
 
 
 def _lanes_of_read_once(program: Program, packs: int, vec: int, fewest: int, packed: bool) -> int:
@@ -135,7 +165,7 @@ def rows_at_a_time(program: Program, group: int, items: int, vec: int, packed: b
     Where two stages' reductions follow each other, two rows of several packs, of which lanes hold values, take 1.1 to 2
     times as long as one after the other.
     """
-    elements, is_long, several = items * vec, program.stages > 2, program.reads_columns > 1
+    elements, is_long, several = items * vec, _is_long(program), program.reads_columns > 1
     held = elements * program.input_bytes
     moved = held + elements * program.output_bytes
     if moved == 0 or any(p.dtype == "float64" for p in program.full_inputs):
@@ -145,10 +175,12 @@ def rows_at_a_time(program: Program, group: int, items: int, vec: int, packed: b
         return 1
     if items >= _ENOUGH_PACKS and (program.reads_columns or program.recomputed_flops):
         return 1
-    if is_long and items > 1 and not packed:
+    is_light = items <= _FEW_PACKS and program.recomputed_flops <= _LITTLE_RECOMPUTED
+    if is_long and items > 1 and not packed and not (is_light and elements <= _FEW_ELEMENTS):
         return 1
-    wanted = _MOVED_BYTES * (2 if is_long or several else 1)
-    rows = min(_MOST_OF_STAGES if is_long else _MOST_ROWS, -(-wanted // moved))
+    waits = is_long or several or (is_light and program.reads_columns and len(program.full_inputs) == 1)
+    wanted = _MOVED_BYTES * (2 if waits else 1)
+    rows = min(_MOST_OF_STAGES if is_long and not is_light else _MOST_ROWS, -(-wanted // moved))
     while rows > 1 and (rows * held > _HELD_BYTES or program.domain[0] * group < _MANY_BLOCKS * THREADS * rows):
         rows -= 1
     return rows
