@@ -15,11 +15,12 @@ THREADS = 128  # of a block
 # idle. Of rows that are shifted, of packs narrower than they may be, of one matrix, of several; of one matrix in
 # packs of four elements at most where lanes merge one accumulator.
 _SHIFTED, _NARROW, _SINGLE, _SEVERAL, _ONE_MERGE = 4.8, 4.0, 3.2, 2.0, 3.0
-# Of narrow packs, where that gives a row up to 8 lanes; up to 16 where lanes merge once, or for one array of columns at
-# most. Lanes with 2 packs rather than 4 begin with more of a row at once: on an H200 RMS norms of 14 to 60 bfloat16
-# columns take 0.62 to 0.84 of the time, softmax of 28 to 60 0.74 to 0.86, its backward pass 0.68 to 0.84, of 100 to
-# 124 all three 0.94 to 0.98; layer norms of 54 would take 1.14. 32 lanes would make it 1.0 to 1.24.
-_FEWER_NARROW, _LANES_OF_FEWER, _LANES_OF_FEWER_MERGED = 3.1, 8, 16
+# Of narrow packs, where that gives a row up to 8 lanes; up to 16 where reductions of one stage are all, with one array
+# of columns at most. Lanes with 2 packs rather than 4 begin with more of a row at once: on an H200 RMS norms of 14 to
+# 60 bfloat16 columns take 0.62 to 0.84 of the time, softmax of 28 to 60 0.74 to 0.86, its backward pass 0.68 to 0.84,
+# of 100 to 124 all three 0.91 to 0.97; layer norms of 54 would take 1.14. 32 lanes would make it 1.0 to 1.24, and packs
+# of one element 1.02 to 1.4 for two matrices or two stages of 16 bits, and log-softmax.
+_FEWER_NARROW, _FEWER_LANES, _LANES_OF_FEWER = 3.1, 8, 16
 # Packs narrower than four elements, of which a lane holds values: of 16 bits, or where lanes merge much. With 4, on an
 # H200, affine maps and softmax of 102 columns take 1.15 times as long, the softmax of standardised rows 1.2.
 # Of several matrices, where lanes merge little, the second: a masked softmax of 50 columns takes 1.07 times as long
@@ -50,10 +51,11 @@ _MOVED_BYTES, _SECTOR, _LANES_OF_MORE = 64, 32, 8
 # maps and softmax of 51 bfloat16 columns take 0.8 of the time so.
 _ENOUGH_PACKS = 6
 _HELD_BYTES = 64  # of several rows, for which a lane has registers
-# The second where the reductions of two stages follow each other, but for lanes with two packs at most and little to
-# compute again: layer norms of 4 to 60 bfloat16 columns take 0.88 to 1.0 of the time with four, those of SiLU 1.1.
-_MOST_ROWS, _MOST_OF_STAGES = 4, 2
-_FEW_PACKS, _FEW_ELEMENTS, _LITTLE_RECOMPUTED = 2, 4, 16
+# Rows at most; the second where the reductions of two stages follow each other, but for lanes with two packs at most
+# and little to compute again: layer norms of 4 to 60 bfloat16 columns take 0.88 to 1.0 of the time with four, those of
+# SiLU 1.1. Of values two packs have so many elements in all rows: of layer norms of 14 float32 columns two rows take
+# 0.76 of the time of one, four 0.84. RMS norms of 12 to 124 columns take 0.91 to 1.0 with four rows of two packs, too.
+_MOST_ROWS, _MOST_OF_STAGES, _FEW_PACKS, _FEW_VALUES, _LITTLE_RECOMPUTED = 4, 2, 2, 8, 16
 _MANY_BLOCKS = 1 << 12  # as many are left where lanes have several rows
 
 
@@ -110,15 +112,16 @@ def _packs_of_lane(program: Program, vec: int, shifted: bool, of_values: bool, m
 def _pays_with_fewer(program: Program, packs: int, access: Access, of_values: bool, packed: bool) -> bool:
     """Whether a lane should have `_FEWER_NARROW` packs of a row; the parameters are those of `lanes`."""
     vec, shifted, _ = access
-    is_long, several = _is_long(program), len(program.full_inputs) > 1
     if vec == widest_vec(program) or shifted or of_values or len(program.all_accumulators) >= _MERGES:
         return False
+    is_long, several = _is_long(program), len(program.full_inputs) > 1
     if is_long and not packed and program.recomputed_flops > _LITTLE_RECOMPUTED:
         return False
-    merged = vec > 1 and not is_long and program.reads_columns <= 1
-    if vec == 1 and _are_narrow(program) and (is_long or several):
+    sums_alone = program.sums_exponentials and not program.relative_exponentials
+    if vec == 1 and (sums_alone or (_are_narrow(program) and (is_long or several))):
         return False
-    return packs <= _FEWER_NARROW * (_LANES_OF_FEWER_MERGED if merged else _LANES_OF_FEWER)
+    at_once = vec > 1 and not is_long and program.reads_columns <= 1
+    return packs <= _FEWER_NARROW * (_LANES_OF_FEWER if at_once else _FEWER_LANES)
 
 
 def _is_long(program: Program) -> bool:
@@ -162,8 +165,8 @@ def rows_at_a_time(program: Program, group: int, items: int, vec: int, packed: b
     """Choose the rows that lanes load before they compute one; they have so many packs of a row each.
 
     On an H200 two rows make the softmax of 16 bfloat16 columns 1.23 times as fast, four an affine map and softmax 1.20.
-    Where two stages' reductions follow each other, two rows of several packs, of which lanes hold values, take 1.1 to 2
-    times as long as one after the other.
+    Where two stages' reductions follow each other, two rows of several packs, of which lanes hold many values, take 1.1
+    to 2 times as long as one after the other.
     """
     elements, is_long, several = items * vec, _is_long(program), program.reads_columns > 1
     held = elements * program.input_bytes
@@ -176,11 +179,14 @@ def rows_at_a_time(program: Program, group: int, items: int, vec: int, packed: b
     if items >= _ENOUGH_PACKS and (program.reads_columns or program.recomputed_flops):
         return 1
     is_light = items <= _FEW_PACKS and program.recomputed_flops <= _LITTLE_RECOMPUTED
-    if is_long and items > 1 and not packed and not (is_light and elements <= _FEW_ELEMENTS):
-        return 1
-    waits = is_long or several or (is_light and program.reads_columns and len(program.full_inputs) == 1)
-    wanted = _MOVED_BYTES * (2 if waits else 1)
-    rows = min(_MOST_OF_STAGES if is_long and not is_light else _MOST_ROWS, -(-wanted // moved))
+    waits = is_light and items > 1 and len(program.full_inputs) == 1 and program.reads_columns
+    wanted = _MOVED_BYTES * (2 if is_long or several or waits else 1)
+    most = _MOST_ROWS
+    if is_long and items > 1 and not packed:
+        most = _FEW_VALUES // elements if is_light else 1
+    elif is_long and not is_light:
+        most = _MOST_OF_STAGES
+    rows = max(1, min(most, -(-wanted // moved)))
     while rows > 1 and (rows * held > _HELD_BYTES or program.domain[0] * group < _MANY_BLOCKS * THREADS * rows):
         rows -= 1
     return rows

@@ -253,7 +253,7 @@ def test_lanes_hold_values_of_short_rows_and_one_row_of_several_packs_at_a_time(
     assert config.items > 1 and config.rows == 1
 
 
-@pytest.mark.parametrize(("cols", "rows"), [(100, 2), (196, 2), (60, 1), (128, 1), (256, 1)])
+@pytest.mark.parametrize(("cols", "rows"), [(196, 2), (204, 2), (128, 1), (256, 1)])
 def test_lanes_load_two_rows_that_begin_within_sectors_and_read_two_arrays_of_columns(cols, rows):
     """Rows that begin with a sector of a cache, of 32 bytes, ask for no more of them than they have bytes."""
     vectors = [cf.spec(cols, "bfloat16")] * 2
@@ -261,6 +261,34 @@ def test_lanes_load_two_rows_that_begin_within_sectors_and_read_two_arrays_of_co
     assert config.rows == rows
     one = in_lanes(lambda x: cf.softmax(x, axis=1), cf.spec((1 << 20, cols), "bfloat16"))
     assert one.rows == 1
+
+
+def layer_norm(x):
+    centred = x - x.mean(axis=1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "cols", "lanes", "rows"),
+    [
+        (lambda x: cf.softmax(x, axis=1), "bfloat16", 60, 8, 2),
+        (lambda x: cf.softmax(x, axis=1), "bfloat16", 100, 16, 2),
+        (lambda x: cf.softmax(x, axis=1), "bfloat16", 196, 16, 1),  # 32 lanes would have two packs each
+        (lambda x: cf.softmax(x, axis=1), "float32", 30, 8, 2),
+        (lambda x: cf.log_softmax(x, axis=1), "float32", 30, 8, 2),
+        (lambda x: cf.log_softmax(x, axis=1), "float32", 15, 4, 2),  # of one element
+        (layer_norm, "bfloat16", 60, 8, 4),
+        (layer_norm, "bfloat16", 100, 8, 1),  # 16 lanes would merge twice
+        (layer_norm, "float32", 30, 8, 2),  # values
+        (layer_norm, "float32", 15, 8, 4),
+        (softmax_of_standardised, "bfloat16", 60, 4, 1),  # merges more
+        (lambda x: layer_norm(cf.silu(x)), "float32", 30, 4, 1),  # computes more again
+        (lambda x: layer_norm(cf.silu(x)), "bfloat16", 16, 2, 2),
+    ],
+)
+def test_up_to_8_lanes_have_two_narrow_packs_and_several_rows(function, dtype, cols, lanes, rows):
+    config = in_lanes(function, cf.spec((1 << 20, cols), dtype))
+    assert (config.group, config.rows) == (lanes, rows)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
