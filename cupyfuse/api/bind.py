@@ -130,7 +130,7 @@ class Bound:
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             bound = self._bound_positions(values)
-            runnable = self._fused.compile(self._runnables, key, values, signature, constants, bound, self._prepacked)
+            runnable = self._fused.compile(self._runnables, key, values, signature, bound, self._prepacked)
         else:
             cache.add(runnable, signature, free_values, defaulted, settings)
         return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)
@@ -141,7 +141,7 @@ class Bound:
         for name in self._fused.names:
             immutable = self._immutable.get(name)
             if immutable is not None:
-                signature.add_leaves_of(immutable)
+                signature.add_immutable(immutable)
             elif name in self._fixed:
                 self._add_bound(name, signature)
             else:
@@ -155,7 +155,7 @@ class Bound:
         self._fused.add_argument(own, value, name, by_value=True)
         if own.stable and not own.has_functions and not own.classes:
             self._immutable[name] = own
-            signature.add_leaves_of(own)
+            signature.add_immutable(own)
             return
         first = len(signature.leaves)
         self._add_whole(value, name, signature)

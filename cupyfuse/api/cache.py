@@ -25,7 +25,7 @@ class _Forms:
     newest : sequence of float or int
         The numbers of the last call that was added.
     needed, open : set of int
-        Positions of integers whose values the function was found to read, and of those that it did not.
+        Positions of constants whose values the function was found to read, and of those that it did not.
     """
 
     forms: list[Dependence] = field(default_factory=list)
@@ -73,20 +73,25 @@ class PlanCache:
         forms = self._found.get(key)
         return isinstance(forms, _Forms) and len(forms.forms) >= _MOST_FORMS
 
-    def candidates(self, key: Hashable, numbers: Sequence[float]) -> frozenset[int]:
-        """Return the positions of integers that may be left open in a new plan, since they change from call to call."""
+    def candidates(self, key: Hashable, numbers: Sequence[float], changing: Set[int]) -> frozenset[int]:
+        """Return the positions of constants that may be left open in a new plan, since they change from call to call.
+
+        `changing` are those that are known to; among the others are integers.
+        """
         forms = self._found.get(key)
         if not isinstance(forms, _Forms):
-            return frozenset()
-        changed = {i for i, (a, b) in enumerate(zip(numbers, forms.newest, strict=True)) if type(a) is int and a != b}
+            return frozenset(changing)
+        changed = changing | {
+            i for i, (a, b) in enumerate(zip(numbers, forms.newest, strict=True)) if type(a) is int and a != b
+        }
         return frozenset((changed | forms.open) - forms.needed)
 
     def note(self, key: Hashable, opened: frozenset[int], read: Set[int]) -> None:
-        """Note which of the integers that were left open a function reads after all."""
-        forms = self._found.get(key)
-        if isinstance(forms, _Forms):
-            forms.needed |= opened & read
-            forms.open = (forms.open | opened) - forms.needed
+        """Note which of the constants that were left open a function reads after all."""
+        forms = self._found.setdefault(key, _Forms())
+        assert isinstance(forms, _Forms), "calls of the key have numbers"
+        forms.needed |= opened & read
+        forms.open = (forms.open | opened) - forms.needed
 
     def _mark_used(self, key: Hashable) -> None:
         if len(self._found) > LIMIT // 2:  # until then the order does not matter

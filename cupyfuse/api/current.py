@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ..generated import Constants, define
@@ -11,21 +11,26 @@ from .members import MISSING, contents_of, user_bases
 from .signature import Signature
 
 
-def current_check(own: Signature, package: str) -> Callable[[], bool]:
+def current_check(own: Signature, package: str, read: Collection[tuple[int, str]] = ()) -> Callable[[], bool]:
     """Return a function that tells whether all that was added to a stable signature still holds the same objects.
 
+    But for variables that each call reads, given by the id of what holds each, and its name.
     The objects are held, so that their ids stay theirs.
     """
     constants = Constants(MISSING=MISSING, contents_of=contents_of, items_of=_items, cache_token=abc.get_cache_token)
-    changes = " or ".join(_changes(own, package, constants.name)) or "False"
+    changes = " or ".join(_changes(own, package, read, constants.name)) or "False"
     lines = ["try:", f"    return not ({changes})"]
     lines += ["except (KeyError, ValueError):", "    return False"]  # a variable is gone, or a cell was emptied
     return define("is_current", "", lines, constants)
 
 
-def _changes(own: Signature, package: str, name: Callable[[Any], str]) -> Iterator[str]:
+def _changes(
+    own: Signature, package: str, read: Collection[tuple[int, str]], name: Callable[[Any], str]
+) -> Iterator[str]:
     """Yield an expression for each change."""
     for holder, label, value in own.probes:
+        if (id(holder), label) in read:
+            continue
         variable = name(holder)
         if not isinstance(holder, dict):  # a closure cell
             was_filled = f"contents_of({variable}) is not MISSING"

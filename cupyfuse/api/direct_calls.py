@@ -101,7 +101,7 @@ class DirectCalls:
         if found is None or not parameters.positional or not runnable.is_plain:
             return None
         values, defaulted = found
-        if not known or known.is_current is not None or known.classes or (around is not None and around.leaves):
+        if not known or known.is_current is not None or known.classes or (around is not None and around.given):
             return None
         if (None if around is None else around.key) != known.around_key or defaulted != known.defaulted:
             return None

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
+from .around import Changes
 from .class_members import add_members
 from .code import CLASS, is_own
 from .current import current_check
@@ -35,8 +36,10 @@ class Snapshot(NamedTuple):
     Attributes
     ----------
     key : _HashedKey
-    leaves, names : list
-        The arrays among them, and what they are called.
+    own : Signature
+        With the arrays among them, and the numbers that change from call to call.
+    given : tuple
+        These arrays, and these numbers.
     attributes, strings : set of str
         The names of all attributes that the code reads, and constants that could be such names.
     classes, class_values : dict
@@ -48,8 +51,8 @@ class Snapshot(NamedTuple):
     """
 
     key: _HashedKey
-    leaves: list[Any]
-    names: list[str]
+    own: Signature
+    given: tuple[Any, ...]
     attributes: set[str]
     strings: set[str]
     classes: dict[Any, str]
@@ -63,12 +66,14 @@ class Snapshot(NamedTuple):
         return self.attributes | self.strings
 
     @classmethod
-    def of(cls, own: Signature, package: str) -> Snapshot:
-        """Take the snapshot of a stable signature."""
+    def of(cls, own: Signature, package: str, before: Snapshot | None) -> Snapshot:
+        """Take the snapshot of a stable signature; `before` is the one that it replaces."""
         check = current_check(own, package)
         key = _HashedKey(tuple(own.key))
+        if before is not None and before.key == key:
+            key = before.key  # found to be equal in less time
         met = own.classes, own.class_values
-        return cls(key, own.leaves, own.names, own.attributes, own.strings, *met, own.captured, check)
+        return cls(key, own, (*own.leaves, *own.numbers), own.attributes, own.strings, *met, own.captured, check)
 
 
 class Environment:
@@ -93,11 +98,12 @@ class Environment:
         # By the classes of arguments, and those that are arguments: the key of the variables at that time, and a
         # snapshot that covers the classes.
         self._class_snapshots: dict[tuple[Any, ...], tuple[_HashedKey, Snapshot | None]] = {}
+        self._changes = Changes()
         self._mutable = False  # whether variables hold mutable values, so that each call reads all of them
 
     def new_signature(self, specs: bool = False) -> Signature:
         """Return a signature without arguments."""
-        return Signature(self.static, self.package, specs)
+        return Signature(self.static, self.package, specs, self._changes)
 
     def add_to(self, signature: Signature) -> None:
         """Add to a signature, after all arguments, the variables around the function and what it reads of classes."""
@@ -128,8 +134,7 @@ class Environment:
             return
         signature.key.append(snapshot.key)
         signature.captured = signature.captured or snapshot.captured
-        for leaf, name in zip(snapshot.leaves, snapshot.names, strict=True):
-            signature.add(leaf, name)
+        signature.add_taken(snapshot.own)
         if not signature.classes:
             return
         of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, snapshot)
@@ -168,16 +173,17 @@ class Environment:
         """
         if self._mutable or self.is_own:
             return None
-        if self._snapshot is None or not self._snapshot.is_current():
+        snapshot = self._snapshot  # which another thread may replace by an older one
+        if snapshot is None or not snapshot.is_current():
             own = self.new_signature()
             self._add_variables(own)
-            self._snapshot = self._take_snapshot(own) if own.stable else None
-            self._mutable = self._snapshot is None
-        return self._snapshot
+            snapshot = self._snapshot = self._take_snapshot(own, snapshot) if own.stable else None
+            self._mutable = snapshot is None
+        return snapshot
 
-    def _take_snapshot(self, own: Signature) -> Snapshot | None:
+    def _take_snapshot(self, own: Signature, before: Snapshot | None = None) -> Snapshot | None:
         """Return the snapshot of a signature and of the members of its classes; None if some are mutable."""
-        return Snapshot.of(own, self.package) if add_members(own) and not own.originals else None
+        return Snapshot.of(own, self.package, before) if add_members(own) and not own.originals else None
 
     def snapshot_of_classes(
         self, classes: dict[Any, str], class_values: dict[Any, str], around: Snapshot
@@ -205,8 +211,7 @@ class Environment:
         if isinstance(self.function, types.FunctionType):
             signature.add_function(self.function, "fn", defaults=False)
         else:
-            signature.around.append(self.function)
-            signature.add_by_value(self.function, "fn")
+            signature.add_function_object(self.function, "fn")
 
 
 def _add_members_and_attributes(signature: Signature) -> None:

@@ -76,7 +76,7 @@ class Fused(PlannedFunction):
         key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
-            runnable = self.compile(self._runnables, key, values, signature, defaulted)
+            runnable = self.compile(self._runnables, key, values, signature)
         else:
             cache.add(runnable, signature, values, defaulted, settings)
         return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)

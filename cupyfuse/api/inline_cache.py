@@ -18,6 +18,7 @@ from .direct_calls import Direct, DirectCalls
 from .environment import Environment, Snapshot
 from .match_writer import MatchWriter, Unrecognizable
 from .parameters import Parameters
+from .places import MixedUp
 from .signature import Signature
 
 _MOST = 4  # plans whose calls one function recognises
@@ -120,8 +121,8 @@ class InlineCache:
         key = None
         if around is not None:
             key = around.key
-            if around.leaves:
-                values = (*values, *around.leaves)
+            if around.given:
+                values = (*values, *around.given)
         for runnable in runnables:
             known: Recognizer | None = runnable.recognizer
             if known is None:
@@ -210,7 +211,9 @@ class InlineCache:
             self._runnables = [r for r in self._runnables if r is not runnable]
             runnable.recognizer, runnable.calls, runnable.forgotten = None, 0, runnable.forgotten + 1
         if runnable.recognizer is None and runnable.calls >= _WALKED * _LONGER**runnable.forgotten:
-            runnable.recognizer = self._make(runnable, signature, values, defaulted, settings) or False
+            around = self._environment.current_snapshot()
+            if signature.taken is None or (around is not None and around.own is signature.taken[0]):
+                runnable.recognizer = self._make(runnable, signature, values, defaulted, settings, around) or False
         if runnable.recognizer:
             self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]
             calls = self._calls
@@ -225,14 +228,16 @@ class InlineCache:
         values: Sequence[Any],
         defaulted: Collection[str],
         settings: Hashable,
+        around: Snapshot | None,
     ) -> Recognizer | None:
         """Return what recognises calls like one that was walked, or None. Parameters as for `add`.
+
+        `around` is the snapshot of the variables, of which the signature was made.
 
         Functions among the arguments, arrays that are given twice, static variables and what is `Signature.opaque` have
         keys that the generated code does not compare.
         """
         environment = self._environment
-        around = environment.current_snapshot()
         reads_all = around is None and not environment.is_own
         classes = {} if reads_all else dict(signature.classes)
         class_values = dict(signature.class_values)
@@ -245,19 +250,19 @@ class InlineCache:
         try:
             for name in self._names:
                 if name in self._immutable:
-                    for leaf in self._immutable[name].leaves:
-                        writer.add_leaf(writer.constant(leaf))
+                    writer.add_immutable(self._immutable[name])
                 elif name in self._bound:
                     writer.add_bound(self._bound[name])
                 else:
-                    writer.add(next(given), writer.parameter(), name in defaulted)
-            for leaf in () if around is None else around.leaves:
-                writer.add(leaf, writer.parameter(), False)
-            for value in signature.around if reads_all else ():
-                writer.add_around(value)
+                    writer.add(next(given), writer.parameter())
+            if around is not None:
+                writer.add_taken()
+            for variable in signature.around if reads_all else ():
+                writer.add_variable(variable)
             match = writer.function()
-        except Unrecognizable:
+        except (Unrecognizable, MixedUp):
             return None
         key, export = None if around is None else around.key, signature.exporters[0]
-        is_current = current_check(signature, environment.package) if reads_all else None
+        read = signature.changing_variables
+        is_current = current_check(signature, environment.package, read) if reads_all else None
         return Recognizer(match, export, defaulted, settings, key, of_classes, classes, class_values, is_current)

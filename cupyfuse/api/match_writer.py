@@ -14,9 +14,10 @@ from ..generated import Constants, define
 from . import arrays
 from .constants import constant_key
 from .dependence import Dependence
-from .objects import HeldObject, Places, is_singular
+from .objects import HeldObject, is_singular
+from .places import Places
 from .registry import is_own_type, registration
-from .signature import Signature
+from .signature import Around, Signature
 from .structures import NAMESPACES, attributes_of, is_namedtuple, is_record, slots_of
 
 _MOST_VALUES = 500  # compared by one generated function
@@ -40,8 +41,7 @@ class MatchWriter:
         self.constant = self._constants.name
         self._parameters: list[str] = []
         self._count = 0
-        self._count_of = len(signature.leaves), len(signature.numbers)
-        self._places = Places(signature.objects, *self._count_of)
+        self._signature, self._places = signature, Places(signature)
         self._leaves: dict[int, str] = {}  # by position
         self._numbers: dict[int, str] = {}
         self._depends = depends
@@ -66,33 +66,56 @@ class MatchWriter:
     def add_bound(self, value: Any) -> None:
         """Compare what a bound value holds with what it holds now."""
         self._same_arrays = True
-        self.add(value, self.constant(value), True)
+        self.add(value, self.constant(value))
         self._same_arrays = False
 
-    def add_around(self, value: Any) -> None:
-        """Compare what a variable holds, which `current_check` finds bound to it as it finds functions and classes."""
+    def add_immutable(self, signature: Signature) -> None:
+        """Add the arrays of a bound argument that cannot change."""
+        for leaf in signature.leaves:
+            self.add_leaf(self.constant(leaf))
+        for _ in signature.places:
+            self._places.next_number()
+
+    def add_taken(self) -> None:
+        """Add the arrays and numbers around the function, which are given after the arguments."""
+        with self._places.within_taken():
+            for value in self._signature.given_around:
+                self.add(value, self.parameter())
+
+    def add_variable(self, around: Around) -> None:
+        """Compare what a variable or a default holds, which `current_check` finds bound to it, but for open numbers."""
+        with self._places.within_variable(around.holder, around.label):
+            if (id(around.holder), around.label) not in self._signature.changing_variables:
+                self._add_around(around.value)
+                return
+            name, holder = self._variable(), self.constant(around.holder)
+            is_global = isinstance(around.holder, dict)
+            self._lines.append(f"{name} = {holder}{f'[{around.label!r}]' if is_global else '.cell_contents'}")
+            self.add(around.value, name)
+
+    def _add_around(self, value: Any) -> None:
+        """Compare what a value holds that is the same object; so are functions and classes."""
         cls = type(value)
+        if (cls is int or cls is float) and (place := self._places.next_number()) is not None:
+            self._numbers[place] = self.constant(value)
         if isinstance(value, (type, types.FunctionType, types.ModuleType)) or constant_key(value) is not None:
             return
         if cls is types.MethodType:
-            self.add_around(value.__func__)
-            self.add_around(value.__self__)
+            self._add_around(value.__func__)
+            self._add_around(value.__self__)
         elif cls is functools.partial:
             for held in (value.func, *value.args):
-                self.add_around(held)
-            self.add(value.keywords, f"{self.constant(value)}.keywords", True)
+                self._add_around(held)
+            self.add(value.keywords, f"{self.constant(value)}.keywords")
         elif not (is_own_type(cls) and not registration(cls).mutable):  # type: ignore[union-attr]
-            self.add(value, self.constant(value), True)
+            self.add(value, self.constant(value))
 
     def add_leaf(self, name: str) -> None:
         """Add an array."""
-        place = self._places.next_leaf()
-        if place is None:
-            raise Unrecognizable
-        self._leaves[place] = name
+        self._leaves[self._places.next_leaf()] = name
 
-    def add(self, value: Any, name: str, by_value: bool) -> None:
-        """Write the comparison of a variable with an example value; `by_value` if numbers belong to the key."""
+    def add(self, value: Any, name: str) -> None:
+        """Write the comparison of a variable with an example value."""
         cls = type(value)
         if cls is np.ndarray:
             self._add_array(value, name, "ndarray")
@@ -106,23 +129,23 @@ class MatchWriter:
         elif cls is str:
             self._refuse_if(self._differs(value, name))
         elif cls is int or cls is float:
-            place = None if by_value else self._places.next_number()
+            place = self._places.next_number()
             if place is not None:
-                self._numbers[place] = name
+                self._numbers[place], value = name, self._signature.numbers[place]
             is_open = place is not None and place not in self._depends.positions
-            self._refuse_if(f"type({name}) is not {cls.__name__}" if is_open else self._differs(value, name))
+            self._refuse_if(f"type({name}) is not {type(value).__name__}" if is_open else self._differs(value, name))
         elif cls is list or cls is tuple:
             self._refuse_if(f"type({name}) is not {cls.__name__}", f"len({name}) != {len(value)}")
-            self._unpack(value, name, by_value)
+            self._unpack(value, name)
         elif id(value) in self._held:
             self._add_object(self._held[id(value)], name)
         elif cls in NAMESPACES:
             self._refuse_if(f"type({name}) is not {self.constant(cls)}")
             self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
-            self._add_dict(vars(value), variable, by_value)
+            self._add_dict(vars(value), variable)
         elif is_record(cls) and registration(cls) is None:
             self._refuse_if(f"type({name}) is not {self.constant(cls)}")
-            self._add_record(value, name, by_value)
+            self._add_record(value, name)
         else:
             raise Unrecognizable
 
@@ -144,22 +167,22 @@ class MatchWriter:
         )
         self.add_leaf(name)
 
-    def _unpack(self, values: Collection[Any], source: str, by_value: bool) -> None:
+    def _unpack(self, values: Collection[Any], source: str) -> None:
         """Unpack and compare the items of an iterable; another number of them raises ValueError."""
         names = [self._variable() for _ in values]
         if names:
             self._lines.append(f"({', '.join(names)},) = {source}")
         for value, name in zip(values, names, strict=True):
-            self.add(value, name, by_value)
+            self.add(value, name)
 
-    def _add_record(self, value: Any, name: str, by_value: bool) -> None:
+    def _add_record(self, value: Any, name: str) -> None:
         """Compare a dict, a namedtuple or a dataclass, whose type was compared."""
         cls = type(value)
         if cls is dict:
-            self._add_dict(value, name, by_value)
+            self._add_dict(value, name)
         elif is_namedtuple(cls):
             fields = list(tuple.__iter__(value))  # the class may iterate otherwise
-            self._unpack(fields, f"{self.constant(tuple.__iter__)}({name})", by_value)
+            self._unpack(fields, f"{self.constant(tuple.__iter__)}({name})")
         else:
             attributes = getattr(value, "__dict__", {})
             slots = slots_of(cls)
@@ -168,10 +191,10 @@ class MatchWriter:
                 raise Unrecognizable  # the key has other children
             if hasattr(value, "__dict__"):
                 self._lines.append(f"{(variable := self._variable())} = {name}.__dict__")
-                self._add_dict(attributes, variable, by_value)
+                self._add_dict(attributes, variable)
             for _, slot in slots:
                 self._lines.append(f"{(variable := self._variable())} = {self.constant(slot.__get__)}({name})")
-                self.add(slot.__get__(value), variable, by_value)
+                self.add(slot.__get__(value), variable)
 
     def _add_object(self, held: HeldObject, name: str) -> None:
         """Compare an object: its type, the names of its attributes, and those of them that the signature has."""
@@ -198,11 +221,11 @@ class MatchWriter:
             else:
                 self._lines.append(f"{(part := self._variable())} = {source}")
                 with self._places.within(held.spans[label]):
-                    self.add(value, part, held.by_value)
+                    self.add(value, part)
 
-    def _add_dict(self, value: dict[Any, Any], name: str, by_value: bool) -> None:
+    def _add_dict(self, value: dict[Any, Any], name: str) -> None:
         self._compare_keys(value, name)
-        self._unpack(value.values(), f"{name}.values()", by_value)
+        self._unpack(value.values(), f"{name}.values()")
 
     def _compare_keys(self, value: dict[Any, Any], name: str) -> None:
         if not all(type(key) is str for key in value):
@@ -216,7 +239,8 @@ class MatchWriter:
     def function(self) -> Callable[[Sequence[Any]], tuple[list[Any], list[float]] | None]:
         """Compile the lines to `match(values)`: the arrays and numbers of a call like the example, or None."""
         body = [f"({', '.join(self._parameters)},) = values"] if self._parameters else []
-        if (len(self._leaves), len(self._numbers)) != self._count_of:
+        self._places.check_complete()
+        if (len(self._leaves), len(self._numbers)) != (len(self._signature.leaves), len(self._signature.numbers)):
             raise Unrecognizable
         leaves, numbers = ([found[i] for i in sorted(found)] for found in (self._leaves, self._numbers))
         body += [*self._lines, f"leaves = [{', '.join(leaves)}]"]

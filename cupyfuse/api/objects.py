@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import abc
 import collections.abc
-import contextlib
 import dataclasses
 import enum
 import io
 import types
 import typing
 import weakref
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
+from .around import Role
 from .members import HEAP_TYPE, is_library_class
 from .structures import attributes_of, hides_attributes, holds_value, slots_of
 
@@ -67,7 +66,7 @@ def _is_plain(cls: type, package: str) -> bool:
 
 
 class Span(NamedTuple):
-    """Where the arrays and the numbers of an attribute begin and end among those of the signature."""
+    """Where the arrays and the numbers of an attribute or a variable begin and end among those of the signature."""
 
     first_leaf: int
     last_leaf: int
@@ -86,8 +85,8 @@ class HeldObject:
         What it is called, and what kind of thing that is, for messages.
     number : int
         Its number among those of the signature.
-    by_value : bool
-        Whether numbers in it belong to the key.
+    role : Role
+        What numbers in it are.
     rebuilt : bool
         Whether another object stands for it while the function is traced; else the trace reads it itself.
     spans : dict
@@ -98,44 +97,9 @@ class HeldObject:
     name: str
     subject: str
     number: int
-    by_value: bool
+    role: Role
     rebuilt: bool
     spans: dict[str, Span] = field(default_factory=dict)
-
-
-class Places:
-    """The positions of arrays and numbers in the order in which a walk meets them, as a signature did.
-
-    Parameters
-    ----------
-    objects : sequence of HeldObject
-    leaves, numbers : int
-        How many there are in the signature.
-    """
-
-    def __init__(self, objects: Sequence[HeldObject], leaves: int, numbers: int):
-        spans = [span for held in objects if held.rebuilt for span in held.spans.values()]
-        of_objects = {i for span in spans for i in range(span.first_leaf, span.last_leaf)}
-        self._leaves = iter([i for i in range(leaves) if i not in of_objects])
-        of_objects = {i for span in spans for i in range(span.first_number, span.last_number)}
-        self._numbers = iter([i for i in range(numbers) if i not in of_objects])
-
-    def next_leaf(self) -> int | None:
-        """Return the position of the next array, or None if there is no other."""
-        return next(self._leaves, None)
-
-    def next_number(self) -> int:
-        """Return the position of the next number."""
-        return next(self._numbers)
-
-    @contextlib.contextmanager
-    def within(self, span: Span) -> Iterator[None]:
-        """Walk an attribute of an object, which was added later than what is around it."""
-        around = self._leaves, self._numbers
-        self._leaves = iter(range(span.first_leaf, span.last_leaf))
-        self._numbers = iter(range(span.first_number, span.last_number))
-        yield
-        self._leaves, self._numbers = around
 
 
 def empty_like(value: Any) -> Any:

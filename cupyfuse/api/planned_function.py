@@ -207,14 +207,13 @@ class PlannedFunction:
         self,
         values: Sequence[Any],
         signature: Signature,
-        by_value: Container[str] = (),
         for_shards: bool = False,
         opened: Container[int] = (),
         branches: bool = True,
     ) -> Tracing:
         environment, parameters, strict = self.environment, self.parameters, self._strict
-        numbers = NumbersOfCall(signature.numbers, opened, branches)
-        return trace_function(environment, parameters, values, signature, by_value, strict, numbers, for_shards)
+        numbers = NumbersOfCall(signature.numbers, opened, branches, signature.changing)
+        return trace_function(environment, parameters, values, signature, strict, numbers, for_shards)
 
     def _trace_open(
         self,
@@ -222,21 +221,21 @@ class PlannedFunction:
         key: Hashable,
         values: Sequence[Any],
         signature: Signature,
-        constants: Container[str],
     ) -> Tracing:
-        """Trace the function with integers that change from call to call open, where it lets them be numbers of a call.
+        """Trace the function with constants that change from call to call open, where it lets them be its numbers.
 
-        What it does has to be what it does with constants. Parameters as for `compile`.
+        These are integers, and numbers around functions. What the function does has to be what it does with constants.
+        Parameters as for `compile`.
         """
         branches = not cache.is_full(key)
-        traced = self._trace(values, signature, constants, branches=branches)
-        opened = cache.candidates(key, signature.numbers) if branches else frozenset()
+        traced = self._trace(values, signature, branches=branches)
+        opened = cache.candidates(key, signature.numbers, signature.changing) if branches else frozenset()
         if not opened or self.environment.asks_for_types(signature):
             return traced
 
         def attempt(positions: frozenset[int]) -> Tracing | None:
             try:
-                found = self._trace(values, signature, constants, opened=positions)
+                found = self._trace(values, signature, opened=positions)
             except Exception:  # of any kind: with these numbers the user's own code fails, as where it needs an int
                 return None
             return found if found.does_the_same(traced) else None
@@ -256,10 +255,11 @@ class PlannedFunction:
     ) -> Plan:
         """Return the plan for values that may include specs; for arrays on no GPU, on the GPU named `default`.
 
-        `constants` and `bound` are as in `compile`.
+        `constants` names the parameters that are bound or take their defaults, whose numbers are constants; `bound` is
+        as in `compile`.
         """
         signature = self.signature_of(values, specs=True, by_value=constants)
-        tracing = self._trace(values, signature, constants)
+        tracing = self._trace(values, signature)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), bound)
@@ -280,7 +280,6 @@ class PlannedFunction:
         key: Hashable,
         values: Sequence[Any],
         signature: Signature,
-        constants: Container[str],
         bound: frozenset[int] = frozenset(),
         prepack: Prepack | None = None,
     ) -> Runnable:
@@ -296,8 +295,6 @@ class PlannedFunction:
             The value of each parameter.
         signature : Signature
             Of the call.
-        constants : container of str
-            The parameters that are bound or take their defaults: numbers in them are constants.
         bound : frozenset of int
             Positions of bound arrays among the signature's leaves.
         prepack : callable, optional
@@ -308,7 +305,7 @@ class PlannedFunction:
             if found is not None:
                 return found
             engine = engine_for(signature.leaves, signature.names)
-            tracing = self._trace_open(cache, key, values, signature, constants)
+            tracing = self._trace_open(cache, key, values, signature)
             created = [arrays.on_device_of(signature.leaves[0], c) for c in tracing.constants]
             leaves = [*signature.leaves, *created]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))

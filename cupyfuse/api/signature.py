@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import types
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..trace.numpy import BUILTINS
+from .around import Changes, Role
 from .code import CLASS, AttributePath, Reads, reads_of
 from .constants import Identity, constant_key
 from .members import MISSING
+from .objects import Span
 from .refusals import check_no_side_effects
 from .variables import defaults_of, has_attributes, is_library_function, read_by_attribute, variables_of
 from .walk import Walk
 from .wrappers import held_by
+
+
+class Around(NamedTuple):
+    """A variable or a default value around a function: what holds it, its name, its value, where its arrays and numbers
+    are.
+    """
+
+    holder: Any
+    label: str
+    value: Any
+    span: Span
 
 
 class Signature(Walk):
@@ -29,8 +42,12 @@ class Signature(Walk):
         Variables around functions that were read, and what they held.
     containers : list of (list, dict, set or tuple)
         Containers in library functions that may hold the user's objects.
-    around : list of object
-        The values of variables and defaults that were added, but functions, in order.
+    around : list of Around
+        The variables and defaults that were added, but functions.
+    spans_around : dict
+        Where the arrays and numbers of each are, by the id of what holds it and its name.
+    taken : (Signature, int, int) or None
+        That of the variables, where it was taken before, and how many arrays and places of numbers come before its own.
     functions : list of function
         The user's functions that were added, with their code and default values.
     static_read : set of str
@@ -47,16 +64,24 @@ class Signature(Walk):
     # fmt: off
     __slots__ = (
         "_seen", "_static", "around", "attributes", "containers", "functions", "members", "probes",
-        "static_read", "strings", "visited",
+        "spans_around", "static_read", "strings", "taken", "visited",
     )
     # fmt: on
 
-    def __init__(self, static: frozenset[str] = frozenset(), package: str = "", specs: bool = False):
-        super().__init__(package, specs)
+    def __init__(
+        self,
+        static: frozenset[str] = frozenset(),
+        package: str = "",
+        specs: bool = False,
+        changes: Changes | None = None,
+    ):
+        super().__init__(package, specs, Changes() if changes is None else changes)
         self._static = static
         self.probes: list[tuple[Any, str, Any]] = []
         self.containers: list[Any] = []
-        self.around: list[Any] = []
+        self.around: list[Around] = []
+        self.spans_around: dict[tuple[int, str], Span] = {}
+        self.taken: tuple[Signature, int, int] | None = None
         self.functions: list[types.FunctionType] = []
         self.static_read: set[str] = set()
         self.attributes: set[str] = set()
@@ -82,15 +107,16 @@ class Signature(Walk):
         self.strings |= reads.strings
         self.key.append(Identity(function.__code__))
         self.functions.append(function)
-        by_value, self._by_value = self._by_value, True
+        role, self._role = self._role, Role.CONSTANT
         subject, self._subject = self._subject, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
         if defaults:
             if function.__kwdefaults__:  # a dict, which can change in place
                 self.stable, self.opaque = False, True
             for label, value in defaults_of(function):
-                self.add_around(value, label)
+                self.add_around(function, label, value)
         self._probe_builtins(function, reads)
+        self._role = role if self._compared_only or self._reads_itself else Role.AROUND
         for holder, label, value in variables_of(function):
             if label in self._static:
                 self.static_read.add(label)
@@ -101,13 +127,47 @@ class Signature(Walk):
             else:
                 self._add_variable(holder, label, value, reads)
         self.captured = self.captured or not self.stable or len(self.leaves) > known
-        self._subject, self._by_value = subject, by_value
+        self._subject, self._role = subject, role
 
-    def add_around(self, value: Any, name: str) -> None:
+    def add_around(self, holder: Any, label: str, value: Any) -> None:
         """Add the value of a variable or a default; see `around`."""
+        leaves, numbers = len(self.leaves), len(self.places)
+        self.add(value, label)
+        if self._compared_only or self._reads_itself:
+            return
+        span = self.spans_around[id(holder), label] = self._span_from(leaves, numbers)
         if not isinstance(value, types.FunctionType):
-            self.around.append(value)
-        self.add(value, name)
+            self.around.append(Around(holder, label, value, span))
+
+    def add_taken(self, own: Signature) -> None:
+        """Add the arrays and numbers of a signature of the variables that was taken before."""
+        self.taken = own, len(self.leaves), len(self.places)
+        for leaf, name in zip(own.leaves, own.names, strict=True):
+            self.add(leaf, name)
+        if own.numbers:
+            first = len(self.numbers)
+            self.places += [None if place is None else place + first for place in own.places]
+            self.numbers += own.numbers
+            self.changing.update(range(first, len(self.numbers)))
+        else:
+            self.places += own.places
+
+    @property
+    def given_around(self) -> tuple[Any, ...]:
+        """The arrays and numbers of `taken`, which calls are given after the arguments."""
+        return () if self.taken is None else (*self.taken[0].leaves, *self.taken[0].numbers)
+
+    @property
+    def changing_variables(self) -> set[tuple[int, str]]:
+        """The variables that are numbers which change from call to call: the id of what holds each, and its name."""
+        numbers = [a for a in self.around if type(a.value) in (int, float)]
+        return {(id(a.holder), a.label) for a in numbers if self.places[a.span.first_number] is not None}
+
+    def add_function_object(self, function: Any, name: str) -> None:
+        """Add a fused function that is no Python function, such as a bound method."""
+        self._role = Role.AROUND
+        self.add_around(function, name, function)
+        self._role = Role.ARGUMENT
 
     def _probe_builtins(self, function: types.FunctionType, reads: Reads) -> None:
         """Note the builtins that a function reads: a global of the same name, defined later, would hide them."""
@@ -126,11 +186,10 @@ class Signature(Walk):
             self.probes.append((holder, label, value))
             self.key.append(label)
             if label == CLASS and isinstance(value, type):  # for `super()`; `reads_of` tells where it is called
-                self.around.append(value)
                 self.key.append(Identity(value))
                 self.classes.setdefault(value, label)
             elif not by_attribute:
-                self.add_around(value, label)
+                self.add_around(holder, label, value)
         if not by_attribute and not isinstance(value, types.FunctionType):
             return
         for path in sorted(reads.variables.get(label, ())):
@@ -152,11 +211,12 @@ class Signature(Walk):
             self.key.append(())
             return
         # A function that is met elsewhere too has to be added there again, since it is rebuilt there.
-        before, seen, stable = self._reads_itself, self._seen, self.stable
+        before, seen, stable, role = self._reads_itself, self._seen, self.stable, self._role
         self._reads_itself, self._seen, self.stable = True, {} if not before else seen, True
+        self._role = Role.CONSTANT
         self.add(value, name)
         self.opaque = self.opaque or not self.stable
-        self._reads_itself, self._seen, self.stable = before, seen, stable and self.stable
+        self._reads_itself, self._seen, self.stable, self._role = before, seen, stable and self.stable, role
         if len(self.leaves) > known:
             raise TypeError(
                 f"{self._subject} {name!r}: an array among the attributes of a module, or of an object that cannot be "
@@ -200,13 +260,14 @@ class Signature(Walk):
         Each part is (key, name, value).
         """
         known = len(self.leaves)
-        before, stable, self.stable = (self._seen, self._compared_only, self._by_value), self.stable, True
+        before, stable, self.stable = (self._seen, self._compared_only, self._role), self.stable, True
         # A function that is met elsewhere too has to be added there again, since it is rebuilt there.
-        self._seen, self._compared_only, self._by_value = self._seen if self._compared_only else {}, True, True
+        self._seen, self._compared_only = self._seen if self._compared_only else {}, True
+        self._role = Role.CONSTANT
         for key, label, value in parts:
             self.key.append(key)
             self.add(value, label)
-        self._seen, self._compared_only, self._by_value = before
+        self._seen, self._compared_only, self._role = before
         self.opaque = self.opaque or not self.stable
         self.stable = self.stable and stable
         if len(self.leaves) > known:

@@ -18,7 +18,8 @@ from . import arrays
 from .code import reads_of
 from .constants import constant_key
 from .members import MISSING
-from .objects import HeldObject, Places, Unread, delete_attribute, empty_like, names_of, set_attribute
+from .objects import HeldObject, Unread, delete_attribute, empty_like, names_of, set_attribute
+from .places import MixedUp, Places
 from .refusals import describe_refusal
 from .registry import registration
 from .signature import Signature
@@ -57,7 +58,7 @@ class Substitution:
     ):
         self._trace = trace
         self._leaves, self._traced = signature.leaves, traced
-        self._places = Places(signature.objects, len(signature.leaves), len(signature.numbers))
+        self._places = Places(signature)
         self._held = {id(held.value): held for held in signature.objects}
         # The user's objects that the trace reads itself: somewhere, and so everywhere, since the function finds them to
         # be one object; the signature found no arrays in them. Those without attributes, too.
@@ -71,33 +72,24 @@ class Substitution:
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
         self._seen: set[tuple[int, str]] = set()  # variables that were substituted
         self._rebuilt: list[tuple[str, Any, _State]] = []  # name, container or object, what it held
-        self._numbers_are_arguments, self._taken = True, 0  # arrays that were substituted
+        self._taken = 0  # arrays that were substituted
         self._numbers = numbers
 
     def _tracer_of(self, array: Any) -> Any:
         """Return the tracer of the next array, which has to be the one that the signature found there."""
         place = self._places.next_leaf()
-        if place is None:
-            raise _mixed_up()
         leaf, tracer = self._leaves[place], self._traced[place]
         self._taken += 1
         # Other libraries' arrays were exchanged, and a registered type's `flatten` may make its own anew, of one form.
         same_library = type(leaf) is type(array)
         if same_library and leaf is not array and (leaf.shape != array.shape or leaf.dtype != array.dtype):
-            raise _mixed_up()
+            raise MixedUp
         return tracer
 
     def check_complete(self) -> None:
         """Raise an error if the signature found arrays that were not substituted."""
         if self._taken < len(self._leaves):
-            raise _mixed_up()
-
-    def value_with_constants(self, value: Any, name: str) -> Any:
-        """Return a value with traced arrays for the arrays in it, and numbers as constants."""
-        before, self._numbers_are_arguments = self._numbers_are_arguments, False
-        substituted = self.value(value, name)
-        self._numbers_are_arguments = before
-        return substituted
+            raise MixedUp
 
     def value(self, value: Any, name: str) -> Any:
         """Return a value with traced arrays for the arrays in it, and traced numbers for numbers."""
@@ -105,9 +97,8 @@ class Substitution:
         if cls is np.ndarray:
             return self._tracer_of(value)
         if cls is float or cls is int:
-            if not self._numbers_are_arguments:
-                return value
-            return self._numbers.argument(self._places.next_number(), name, self._trace)
+            place = self._places.next_number()
+            return value if place is None else self._numbers.argument(place, name, self._trace)
         if id(value) in self._held:
             return self._object(self._held[id(value)])
         if (replacement := replacement_of(value)) is not None:
@@ -141,7 +132,6 @@ class Substitution:
             raise TypeError(f"{held.subject} {held.name!r}: objects within objects, more than {DEEPEST} levels deep")
         self._depth += 1
         rebuilt = self._objects[id(held.value)] = empty_like(held.value)  # before its attributes, which may hold it
-        before, self._numbers_are_arguments = self._numbers_are_arguments, not held.by_value
         for label, value in attributes_of(held.value):
             name, span = f"{held.name}.{label}", held.spans.get(label)
             if span is None:
@@ -150,7 +140,6 @@ class Substitution:
                 with self._places.within(span):
                     part = self.value(value, name)
             set_attribute(rebuilt, label, part)
-        self._numbers_are_arguments = before
         self._depth -= 1
         self._rebuilt.append((held.name, rebuilt, _state_of_object(rebuilt)))
         return rebuilt
@@ -171,7 +160,7 @@ class Substitution:
             return replacement
         if isinstance(function, types.FunctionType):
             return self.function(function, defaults=False)
-        return self.value_with_constants(function, "fn")
+        return self._around(function, "fn", function)
 
     def function(self, function: types.FunctionType, defaults: bool = True) -> types.FunctionType:
         """Return a function with substituted closure cells and globals, and default values if `defaults`."""
@@ -190,17 +179,20 @@ class Substitution:
         functools.update_wrapper(rebuilt, function)
         rebuilt.__kwdefaults__ = function.__kwdefaults__
         self._functions[function] = rebuilt  # before its variables, which may hold the function itself
-        before, self._numbers_are_arguments = self._numbers_are_arguments, False
         if defaults:
             self._substitute_defaults(function, rebuilt)
         self._substitute_variables(function, namespace)
-        self._numbers_are_arguments = before
         return rebuilt
+
+    def _around(self, holder: Any, label: str, value: Any) -> Any:
+        """Return the substituted value of a variable or a default."""
+        with self._places.within_variable(holder, label):
+            return self.value(value, label)
 
     def _substitute_defaults(self, function: types.FunctionType, rebuilt: types.FunctionType) -> None:
         """Give a rebuilt function the substituted default values of the user's."""
         if function.__defaults__ or function.__kwdefaults__:
-            values = [self.value(value, label) for label, value in defaults_of(function)]
+            values = [self._around(function, label, value) for label, value in defaults_of(function)]
             count = len(function.__defaults__ or ())
             rebuilt.__defaults__ = tuple(values[:count])
             rebuilt.__kwdefaults__ = dict(zip(function.__kwdefaults__ or (), values[count:], strict=True))
@@ -214,7 +206,7 @@ class Substitution:
             if value is MISSING:
                 continue
             if label not in self._static and not read_by_attribute(value, self._package):
-                value = self.value(value, label)
+                value = self._around(holder, label, value)
             if isinstance(holder, dict):
                 namespace[label] = value
             else:
@@ -270,13 +262,6 @@ def _state_of_object(value: Any) -> _State:
     attributes = list(attributes_of(value))
     labels = [".__class__", *(f".{name}" for name, _ in attributes)]
     return _State(None, labels, [type(value), *(child for _, child in attributes)])
-
-
-def _mixed_up() -> RuntimeError:
-    return RuntimeError(
-        "the arrays around a fused function were found in one order when its arguments were read and in another when "
-        "it was traced; this is an error of cupyfuse, or a container changed in between; pass the arrays as arguments"
-    )
 
 
 def _without_cached_properties(value: Any, state: _State) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Tracing:
     constants : list of array
         Arrays that the function created.
     numbers : NumbersOfCall
-        The float and integer arguments: the graph serves calls with the values that were read, and where the conditions
+        The numbers of the call: the graph serves calls with the values that were read, and where the conditions
         turn out the same.
     """
 
@@ -69,7 +69,6 @@ def trace_function(
     parameters: Parameters,
     values: Sequence[Any],
     signature: Signature,
-    by_value: Container[str],
     strict: bool,
     numbers: NumbersOfCall,
     for_shards: bool = False,
@@ -87,12 +86,10 @@ def trace_function(
         The value of each parameter.
     signature : Signature
         Of the call.
-    by_value : container of str
-        The parameters whose numbers are constants.
     strict : bool
         Whether library steps are errors.
     numbers : NumbersOfCall
-        The float and integer arguments.
+        The numbers of the call.
     for_shards : bool
         As of `Trace`.
 
@@ -104,7 +101,7 @@ def trace_function(
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
 
     def run(trace: Trace) -> Results:
-        return _trace_once(trace, environment, parameters, values, signature, by_value, numbers)
+        return _trace_once(trace, environment, parameters, values, signature, numbers)
 
     def new_trace(repeats: Trace | None, sites: Container[Site], watches: bool = False) -> Trace:
         return Trace(repeats, True, strict, sites, watches, for_shards)
@@ -178,7 +175,6 @@ def _trace_once(
     parameters: Parameters,
     values: Sequence[Any],
     signature: Signature,
-    by_value: Container[str],
     numbers: NumbersOfCall,
 ) -> Results:
     """Run the function on traced arrays and numbers, which note what it reads of them."""
@@ -187,10 +183,10 @@ def _trace_once(
         traced[i] = traced[earlier]
     static = environment.static
     substitution = Substitution(trace, signature, traced, static, environment.package, numbers)
-    arguments = []
-    for name, value in zip(parameters.names, values, strict=True):
-        substitute = substitution.value_with_constants if name in by_value else substitution.value
-        arguments.append(value if name in static else substitute(value, name))
+    arguments = [
+        value if name in static else substitution.value(value, name)
+        for name, value in zip(parameters.names, values, strict=True)
+    ]
     function = substitution.fused_function(environment.function)
     substitution.check_complete()
     try:

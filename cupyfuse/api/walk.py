@@ -15,6 +15,7 @@ import numpy as np
 from ..trace import TracedNumber, Tracer
 from ..trace.numpy import replacement_of
 from . import arrays
+from .around import Changes, Role
 from .code import ANY, is_library_module
 from .constants import Identity, constant_key, enums_in, value_key
 from .objects import HeldObject, Span, is_plain, is_singular, names_of
@@ -25,6 +26,7 @@ from .variables import CachedFunction, is_known
 
 _IMMUTABLE = (bool, str, type(None))
 _NUMBERS = (int, float)
+_ARGUMENT = Role.ARGUMENT
 
 
 class TracedArgument(Exception):
@@ -45,7 +47,13 @@ class Walk(abc.ABC):
     originals : dict
         The caller's own arrays of other libraries, by position of the leaf that was imported from each.
     numbers : list of float or int
-        The float and integer arguments.
+        The numbers of the call: float and integer arguments, and those around functions that change from call to call.
+    places : list of int or None
+        Of each number that a trace meets its position among these, None if its value belongs to the key.
+    changing : set of int
+        The positions of those around functions.
+    spans : list of Span
+        Of variables around functions and of attributes of objects; those within others come first.
     stable : bool
         Whether all that was added is immutable, so that it changes only where a variable is bound to another object.
     opaque : bool
@@ -67,19 +75,22 @@ class Walk(abc.ABC):
 
     # fmt: off
     __slots__ = (
-        "_active", "_by_value", "_compared_only", "_held", "_reads_itself", "_specs", "_subject", "captured",
-        "class_values", "classes", "exporters", "key", "leaves", "names", "numbers", "objects", "opaque", "originals",
-        "package", "stable", "wrappers",
+        "_active", "_changes", "_compared_only", "_held", "_met", "_reads_itself", "_role", "_specs", "_subject",
+        "captured", "changing", "class_values", "classes", "exporters", "key", "leaves", "names", "numbers", "objects",
+        "opaque", "originals", "package", "places", "spans", "stable", "wrappers",
     )
     # fmt: on
 
-    def __init__(self, package: str, specs: bool):
+    def __init__(self, package: str, specs: bool, changes: Changes):
         self.leaves: list[Any] = []
         self.names: list[str] = []
         self.key: list[Hashable] = []
         self.exporters: list[Any] = []
         self.originals: dict[int, Any] = {}
         self.numbers: list[float] = []
+        self.places: list[int | None] = []
+        self.changing: set[int] = set()
+        self.spans: list[Span] = []
         self.stable = True
         self.opaque = False
         self.captured = False
@@ -88,7 +99,9 @@ class Walk(abc.ABC):
         self.classes: dict[Any, str] = {}
         self.class_values: dict[Any, str] = {}
         self.package, self._specs = package, specs
-        self._by_value = False  # whether the values of numbers that are added belong to the key
+        self._role = Role.ARGUMENT  # of the numbers that are added
+        self._changes = changes
+        self._met: dict[Hashable, int] = {}  # how often numbers around functions of one name were met
         # Whether tracing reads what is added itself, instead of rebuilding it: what classes and wrappers hold, where
         # cached functions are refused, and attributes of modules.
         self._compared_only = self._reads_itself = False
@@ -116,10 +129,11 @@ class Walk(abc.ABC):
         elif cls in _IMMUTABLE:
             self.key.append((cls, value))
         elif cls in _NUMBERS:
-            if self._by_value:
-                self.key.append((cls, value_key(value)))
+            if self._role is not _ARGUMENT:
+                self._add_constant(value, name)
             else:
                 self.key.append(int if cls is int else float)
+                self.places.append(len(self.numbers))
                 self.numbers.append(value)
         elif cls is tuple or cls is list:
             self.stable = self.stable and cls is tuple
@@ -131,6 +145,30 @@ class Walk(abc.ABC):
             self._add_object(value, name)
         else:
             self._add_uncommon(value, name)
+
+    def _add_constant(self, value: float, name: str) -> None:
+        """Add a number whose value belongs to the key, unless it is around a function and changes."""
+        key = type(value), value_key(value)
+        changes = False
+        if self._role is Role.AROUND:
+            where = self._subject, name
+            number = self._met[where] = self._met.get(where, 0) + 1  # functions of one code have variables of one name
+            changes = self._changes.note((*where, number), key)
+        if changes:
+            self.key.append(int if type(value) is int else float)
+            self.captured = True
+            self.changing.add(len(self.numbers))
+            self.places.append(len(self.numbers))
+            self.numbers.append(value)
+            return
+        self.key.append(key)
+        if not (self._compared_only or self._reads_itself):
+            self.places.append(None)
+
+    def _span_from(self, leaves: int, numbers: int) -> Span:
+        """Return where all arrays and numbers are that were added since there were so many."""
+        self.spans.append(Span(leaves, len(self.leaves), numbers, len(self.places)))
+        return self.spans[-1]
 
     def _add_container(self, value: Any, name: str) -> None:
         """Add a container of one of the types that `structure_of` knows."""
@@ -177,7 +215,7 @@ class Walk(abc.ABC):
         if other is not None:
             self.key.append(("same object", other.number))
         self.stable, self.captured = False, True
-        held = HeldObject(value, name, self._subject, len(self.objects), self._by_value, rebuilt)
+        held = HeldObject(value, name, self._subject, len(self.objects), self._role, rebuilt)
         self._held[id(value), rebuilt] = held
         self.objects.append(held)
         self.classes.setdefault(type(value), name)
@@ -204,17 +242,17 @@ class Walk(abc.ABC):
 
     def _add_attribute_of(self, held: HeldObject, value: Any, label: str) -> Span:
         """Add an attribute of an object, and return where its arrays and numbers are."""
-        before = self._by_value, self._subject
-        self._by_value, self._subject = held.by_value, held.subject
-        leaves, numbers = len(self.leaves), len(self.numbers)
+        before = self._role, self._subject
+        self._role, self._subject = held.role, held.subject
+        leaves, numbers = len(self.leaves), len(self.places)
         key, name = (held.number, label), f"{held.name}.{label}"
         if held.rebuilt:
             self.key.append(key)
             self.add(value, name)
         else:
             self.add_compared_only([(key, name, value)], type(held.value).__name__, held.name)
-        self._by_value, self._subject = before
-        return Span(leaves, len(self.leaves), numbers, len(self.numbers))
+        self._role, self._subject = before
+        return self._span_from(leaves, numbers)
 
     def _add_uncommon(self, value: Any, name: str) -> None:
         """Add a value of none of the types that `add` tests first."""
@@ -291,13 +329,14 @@ class Walk(abc.ABC):
 
     def add_by_value(self, value: Any, name: str) -> None:
         """Add a value whose numbers belong to the key."""
-        by_value, self._by_value = self._by_value, True
+        role, self._role = self._role, Role.CONSTANT
         self.add(value, name)
-        self._by_value = by_value
+        self._role = role
 
-    def add_leaves_of(self, other: Walk) -> None:
-        """Add the arrays of another signature, not its key."""
+    def add_immutable(self, other: Walk) -> None:
+        """Add the arrays of another signature, whose numbers are constants, not its key."""
         count = len(self.leaves)
+        self.places += other.places
         self.originals.update((count + i, original) for i, original in other.originals.items())
         self.leaves += other.leaves
         self.names += other.names

@@ -45,7 +45,7 @@ def call(function: PlannedFunction, values: Sequence[Any]) -> Any:
     name = getattr(function.__wrapped__, "__name__", "fused")
     # Floats are constants: a graph in Dask is of one call.
     signature = function.signature_of(described.values, specs=True, by_value=function.names)
-    tracing = function._trace(described.values, signature, function.names, for_shards=True)
+    tracing = function._trace(described.values, signature, for_shards=True)
     graph = tracing.traced.graph
     if graph.effects:
         changed = graph.inputs[graph.effects[0][0]].name

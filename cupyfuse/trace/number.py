@@ -25,9 +25,11 @@ class NumbersOfCall:
     ----------
     values : sequence of float or int
     opened : container of int
-        Positions of the integers that are traced; the others are constants. All floats are traced.
+        Positions of the constants that are traced.
     branches : bool
         Whether comparisons are conditions of the plan; else they read the values of their numbers.
+    around : container of int
+        Positions of the numbers that are no arguments. They are constants unless opened, as integers are.
 
     Attributes
     ----------
@@ -37,8 +39,14 @@ class NumbersOfCall:
         Comparisons of numbers that it depends on, and how they turned out, by their texts.
     """
 
-    def __init__(self, values: Sequence[float], opened: Container[int] = (), branches: bool = True):
-        self.values, self._opened, self._branches = values, opened, branches
+    def __init__(
+        self,
+        values: Sequence[float],
+        opened: Container[int] = (),
+        branches: bool = True,
+        around: Container[int] = (),
+    ):
+        self.values, self._opened, self._branches, self._around = values, opened, branches, around
         self.read: set[int] = set()
         self.conditions: dict[str, tuple[Number, bool]] = {}
 
@@ -50,7 +58,7 @@ class NumbersOfCall:
             self.read.add(position)
             return value
 
-        if type(value) is int and position not in self._opened:
+        if (type(value) is int or position in self._around) and position not in self._opened:
             return read()
         cls = TracedInteger if type(value) is int else TracedFloat
         number = Number(f"n{position}", operator.itemgetter(position), read, frozenset({position}))

@@ -1,0 +1,101 @@
+"""Where a signature has the arrays and numbers that another walk over the same values meets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from .objects import Span
+from .signature import Signature
+
+
+class MixedUp(RuntimeError):
+    """A walk meets other arrays or numbers than the signature did."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the arrays and numbers around a fused function were found in one order when its arguments were read and "
+            "in another when it was traced; this is an error of cupyfuse, or a container changed in between; pass "
+            "them as arguments"
+        )
+
+
+_NOWHERE = Span(0, 0, 0, 0)  # of a variable with neither
+
+
+class Places:
+    """The positions of arrays and numbers in the order in which a walk meets them, as a signature did.
+
+    Attributes of objects and variables around functions may be met in another order.
+    """
+
+    def __init__(self, signature: Signature):
+        self._signature = signature
+        spans, self._around = list(signature.spans), dict(signature.spans_around)
+        if signature.taken is not None:
+            own, first, number = signature.taken
+            moved = {id(s): Span(s[0] + first, s[1] + first, s[2] + number, s[3] + number) for s in own.spans}
+            spans += moved.values()
+            self._around.update((key, moved[id(span)]) for key, span in own.spans_around.items())
+        of_leaves: list[Span | None] = [None] * len(signature.leaves)
+        of_numbers: list[Span | None] = [None] * len(signature.places)
+        for span in reversed(spans):  # those within others last
+            of_leaves[span.first_leaf : span.last_leaf] = [span] * (span.last_leaf - span.first_leaf)
+            of_numbers[span.first_number : span.last_number] = [span] * (span.last_number - span.first_number)
+        self._spans = spans  # so that their ids stay theirs
+        self._found: dict[int, tuple[list[int], list[int | None]]] = {}
+        for position, owner in enumerate(of_leaves):
+            self._lists_of(owner)[0].append(position)
+        for place, owner in zip(signature.places, of_numbers, strict=True):
+            self._lists_of(owner)[1].append(place)
+        leaves, numbers = self._lists_of(None)
+        self._leaves: Iterator[int] = iter(leaves)
+        self._numbers: Iterator[int | None] = iter(numbers)
+
+    def _lists_of(self, span: Span | None) -> tuple[list[int], list[int | None]]:
+        return self._found.setdefault(id(span), ([], []))
+
+    def next_leaf(self) -> int:
+        """Return the position of the next array."""
+        for position in self._leaves:
+            return position
+        raise MixedUp
+
+    def next_number(self) -> int | None:
+        """Return the position of the next number, None for a constant."""
+        for place in self._numbers:
+            return place
+        raise MixedUp
+
+    @contextlib.contextmanager
+    def within(self, span: Span) -> Iterator[None]:
+        """Walk an attribute of an object."""
+        around = self._leaves, self._numbers
+        leaves, numbers = self._lists_of(span)
+        self._leaves, self._numbers = iter(leaves), iter(numbers)
+        yield
+        self.check_complete()
+        self._leaves, self._numbers = around
+
+    def within_variable(self, holder: Any, label: str) -> contextlib.AbstractContextManager[None]:
+        """Walk a variable or a default value."""
+        return self.within(self._around.get((id(holder), label), _NOWHERE))
+
+    @contextlib.contextmanager
+    def within_taken(self) -> Iterator[None]:
+        """Walk the arrays and numbers in a signature of the variables that was taken before, without constants."""
+        assert self._signature.taken is not None
+        own, leaves, numbers = self._signature.taken
+        around = self._leaves, self._numbers
+        places = self._signature.places[numbers : numbers + len(own.places)]
+        self._leaves = iter(range(leaves, leaves + len(own.leaves)))
+        self._numbers = iter([place for place in places if place is not None])
+        yield
+        self.check_complete()
+        self._leaves, self._numbers = around
+
+    def check_complete(self) -> None:
+        """Raise an error if the walk has not met all arrays and numbers."""
+        if any(True for _ in self._leaves) or any(True for _ in self._numbers):
+            raise MixedUp
