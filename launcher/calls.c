@@ -9,12 +9,14 @@ enum { SETTINGS, CALLS, RECOGNIZER_PARTS };
 // its values; the arrays that follow those; a function that tells whether its numbers are served, or None; and what runs it.
 enum { POSITIONAL, NAMES, SETTINGS_THEN, FUNCTION, DEFAULTS, AROUND, KEY, VALUES, KEPT, COVERS, RUN, CALL_PARTS };
 
-// A value: its kind; its number among the arguments, or -1 for a bound one, and that one; what it has to be. For a number
+// A value: its kind; its number among the arguments and what is given around the function, or -1 for a bound one, and that
+// one; what it has to be. For a number
 // that may have any value that is the type; for an array, too, then the shape, the strides, the dtype and the device.
 enum { KIND, GIVEN, BOUND, EXPECTED, SHAPE, STRIDES, DTYPE, DEVICE, ARRAY_PARTS };
 enum { SAME, EQUAL, NUMBER, HELD, ARRAY };
 
-static PyObject *of_shape, *of_strides, *of_dtype, *of_data, *of_device, *of_defaults, *of_keyword_defaults, *of_dict, *of_key;
+static PyObject *of_shape, *of_strides, *of_dtype, *of_data, *of_device, *of_defaults, *of_keyword_defaults, *of_dict, *of_key,
+    *of_given;
 
 // Whether an attribute of an object has a value; -1 for an error.
 static int has(PyObject* object, PyObject* name, PyObject* expected) {
@@ -63,8 +65,8 @@ static int take(PyObject* value, PyObject* found, PyObject* arrays, PyObject* nu
     }
 }
 
-// Whether the defaults of a function, and the variables around it, are those of a call.
-static int are_unchanged(PyObject* call) {
+// Whether the defaults of a function, and the variables around it, which are returned, are those of a call.
+static int are_unchanged(PyObject* call, PyObject** variables) {
     PyObject *function = PyTuple_GetItem(call, FUNCTION), *around = PyTuple_GetItem(call, AROUND);
     int same = 1;
     if (function != Py_None) {
@@ -78,32 +80,45 @@ static int are_unchanged(PyObject* call) {
         }
     }
     if (same == 1 && around != Py_None) {
-        PyObject* variables = PyObject_CallNoArgs(around);
-        same = variables == NULL ? -1 : variables != Py_None && has(variables, of_key, PyTuple_GetItem(call, KEY));
-        Py_XDECREF(variables);
+        *variables = PyObject_CallNoArgs(around);
+        same = *variables == NULL ? -1 : *variables != Py_None && has(*variables, of_key, PyTuple_GetItem(call, KEY));
     }
     return same;
 }
 
-// Whether a call passes so many arguments by position and by name, with the same settings and surroundings.
-static int is_of_form(PyObject* call, PyObject* settings, PyObject* args, PyObject* kwargs) {
+// Whether a call passes so many arguments by position and by name, with the same settings and surroundings. The variables
+// around the function are returned.
+static int is_of_form(PyObject* call, PyObject* settings, PyObject* args, PyObject* kwargs, PyObject** variables) {
     if (PyTuple_Size(args) != PyLong_AsSsize_t(PyTuple_GetItem(call, POSITIONAL)) ||
         PyDict_Size(kwargs) != PyTuple_Size(PyTuple_GetItem(call, NAMES))) {
         return 0;
     }
     const int same = PyObject_RichCompareBool(settings, PyTuple_GetItem(call, SETTINGS_THEN), Py_EQ);
-    return same == 1 ? are_unchanged(call) : same;
+    return same == 1 ? are_unchanged(call, variables) : same;
+}
+
+// Compares what the variables around a function give by a number, and adds it, as `take` does.
+static int take_around(PyObject* value, PyObject* variables, Py_ssize_t number, PyObject* arrays, PyObject* numbers) {
+    PyObject* given = variables == NULL ? NULL : PyObject_GetAttr(variables, of_given);
+    PyObject* found = given == NULL ? NULL : PyTuple_GetItem(given, number);
+    const int same = found != NULL ? take(value, found, arrays, numbers) : PyErr_Occurred() != NULL ? -1 : 0;
+    Py_XDECREF(given);
+    return same;
 }
 
 // Gathers the arrays and numbers of a call. 1: it is like the earlier one, 0: it is not, -1: an error.
-static int gather(PyObject* call, PyObject* args, PyObject* kwargs, PyObject* arrays, PyObject* numbers) {
+static int gather(PyObject* call, PyObject* args, PyObject* kwargs, PyObject* variables, PyObject* arrays, PyObject* numbers) {
     PyObject *names = PyTuple_GetItem(call, NAMES), *values = PyTuple_GetItem(call, VALUES);
     PyObject* kept = PyTuple_GetItem(call, KEPT);
-    const Py_ssize_t positional = PyTuple_Size(args);
+    const Py_ssize_t positional = PyTuple_Size(args), all = positional + PyTuple_Size(names);
     int same = 1;
     for (Py_ssize_t k = 0; same == 1 && k < PyTuple_Size(values); ++k) {
         PyObject* value = PyTuple_GetItem(values, k);
         const Py_ssize_t given = PyLong_AsSsize_t(PyTuple_GetItem(value, GIVEN));
+        if (given >= all) {
+            same = take_around(value, variables, given - all, arrays, numbers);
+            continue;
+        }
         PyObject* found = given < 0            ? PyTuple_GetItem(value, BOUND)
                           : given < positional ? PyTuple_GetItem(args, given)
                                                : PyDict_GetItemWithError(kwargs, PyTuple_GetItem(names, given - positional));
@@ -131,12 +146,14 @@ static PyObject* recognize(PyObject* recognizer, PyObject* const* arguments, Py_
     PyObject *settings = PyObject_CallNoArgs(PyTuple_GetItem(recognizer, SETTINGS)), *result = NULL;
     int same = settings == NULL ? -1 : 0;
     for (Py_ssize_t k = 0; same == 0 && k < PyTuple_Size(calls); ++k) {
-        PyObject *call = PyTuple_GetItem(calls, k), *arrays = NULL, *numbers = NULL;
-        same = is_of_form(call, settings, arguments[0], arguments[1]);
+        PyObject *call = PyTuple_GetItem(calls, k), *arrays = NULL, *numbers = NULL, *variables = NULL;
+        same = is_of_form(call, settings, arguments[0], arguments[1], &variables);
         if (same == 1) {
             arrays = PyList_New(0);
             numbers = PyList_New(0);
-            same = arrays == NULL || numbers == NULL ? -1 : gather(call, arguments[0], arguments[1], arrays, numbers);
+            same = arrays == NULL || numbers == NULL
+                       ? -1
+                       : gather(call, arguments[0], arguments[1], variables, arrays, numbers);
         }
         if (same == -1 && PyErr_ExceptionMatches(PyExc_Exception)) {
             PyErr_Clear();
@@ -147,6 +164,7 @@ static PyObject* recognize(PyObject* recognizer, PyObject* const* arguments, Py_
             result = results == NULL ? NULL : PySequence_GetItem(results, 0);
             Py_XDECREF(results);
         }
+        Py_XDECREF(variables);
         Py_XDECREF(arrays);
         Py_XDECREF(numbers);
     }
@@ -176,7 +194,8 @@ static int is_valid_call(PyObject* call) {
     }
     PyObject* values = PyTuple_GetItem(call, VALUES);
     const Py_ssize_t positional = PyLong_AsSsize_t(PyTuple_GetItem(call, POSITIONAL));
-    const Py_ssize_t given = positional + PyTuple_Size(PyTuple_GetItem(call, NAMES));
+    const int has_around = PyTuple_GetItem(call, AROUND) != Py_None;
+    const Py_ssize_t given = has_around ? PY_SSIZE_T_MAX : positional + PyTuple_Size(PyTuple_GetItem(call, NAMES));
     int valid = positional >= 0;
     for (Py_ssize_t k = 0; valid && k < PyTuple_Size(values); ++k) {
         PyObject* value = PyTuple_GetItem(values, k);
@@ -216,6 +235,7 @@ int prepare_recognizers(void) {
     } names[] = {
         {&of_shape, "shape"}, {&of_strides, "strides"}, {&of_dtype, "dtype"}, {&of_data, "data"}, {&of_device, "device_id"},
         {&of_defaults, "__defaults__"}, {&of_keyword_defaults, "__kwdefaults__"}, {&of_dict, "__dict__"}, {&of_key, "key"},
+        {&of_given, "given"},
     };
     for (size_t k = 0; k < sizeof names / sizeof *names; ++k) {
         if (*names[k].name == NULL && (*names[k].name = PyUnicode_InternFromString(names[k].text)) == NULL) {

@@ -101,11 +101,12 @@ class DirectCalls:
         if found is None or not parameters.positional or not runnable.is_plain:
             return None
         values, defaulted = found
-        if not known or known.is_current is not None or known.classes or (around is not None and around.given):
+        if not known or known.is_current is not None or known.classes:
             return None
         if (None if around is None else around.key) != known.around_key or defaulted != known.defaulted:
             return None
-        if known.match(values) is None:
+        given_around = () if around is None else around.given
+        if known.match((*values, *given_around)) is None:
             return None
         if not defaulted:
             function = defaults = None
@@ -115,6 +116,14 @@ class DirectCalls:
         described: list[tuple[Any, ...]] = []
         numbers = itertools.count()
         all_names, bound, immutable = bindings
+
+        def describe(value: Any, place: int) -> bool:
+            is_number = type(value) in (int, float)
+            is_open = is_number and next(numbers) not in runnable.depends.positions
+            found = _describe_value(value, place, is_open)
+            described.extend(() if found is None else (found,))
+            return found is not None
+
         for name in all_names:
             if name in immutable:
                 described += [(_HELD, -1, leaf, None) for leaf in immutable[name].leaves]
@@ -122,12 +131,10 @@ class DirectCalls:
                 return None
             elif name not in defaulted:
                 place = len(args) + names.index(name) if name in names else parameters.names.index(name)
-                is_number = type(given[name]) in (int, float)
-                is_open = is_number and next(numbers) not in runnable.depends.positions
-                value = _describe_value(given[name], place, is_open)
-                if value is None:
+                if not describe(given[name], place):
                     return None
-                described.append(value)
+        if not all(map(describe, given_around, itertools.count(len(args) + len(names)))):
+            return None
         surroundings = (None, None) if around is None else (self._environment.current_snapshot, known.around_key)
         unchanged = (known.settings, function, defaults, *surroundings)
         covers = runnable.depends.covers if runnable.depends.conditions else None
@@ -135,7 +142,7 @@ class DirectCalls:
 
 
 def _describe_value(value: Any, place: int, is_open: bool) -> tuple[Any, ...] | None:
-    """Describe an argument, the `place`-th of those given; `is_open` if it may be any number of its type."""
+    """Describe an argument, or what variables give, by its place; `is_open` if it may be any number of its type."""
     cls = type(value)
     if cls is arrays.CUPY_ARRAY:
         return _ARRAY, place, None, cls, value.shape, value.strides, value.dtype, value.data.device_id

@@ -10,7 +10,7 @@ from .around import Changes
 from .class_members import add_members
 from .code import CLASS, is_own
 from .current import current_check
-from .signature import Signature
+from .signature import Signature, Taken
 
 _MOST_CLASSES = 64  # combinations of argument classes whose snapshots are kept
 
@@ -44,8 +44,6 @@ class Snapshot(NamedTuple):
         The names of all attributes that the code reads, and constants that could be such names.
     classes, class_values : dict
         The classes and modules met, with their names, and those of the classes that were met as values.
-    captured : bool
-        As `Signature.captured`.
     is_current : callable
         Tells whether every variable, function, class and container still holds the same objects.
     """
@@ -57,7 +55,6 @@ class Snapshot(NamedTuple):
     strings: set[str]
     classes: dict[Any, str]
     class_values: dict[Any, str]
-    captured: bool
     is_current: Callable[[], bool]
 
     @property
@@ -73,7 +70,7 @@ class Snapshot(NamedTuple):
         if before is not None and before.key == key:
             key = before.key  # found to be equal in less time
         met = own.classes, own.class_values
-        return cls(key, own, (*own.leaves, *own.numbers), own.attributes, own.strings, *met, own.captured, check)
+        return cls(key, own, (*own.leaves, *own.numbers), own.attributes, own.strings, *met, check)
 
 
 class Environment:
@@ -132,9 +129,7 @@ class Environment:
                 self._add_variables(signature)
             _add_members_and_attributes(signature)
             return
-        signature.key.append(snapshot.key)
-        signature.captured = signature.captured or snapshot.captured
-        signature.add_taken(snapshot.own)
+        signature.add_taken(snapshot.own, snapshot.key)
         if not signature.classes:
             return
         of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, snapshot)
@@ -146,6 +141,11 @@ class Environment:
             signature.classes = {**snapshot.classes, **signature.classes}
             signature.class_values = {**snapshot.class_values, **signature.class_values}
             _add_members_and_attributes(signature)
+
+    def holds(self, taken: Taken) -> bool:
+        """Whether variables still hold what the signature of a call has of them, but for numbers that change."""
+        around = self.current_snapshot()
+        return around is not None and around.key == taken.key
 
     def add_attributes(self, signature: Signature, first: int = 0) -> None:
         """Add what the code may read of objects among the arguments, where snapshots tell which code that is.

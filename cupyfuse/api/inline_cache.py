@@ -211,9 +211,7 @@ class InlineCache:
             self._runnables = [r for r in self._runnables if r is not runnable]
             runnable.recognizer, runnable.calls, runnable.forgotten = None, 0, runnable.forgotten + 1
         if runnable.recognizer is None and runnable.calls >= _WALKED * _LONGER**runnable.forgotten:
-            around = self._environment.current_snapshot()
-            if signature.taken is None or (around is not None and around.own is signature.taken[0]):
-                runnable.recognizer = self._make(runnable, signature, values, defaulted, settings, around) or False
+            runnable.recognizer = self._make(runnable, signature, values, defaulted, settings) or False
         if runnable.recognizer:
             self._runnables = [runnable, *(r for r in self._runnables if r is not runnable)][:_MOST]
             calls = self._calls
@@ -228,16 +226,14 @@ class InlineCache:
         values: Sequence[Any],
         defaulted: Collection[str],
         settings: Hashable,
-        around: Snapshot | None,
     ) -> Recognizer | None:
         """Return what recognises calls like one that was walked, or None. Parameters as for `add`.
-
-        `around` is the snapshot of the variables, of which the signature was made.
 
         Functions among the arguments, arrays that are given twice, static variables and what is `Signature.opaque` have
         keys that the generated code does not compare.
         """
         environment = self._environment
+        around = environment.current_snapshot()  # which another thread may have changed: `key` is that of the call
         reads_all = around is None and not environment.is_own
         classes = {} if reads_all else dict(signature.classes)
         class_values = dict(signature.class_values)
@@ -255,14 +251,14 @@ class InlineCache:
                     writer.add_bound(self._bound[name])
                 else:
                     writer.add(next(given), writer.parameter())
-            if around is not None:
+            if signature.taken is not None:
                 writer.add_taken()
             for variable in signature.around if reads_all else ():
                 writer.add_variable(variable)
             match = writer.function()
         except (Unrecognizable, MixedUp):
             return None
-        key, export = None if around is None else around.key, signature.exporters[0]
+        key, export = None if signature.taken is None else signature.taken.key, signature.exporters[0]
         read = signature.changing_variables
         is_current = current_check(signature, environment.package, read) if reads_all else None
         return Recognizer(match, export, defaulted, settings, key, of_classes, classes, class_values, is_current)

@@ -320,5 +320,6 @@ class PlannedFunction:
                 kept = [*created, *(prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else [])]
                 execute = engine(plan, [*signature.leaves, *kept])
                 runnable = Runnable(plan, tracing.results, execute, kept, depends=tracing.depends)
-            cache.add(key, signature.numbers, runnable)
+            if signature.taken is None or self.environment.holds(signature.taken):
+                cache.add(key, signature.numbers, runnable)
             return runnable

@@ -46,8 +46,8 @@ class Signature(Walk):
         The variables and defaults that were added, but functions.
     spans_around : dict
         Where the arrays and numbers of each are, by the id of what holds it and its name.
-    taken : (Signature, int, int) or None
-        That of the variables, where it was taken before, and how many arrays and places of numbers come before its own.
+    taken : Taken or None
+        The signature of the variables, where it was taken before.
     functions : list of function
         The user's functions that were added, with their code and default values.
     static_read : set of str
@@ -81,7 +81,7 @@ class Signature(Walk):
         self.containers: list[Any] = []
         self.around: list[Around] = []
         self.spans_around: dict[tuple[int, str], Span] = {}
-        self.taken: tuple[Signature, int, int] | None = None
+        self.taken: Taken | None = None
         self.functions: list[types.FunctionType] = []
         self.static_read: set[str] = set()
         self.attributes: set[str] = set()
@@ -139,9 +139,11 @@ class Signature(Walk):
         if not isinstance(value, types.FunctionType):
             self.around.append(Around(holder, label, value, span))
 
-    def add_taken(self, own: Signature) -> None:
-        """Add the arrays and numbers of a signature of the variables that was taken before."""
-        self.taken = own, len(self.leaves), len(self.places)
+    def add_taken(self, own: Signature, key: Hashable) -> None:
+        """Add a signature of the variables that was taken before, and its key."""
+        self.key.append(key)
+        self.captured = self.captured or own.captured
+        self.taken = Taken(own, key, len(self.leaves), len(self.places))
         for leaf, name in zip(own.leaves, own.names, strict=True):
             self.add(leaf, name)
         if own.numbers:
@@ -155,7 +157,7 @@ class Signature(Walk):
     @property
     def given_around(self) -> tuple[Any, ...]:
         """The arrays and numbers of `taken`, which calls are given after the arguments."""
-        return () if self.taken is None else (*self.taken[0].leaves, *self.taken[0].numbers)
+        return () if self.taken is None else (*self.taken.own.leaves, *self.taken.own.numbers)
 
     @property
     def changing_variables(self) -> set[tuple[int, str]]:
@@ -276,3 +278,12 @@ class Signature(Walk):
                 "read from outside, cannot be read anew in each call; make it an argument, an attribute of one, or a "
                 "variable of the fused function"
             )
+
+
+class Taken(NamedTuple):
+    """A signature of variables in that of a call: its key, and where its arrays and places of numbers begin there."""
+
+    own: Signature
+    key: Hashable
+    first_leaf: int
+    first_number: int

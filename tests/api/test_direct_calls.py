@@ -20,7 +20,8 @@ import cupyfuse as cf
 from cupyfuse.api.direct_calls import DirectCalls
 from cupyfuse.cuda import launcher
 
-OFFSET = 1.5
+OFFSET: Any = 1.5
+FACTOR: Any = 1
 
 
 def test_arrays_are_compared(module: Any, rng: np.random.Generator) -> None:
@@ -129,6 +130,45 @@ def test_variables_around_are_compared(module: Any, rng: np.random.Generator, mo
     monkeypatch.setattr(sys.modules[__name__], "OFFSET", 4.0)
     assert not is_direct(cache, x)
     close(function(x), np.asarray(x) + 4.0)
+
+
+def test_numbers_and_arrays_around_are_read(
+    module: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this, weight, axis = sys.modules[__name__], array(rng, 3, 8), 0
+
+    def reading(x: Any, k: float) -> Any:
+        return (x * k + weight * OFFSET - FACTOR).sum(axis=axis)
+
+    function, x = cf.fuse(reading), array(rng, 3, 8)
+
+    def assign(offset: Any, factor: Any) -> None:
+        monkeypatch.setattr(this, "OFFSET", offset)
+        monkeypatch.setattr(this, "FACTOR", factor)
+
+    def expected(k: float) -> Any:
+        return (np.asarray(x, np.float64) * k + np.asarray(weight, np.float64) * OFFSET - FACTOR).sum(axis=axis)
+
+    for offset, factor in ((0.5, 1), (0.25, 2), (0.125, 3)):
+        assign(offset, factor)
+        function(x, 2.0)
+    cache = learn(function, x, 2.0)
+    for offset, factor in ((0.75, 7), (-2.0, 10**6), (1e-3, 0)):
+        assign(offset, factor)
+        assert is_direct(cache, x, 3.0) and not is_direct(cache, weight, 3.0)
+        close(function(x, 3.0), expected(3.0))
+    weight = array(rng, 3, 8)
+    assert is_direct(cache, x, 3.0)
+    close(function(x, 3.0), expected(3.0))
+    for change in (lambda: assign(2, 0), lambda: assign(0.5, 1.0), lambda: assign(0.5, True)):
+        change()
+        assert not is_direct(cache, x, 3.0)
+        close(function(x, 3.0), expected(3.0))
+    assign(0.5, 3)
+    assert is_direct(cache, x, 3.0)
+    axis = 1
+    assert not is_direct(cache, x, 3.0)
+    close(function(x, 3.0), expected(3.0))
 
 
 def test_defaults_may_be_replaced(module: Any, rng: np.random.Generator) -> None:
@@ -343,6 +383,12 @@ def test_what_fails_while_it_is_compared_is_not_recognised(module: Any) -> None:
         call = (1, (), "settings", *(None, None), *(None, None), (VALUE,), (), *CALL[9:])
         call = (*call[:3], *surroundings, *call[3 + len(surroundings) :])
         assert module.recognizer(settings, (call,))((None,), {}) is None
+    for given in (None, {}, {"given": ()}, {"given": [None]}):  # of too little around the function
+        found = None if given is None else SimpleNamespace(key=1, **given)
+        call = (0, (), "settings", *(None, None), lambda found=found: found, 1, ((0, 0, None, None),), (), *CALL[9:])
+        assert module.recognizer(settings, (call,))((), {}) is None
+    call = (0, (), "settings", *(None, None), lambda: SimpleNamespace(key=1, given=(None,)), 1, *call[7:])
+    assert module.recognizer(settings, (call,))((), {}) == []
 
 
 def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
@@ -351,7 +397,7 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
     y = array_of(shape=(300,), strides=(401,), dtype="f", data=array_of(device_id=500))
     values = (
         (4, 0, None, SimpleNamespace, (300,), (400,), "f", 500),
-        *((1, 1, None, 70000), (2, 2, None, float), (3, -1, kept, None)),
+        *((1, 1, None, 70000), (2, 2, None, float), (3, -1, kept, None), (2, 4, None, float)),
     )
     result, run_with = object(), []
 
@@ -361,7 +407,7 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
 
     def plain(n: int = 1) -> None: ...
 
-    around = SimpleNamespace(key="key")
+    around = SimpleNamespace(key="key", given=(None, 4.5))
 
     def covers(numbers: Any) -> bool:
         return numbers[1] != 3.5
@@ -382,6 +428,8 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
         call,
         plain.__defaults__,
         around,
+        around.given,
+        around.given[1],
         None,
         *values,
         run,
@@ -397,7 +445,7 @@ def test_nothing_is_leaked(module: Any, rng: np.random.Generator) -> None:
             assert recognize((x, integer), {"n": other}) is None
 
     rounds(100)
-    assert run_with == [[x, kept, kept], [integer, number]]
+    assert run_with == [[x, kept, kept], [integer, number, around.given[1]]]
     before = [sys.getrefcount(value) for value in counted]
     rounds(20_000)
     after = [sys.getrefcount(value) for value in counted]

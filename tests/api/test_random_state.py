@@ -9,7 +9,7 @@ import number_programs
 import object_programs
 import pytest
 import state_programs
-from number_programs import NumberProgram
+from number_programs import NumberProgram, NumbersAround
 from object_programs import ObjectProgram
 from state_programs import StateProgram
 
@@ -21,6 +21,7 @@ KINDS = {
     "state": (StateProgram, state_programs.compare, 7, 60, 10),
     "objects": (ObjectProgram, object_programs.compare, 4, 30, 6),
     "numbers": (NumberProgram, number_programs.compare, 4, 25, 14),
+    "numbers around": (NumbersAround, number_programs.compare, 4, 25, 14),
 }
 CASES = [(kind, part) for kind, (_, _, parts, _, _) in KINDS.items() for part in range(parts)]
 

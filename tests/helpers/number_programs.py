@@ -1,4 +1,4 @@
-"""Random functions of arrays and of integers and floats that change from call to call."""
+"""Random functions of arrays and of integers and floats, given or around them, that change from call to call."""
 
 from __future__ import annotations
 
@@ -50,10 +50,7 @@ class NumberProgram(ProgramModule):
 
     def __init__(self, seed: int):
         self._draw, rng = random.Random(seed), np.random.default_rng(seed)
-        self.text = (
-            f"def f(x, y, z, m, t, s, k, held, more):\n    a = {self._array(self._draw.randint(1, 3))}\n"
-            f"    number = {self._number(2)}\n    return a, {self._draw.choice(_RESULTS)}"
-        )
+        self.text = self._source()
         super().__init__(
             f"number_program_{seed}", f"import math\nimport numpy as np\n{self.text}\ndef make(): return f"
         )
@@ -65,11 +62,23 @@ class NumberProgram(ProgramModule):
             rng.random((3, 4)) > 0.5,
         )
 
+    def _source(self, parameters: str = "x, y, z, m, t, s, k, held, more") -> str:
+        return (
+            f"def f({parameters}):\n    a = {self._array(self._draw.randint(1, 3))}\n"
+            f"    number = {self._number(2)}\n    return a, {self._draw.choice(_RESULTS)}"
+        )
+
     def arguments(self, call: int) -> tuple[Any, ...]:
         """Draw the arguments of a call."""
+        return *self._arrays, *self._numbers(call).values()
+
+    def _numbers(self, call: int) -> dict[str, Any]:
+        """Draw what holds the numbers of a call, by name."""
         choice = self._draw.choice
         t, s, k = choice([call, call + 1, -call, 3, 1000, 0]), choice([1, 2, 2, 5]), choice([0.5, 0.5, 1.5, -2.0, 0.0])
-        return *self._arrays, t, s, k, _Held(choice([4, 4, call])), {"m": choice([1, 1, call])}
+        n, m = choice([4, 4, call]), choice([1, 1, call])
+        self.numbers = t, s, k, n, m  # of the last call
+        return {"t": t, "s": s, "k": k, "held": _Held(n), "more": {"m": m}}
 
     def _integer(self, depth: int) -> str:
         if depth <= 0:
@@ -92,6 +101,34 @@ class NumberProgram(ProgramModule):
         return self._draw.choice(_OF_ARRAYS).format(*arrays, *parts)
 
 
+class NumbersAround(NumberProgram):
+    """A random function of four arrays, around which there are such numbers, and a helper function that reads some.
+
+    They are globals, and variables of an enclosing function.
+    """
+
+    def _source(self, parameters: str = "x, y, z, m") -> str:
+        self._is_plain = self._draw.random() < 0.5  # nothing mutable is around the function
+        self._inner = [name for name in ("t", "s", "k", "held", "more") if self._draw.random() < 0.4]
+        helper = f"def helper({parameters}):\n    return {self._array(1)}"
+        function = super()._source(parameters).replace("    a =", f"    a = helper({parameters}) +")
+        names = ", ".join(self._inner) or "unused"
+        assign = f"unused = None\ndef assign(*values):\n    nonlocal {names}\n    {names}, = values"
+        lines = [f"{name} = None" for name in self._inner] + "\n".join([helper, function, assign]).split("\n")
+        text = "\n".join(["def enclosing():", *(f"    {line}" for line in lines), "    return f, assign"])
+        text += "\nf, assign = enclosing()"
+        return text.replace("held.n", "held").replace("more['m']", "more") if self._is_plain else text
+
+    def arguments(self, call: int) -> tuple[Any, ...]:
+        """Assign to the variables, and return the arrays."""
+        values, module = self._numbers(call), self._module.__dict__
+        if self._is_plain:
+            values = dict(zip(values, self.numbers, strict=True))
+        module["assign"](*([values.pop(name) for name in self._inner] or [None]))
+        module.update(values)
+        return self._arrays
+
+
 def compare(program: NumberProgram, fused: Any, calls: int) -> str | None:
     """Compare a fused function with the plain one in some calls; return what differs, if anything does."""
     for call in range(calls):
@@ -100,8 +137,7 @@ def compare(program: NumberProgram, fused: Any, calls: int) -> str | None:
         if isinstance(error, cf.TraceError):
             return None
         if (error is None) is not (refusal is None) or (error is None and not _is_same(found, expected)):
-            numbers = *arguments[4:7], arguments[7].n, arguments[8]
-            return f"call {call} of {numbers}: {found} {error!r}, expected {expected} {refusal!r}\n{program.text}"
+            return f"call {call} of {program.numbers}: {found} {error!r}, not {expected} {refusal!r}\n{program.text}"
     return None
 
 
