@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from .around import Changes
 from .class_members import add_members
 from .code import CLASS, is_own
-from .current import current_check
+from .current import current_check, reader
 from .signature import Signature, Taken
 
 _MOST_CLASSES = 64  # combinations of argument classes whose snapshots are kept
@@ -30,6 +31,33 @@ class _HashedKey:
         return self is other or (type(other) is _HashedKey and self._parts == other._parts)
 
 
+class _Read:
+    """Reads the variables that are numbers which change from call to call; `own` is the signature that has them."""
+
+    def __init__(self, own: Signature, package: str):
+        variables = own.changing_variables
+        places = (own.places[a.span.first_number] for a in variables.values())
+        self._positions = [place for place in places if place is not None]
+        self._read = reader([(a.holder, a.label) for a in variables.values()])
+        self._others_are_current = current_check(own, package, variables)
+        self._are_current = current_check(own, package, variables, "values")
+
+    def __call__(self, before: Sequence[float]) -> tuple[tuple[float, ...], Callable[[], bool]] | None:
+        """Return the numbers now, and what tells whether these are current; None where anything else has changed."""
+        if not self._others_are_current():
+            return None
+        try:
+            found = self._read()
+        except (KeyError, ValueError):  # a variable is gone, or a cell was emptied
+            return None
+        numbers = list(before)
+        for position, value in zip(self._positions, found, strict=True):
+            if type(value) is not type(before[position]):
+                return None
+            numbers[position] = value
+        return tuple(numbers), functools.partial(self._are_current, found)
+
+
 class Snapshot(NamedTuple):
     """Immutable values read around functions and in classes, with all that shows whether they are current.
 
@@ -37,25 +65,31 @@ class Snapshot(NamedTuple):
     ----------
     key : _HashedKey
     own : Signature
-        With the arrays among them, and the numbers that change from call to call.
+        With the arrays among them, and the numbers that change from call to call, as they were at first.
+    numbers : sequence of float or int
+        These numbers.
     given : tuple
-        These arrays, and these numbers.
+        These arrays and numbers.
     attributes, strings : set of str
         The names of all attributes that the code reads, and constants that could be such names.
     classes, class_values : dict
         The classes and modules met, with their names, and those of the classes that were met as values.
     is_current : callable
         Tells whether every variable, function, class and container still holds the same objects.
+    read : callable or None
+        Reads the variables that are such numbers again; where nothing else changes, another snapshot follows from them.
     """
 
     key: _HashedKey
     own: Signature
+    numbers: Sequence[float]
     given: tuple[Any, ...]
     attributes: set[str]
     strings: set[str]
     classes: dict[Any, str]
     class_values: dict[Any, str]
     is_current: Callable[[], bool]
+    read: _Read | None
 
     @property
     def attribute_names(self) -> set[str]:
@@ -65,12 +99,20 @@ class Snapshot(NamedTuple):
     @classmethod
     def of(cls, own: Signature, package: str, before: Snapshot | None) -> Snapshot:
         """Take the snapshot of a stable signature; `before` is the one that it replaces."""
-        check = current_check(own, package)
+        check, read = current_check(own, package), _Read(own, package) if own.changing_variables else None
         key = _HashedKey(tuple(own.key))
         if before is not None and before.key == key:
             key = before.key  # found to be equal in less time
-        met = own.classes, own.class_values
-        return cls(key, own, (*own.leaves, *own.numbers), own.attributes, own.strings, *met, check)
+        numbers, met = tuple(own.numbers), (own.classes, own.class_values)
+        return cls(key, own, numbers, (*own.leaves, *numbers), own.attributes, own.strings, *met, check, read)
+
+    def renewed(self) -> Snapshot | None:
+        """Return the snapshot of now, if only variables that are numbers have changed, else None."""
+        found = None if self.read is None else self.read(self.numbers)
+        if found is None:
+            return None
+        numbers, is_current = found
+        return self._replace(numbers=numbers, given=(*self.own.leaves, *numbers), is_current=is_current)
 
 
 class Environment:
@@ -129,7 +171,7 @@ class Environment:
                 self._add_variables(signature)
             _add_members_and_attributes(signature)
             return
-        signature.add_taken(snapshot.own, snapshot.key)
+        signature.add_taken(snapshot.own, snapshot.key, snapshot.numbers)
         if not signature.classes:
             return
         of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, snapshot)
@@ -175,10 +217,13 @@ class Environment:
             return None
         snapshot = self._snapshot  # which another thread may replace by an older one
         if snapshot is None or not snapshot.is_current():
-            own = self.new_signature()
-            self._add_variables(own)
-            snapshot = self._snapshot = self._take_snapshot(own, snapshot) if own.stable else None
-            self._mutable = snapshot is None
+            renewed = None if snapshot is None else snapshot.renewed()
+            if renewed is None:
+                own = self.new_signature()
+                self._add_variables(own)
+                renewed = self._take_snapshot(own, snapshot) if own.stable else None
+                self._mutable = renewed is None
+            snapshot = self._snapshot = renewed
         return snapshot
 
     def _take_snapshot(self, own: Signature, before: Snapshot | None = None) -> Snapshot | None:

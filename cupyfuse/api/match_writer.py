@@ -13,6 +13,7 @@ import numpy as np
 from ..generated import Constants, define
 from . import arrays
 from .constants import constant_key
+from .current import variable
 from .dependence import Dependence
 from .objects import HeldObject, is_singular
 from .places import Places
@@ -78,8 +79,9 @@ class MatchWriter:
 
     def add_taken(self) -> None:
         """Add the arrays and numbers around the function, which are given after the arguments."""
+        assert self._signature.taken is not None
         with self._places.within_taken():
-            for value in self._signature.given_around:
+            for value in self._signature.taken.given:
                 self.add(value, self.parameter())
 
     def add_variable(self, around: Around) -> None:
@@ -88,9 +90,8 @@ class MatchWriter:
             if (id(around.holder), around.label) not in self._signature.changing_variables:
                 self._add_around(around.value)
                 return
-            name, holder = self._variable(), self.constant(around.holder)
-            is_global = isinstance(around.holder, dict)
-            self._lines.append(f"{name} = {holder}{f'[{around.label!r}]' if is_global else '.cell_contents'}")
+            name = self._variable()
+            self._lines.append(f"{name} = {variable(self.constant(around.holder), around.holder, around.label)}")
             self.add(around.value, name)
 
     def _add_around(self, value: Any) -> None:

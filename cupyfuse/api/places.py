@@ -34,7 +34,7 @@ class Places:
         self._signature = signature
         spans, self._around = list(signature.spans), dict(signature.spans_around)
         if signature.taken is not None:
-            own, _, first, number = signature.taken
+            own, _, _, first, number = signature.taken
             moved = {id(s): Span(s[0] + first, s[1] + first, s[2] + number, s[3] + number) for s in own.spans}
             spans += moved.values()
             self._around.update((key, moved[id(span)]) for key, span in own.spans_around.items())
@@ -86,7 +86,7 @@ class Places:
     def within_taken(self) -> Iterator[None]:
         """Walk the arrays and numbers in a signature of the variables that was taken before, without constants."""
         assert self._signature.taken is not None
-        own, _, leaf, number = self._signature.taken
+        own, _, _, leaf, number = self._signature.taken
         around = self._leaves, self._numbers
         places = self._signature.places[number : number + len(own.places)]
         self._leaves = iter(range(leaf, leaf + len(own.leaves)))

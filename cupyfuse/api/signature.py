@@ -6,6 +6,7 @@ replace the arrays by traced ones.
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -139,31 +140,34 @@ class Signature(Walk):
         if not isinstance(value, types.FunctionType):
             self.around.append(Around(holder, label, value, span))
 
-    def add_taken(self, own: Signature, key: Hashable) -> None:
-        """Add a signature of the variables that was taken before, and its key."""
+    def add_taken(self, own: Signature, key: Hashable, numbers: Sequence[float]) -> None:
+        """Add a signature of the variables that was taken before, its key, and its numbers as they are now."""
         self.key.append(key)
         self.captured = self.captured or own.captured
-        self.taken = Taken(own, key, len(self.leaves), len(self.places))
+        self.taken = Taken(own, key, (*own.leaves, *numbers), len(self.leaves), len(self.places))
         for leaf, name in zip(own.leaves, own.names, strict=True):
             self.add(leaf, name)
-        if own.numbers:
+        if numbers:
             first = len(self.numbers)
             self.places += [None if place is None else place + first for place in own.places]
-            self.numbers += own.numbers
+            self.numbers += numbers
             self.changing.update(range(first, len(self.numbers)))
         else:
             self.places += own.places
 
     @property
-    def given_around(self) -> tuple[Any, ...]:
-        """The arrays and numbers of `taken`, which calls are given after the arguments."""
-        return () if self.taken is None else (*self.taken.own.leaves, *self.taken.own.numbers)
+    def changing_variables(self) -> dict[tuple[int, str], Around]:
+        """The variables that are numbers which change from call to call, by the id of what holds each, and its name.
 
-    @property
-    def changing_variables(self) -> set[tuple[int, str]]:
-        """The variables that are numbers which change from call to call: the id of what holds each, and its name."""
-        numbers = [a for a in self.around if type(a.value) in (int, float)]
-        return {(id(a.holder), a.label) for a in numbers if self.places[a.span.first_number] is not None}
+        Those whose values belong to the key as well are left out, such as what a method of a class reads.
+        """
+        probed = collections.Counter((id(holder), label) for holder, label, _ in self.probes)
+        numbers = {(id(a.holder), a.label): a for a in self.around if type(a.value) in (int, float)}
+        return {
+            found: a
+            for found, a in numbers.items()
+            if self.places[a.span.first_number] is not None and probed[found] == 1
+        }
 
     def add_function_object(self, function: Any, name: str) -> None:
         """Add a fused function that is no Python function, such as a bound method."""
@@ -281,9 +285,10 @@ class Signature(Walk):
 
 
 class Taken(NamedTuple):
-    """A signature of variables in that of a call: its key, and where its arrays and places of numbers begin there."""
+    """A signature of variables in that of a call: its key, its arrays and numbers, and where they begin there."""
 
     own: Signature
     key: Hashable
+    given: tuple[Any, ...]
     first_leaf: int
     first_number: int

@@ -322,6 +322,33 @@ def test_objects_with_methods() -> None:
     assert len(bound.plans) <= 8 and len(method.plans) <= 8
 
 
+def test_variables_that_methods_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose values are compared: where a variable is read again, the method's is not."""
+    monkeypatch.setattr("cupyfuse.api.inline_cache._WALKED", 2)
+
+    class Plain:
+        def apply(self, x: Any) -> Any:
+            return x * RATE
+
+    class Holding(Plain):
+        def __init__(self) -> None:
+            self.k = 1.0
+
+    plain, holding, table = Plain(), Holding(), [1.0]
+    functions = [
+        lambda x, o: plain.apply(x) + RATE * table[0],
+        lambda x, o: Plain().apply(x) + RATE,
+        lambda x, o: Plain.apply(o, x) + RATE * table[0],
+        lambda x, o: o.apply(x) + RATE,
+        lambda x, o: holding.apply(x) + RATE + holding.k,
+    ]
+    for function in functions:
+        fused = cf.fuse(function)
+        for k in range(20):
+            assign(RATE=0.9 ** (k // 5))
+            assert_same(fused(X, holding), function(X, holding))
+
+
 def test_bound_arguments_and_default_values_are_constants() -> None:
     def function(x: Any, w: Any, k: float = 2.0) -> Any:
         return x * k + (w.sum(axis=0) * RATE + COUNT)
@@ -454,8 +481,12 @@ def test_values_that_another_thread_assigns_at_any_time(monkeypatch: pytest.Monk
     """A call reads what the variable has held between its begin and its end."""
     monkeypatch.setattr("cupyfuse.api.inline_cache._WALKED", 1)
     fused = cf.fuse(lambda x: x * 0 + COUNT)
+    for k in range(3):
+        assign(COUNT=k)  # known to change: a trace takes no constant of another thread
+        fused(np.zeros(4))
     stop, before = threading.Event(), sys.getswitchinterval()
     wrong: list[Any] = []
+    calls: list[int] = []
 
     def count() -> None:
         while not stop.is_set():
@@ -469,6 +500,7 @@ def test_values_that_another_thread_assigns_at_any_time(monkeypatch: pytest.Monk
             last = COUNT
             if not first <= found[0] <= last or (found != found[0]).any():
                 wrong.append((first, found, last))
+        calls.append(300)
 
     sys.setswitchinterval(1e-5)
     try:
@@ -481,7 +513,7 @@ def test_values_that_another_thread_assigns_at_any_time(monkeypatch: pytest.Monk
         stop.set()
         writer.join()
         sys.setswitchinterval(before)
-    assert not wrong
+    assert not wrong and len(calls) == 3
 
 
 def test_what_changes_while_a_function_is_traced_is_not_kept() -> None:
