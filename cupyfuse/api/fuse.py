@@ -191,8 +191,8 @@ def fuse(
 
     The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Constants that
     the function can read, among the arguments and around it, belong to that combination; floats among the arguments do
-    not, nor integers once they change, but for values that the function needs. What is read when is described in
-    docs/reading.md.
+    not, nor do integers and numbers around the function once they change, but for values that the function needs. What
+    is read when is described in docs/reading.md.
 
     Parameters
     ----------

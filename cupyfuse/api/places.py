@@ -15,9 +15,9 @@ class MixedUp(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the arrays and numbers around a fused function were found in one order when its arguments were read and "
-            "in another when it was traced; this is an error of cupyfuse, or a container changed in between; pass "
-            "them as arguments"
+            "the arrays or numbers around a fused function were found in one order when its arguments were read and in "
+            "another when it was traced; this is an error of cupyfuse, or a container changed in between; pass the "
+            "arrays as arguments"
         )
 
 

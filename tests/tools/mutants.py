@@ -1201,10 +1201,17 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/api/test_numbers_around.py", "-k", "replaced_in_place"),
     ),
     Mutant(
+        "variables that calls read, and methods compare",
+        "cupyfuse/api/signature.py",
+        " and probed[found] == 1",
+        "",
+        ("tests/api/test_numbers_around.py", "-k", "methods_read_as_well"),
+    ),
+    Mutant(
         "what is around a function, direct calls",
         DIRECT,
         "PyTuple_GetItem(given, number)",
-        "PyTuple_GetItem(given, 0)",
+        "PyTuple_GetItem(given, number * 0)",
         direct("around_are_read or leaked"),
     ),
     Mutant(
