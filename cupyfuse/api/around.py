@@ -6,6 +6,7 @@ import enum
 from collections.abc import Hashable
 
 _MOST = 4096  # numbers whose values are remembered
+_CHANGES = object()
 
 
 class Role(enum.Enum):
@@ -23,15 +24,17 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._values: dict[Hashable, Hashable] = {}
-        self._changing: set[Hashable] = set()
+        self._values: dict[Hashable, Hashable] = {}  # of each number the key of its value, or that it has changed
 
     def note(self, name: Hashable, value: Hashable) -> bool:
         """Note the key of the value that a number has in a call; return whether it has had another one."""
-        before = self._values.get(name, value)
-        if len(self._values) >= _MOST:  # as where keys of dicts vary
-            self._values, self._changing = {}, set()
-        self._values[name] = value
-        if before != value:
-            self._changing.add(name)
-        return name in self._changing
+        before = self._values.get(name)
+        if before == value:
+            return False
+        if before is None:
+            if len(self._values) >= _MOST:  # as where keys of dicts vary
+                self._values = {}
+            self._values[name] = value
+            return False
+        self._values[name] = _CHANGES
+        return True

@@ -64,10 +64,8 @@ class Snapshot(NamedTuple):
     Attributes
     ----------
     key : _HashedKey
-    own : Signature
-        With the arrays among them, and the numbers that change from call to call, as they were at first.
-    numbers : sequence of float or int
-        These numbers.
+    taken : Taken
+        Their signature, with the arrays among them and the numbers that change from call to call.
     given : tuple
         These arrays and numbers.
     attributes, strings : set of str
@@ -81,8 +79,7 @@ class Snapshot(NamedTuple):
     """
 
     key: _HashedKey
-    own: Signature
-    numbers: Sequence[float]
+    taken: Taken
     given: tuple[Any, ...]
     attributes: set[str]
     strings: set[str]
@@ -103,16 +100,17 @@ class Snapshot(NamedTuple):
         key = _HashedKey(tuple(own.key))
         if before is not None and before.key == key:
             key = before.key  # found to be equal in less time
-        numbers, met = tuple(own.numbers), (own.classes, own.class_values)
-        return cls(key, own, numbers, (*own.leaves, *numbers), own.attributes, own.strings, *met, check, read)
+        taken, met = Taken(own, key, tuple(own.numbers)), (own.classes, own.class_values)
+        return cls(key, taken, taken.given, own.attributes, own.strings, *met, check, read)
 
     def renewed(self) -> Snapshot | None:
         """Return the snapshot of now, if only variables that are numbers have changed, else None."""
-        found = None if self.read is None else self.read(self.numbers)
+        found = None if self.read is None else self.read(self.taken.numbers)
         if found is None:
             return None
         numbers, is_current = found
-        return self._replace(numbers=numbers, given=(*self.own.leaves, *numbers), is_current=is_current)
+        taken = self.taken._replace(numbers=numbers)
+        return self._replace(taken=taken, given=taken.given, is_current=is_current)
 
 
 class Environment:
@@ -171,7 +169,7 @@ class Environment:
                 self._add_variables(signature)
             _add_members_and_attributes(signature)
             return
-        signature.add_taken(snapshot.own, snapshot.key, snapshot.numbers)
+        signature.add_taken(snapshot.taken)
         if not signature.classes:
             return
         of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, snapshot)

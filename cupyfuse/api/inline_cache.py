@@ -253,7 +253,7 @@ class InlineCache:
                     writer.add(next(given), writer.parameter())
             if signature.taken is not None:
                 writer.add_taken()
-            for variable in signature.around if reads_all else ():
+            for variable in signature.around.values() if reads_all else ():
                 writer.add_variable(variable)
             match = writer.function()
         except (Unrecognizable, MixedUp):

@@ -16,6 +16,7 @@ import io
 import types
 import typing
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -87,6 +88,8 @@ class HeldObject:
         Its number among those of the signature.
     role : Role
         What numbers in it are.
+    scope : hashable
+        The function around which it was met, for `Changes`.
     rebuilt : bool
         Whether another object stands for it while the function is traced; else the trace reads it itself.
     spans : dict
@@ -98,6 +101,7 @@ class HeldObject:
     subject: str
     number: int
     role: Role
+    scope: Hashable
     rebuilt: bool
     spans: dict[str, Span] = field(default_factory=dict)
 

@@ -32,15 +32,16 @@ class Places:
 
     def __init__(self, signature: Signature):
         self._signature = signature
-        spans, self._around = list(signature.spans), dict(signature.spans_around)
+        self._around = {found: variable.span for found, variable in signature.around.items()}
         if signature.taken is not None:
-            own, _, _, first, number = signature.taken
-            moved = {id(s): Span(s[0] + first, s[1] + first, s[2] + number, s[3] + number) for s in own.spans}
-            spans += moved.values()
-            self._around.update((key, moved[id(span)]) for key, span in own.spans_around.items())
+            leaf, number = signature.first_taken
+            for found, (_, _, _, span) in signature.taken.own.around.items():
+                self._around[found] = Span(span[0] + leaf, span[1] + leaf, span[2] + number, span[3] + number)
+        # Those within others last.
+        spans = [s for held in signature.objects for s in held.spans.values()] + [*self._around.values()][::-1]
         of_leaves: list[Span | None] = [None] * len(signature.leaves)
         of_numbers: list[Span | None] = [None] * len(signature.places)
-        for span in reversed(spans):  # those within others last
+        for span in spans:
             of_leaves[span.first_leaf : span.last_leaf] = [span] * (span.last_leaf - span.first_leaf)
             of_numbers[span.first_number : span.last_number] = [span] * (span.last_number - span.first_number)
         self._spans = spans  # so that their ids stay theirs
@@ -86,7 +87,7 @@ class Places:
     def within_taken(self) -> Iterator[None]:
         """Walk the arrays and numbers in a signature of the variables that was taken before, without constants."""
         assert self._signature.taken is not None
-        own, _, _, leaf, number = self._signature.taken
+        own, (leaf, number) = self._signature.taken.own, self._signature.first_taken
         around = self._leaves, self._numbers
         places = self._signature.places[number : number + len(own.places)]
         self._leaves = iter(range(leaf, leaf + len(own.leaves)))

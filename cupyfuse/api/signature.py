@@ -43,12 +43,13 @@ class Signature(Walk):
         Variables around functions that were read, and what they held.
     containers : list of (list, dict, set or tuple)
         Containers in library functions that may hold the user's objects.
-    around : list of Around
-        The variables and defaults that were added, but functions.
-    spans_around : dict
-        Where the arrays and numbers of each are, by the id of what holds it and its name.
+    around : dict
+        The variables and defaults that were added, by the id of what holds each, and its name. What functions read that
+        a variable holds comes before it.
     taken : Taken or None
         The signature of the variables, where it was taken before.
+    first_taken : (int, int)
+        How many arrays and places of numbers come before its own.
     functions : list of function
         The user's functions that were added, with their code and default values.
     static_read : set of str
@@ -64,8 +65,8 @@ class Signature(Walk):
 
     # fmt: off
     __slots__ = (
-        "_seen", "_static", "around", "attributes", "containers", "functions", "members", "probes",
-        "spans_around", "static_read", "strings", "taken", "visited",
+        "_seen", "_static", "around", "attributes", "containers", "first_taken", "functions", "members",
+        "probes", "static_read", "strings", "taken", "visited",
     )
     # fmt: on
 
@@ -80,16 +81,17 @@ class Signature(Walk):
         self._static = static
         self.probes: list[tuple[Any, str, Any]] = []
         self.containers: list[Any] = []
-        self.around: list[Around] = []
-        self.spans_around: dict[tuple[int, str], Span] = {}
+        self.around: dict[tuple[int, str], Around] = {}
         self.taken: Taken | None = None
+        self.first_taken = 0, 0
         self.functions: list[types.FunctionType] = []
         self.static_read: set[str] = set()
         self.attributes: set[str] = set()
         self.strings: set[str] = set()
         self.members: set[tuple[int, str]] = set()
         self.visited: dict[int, tuple[int, ...]] = {}
-        self._seen: dict[Any, int] = {}  # functions and variables that were added
+        # Functions and variables that were added, in order; how many functions of each code, by its id.
+        self._seen: dict[Any, int] = {}
 
     def add_function(self, function: types.FunctionType, name: str, defaults: bool = True) -> None:
         """Add a function: its code, its default values, and the closure cells and globals that the code reads."""
@@ -108,7 +110,10 @@ class Signature(Walk):
         self.strings |= reads.strings
         self.key.append(Identity(function.__code__))
         self.functions.append(function)
-        role, self._role = self._role, Role.CONSTANT
+        role, self._role, scope = self._role, Role.CONSTANT, self._scope
+        code = id(function.__code__)
+        self._seen[code] = count = self._seen.get(code, 0) + 1
+        self._scope = code, count
         subject, self._subject = self._subject, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
         if defaults:
@@ -128,7 +133,7 @@ class Signature(Walk):
             else:
                 self._add_variable(holder, label, value, reads)
         self.captured = self.captured or not self.stable or len(self.leaves) > known
-        self._subject, self._role = subject, role
+        self._subject, self._role, self._scope = subject, role, scope
 
     def add_around(self, holder: Any, label: str, value: Any) -> None:
         """Add the value of a variable or a default; see `around`."""
@@ -136,22 +141,22 @@ class Signature(Walk):
         self.add(value, label)
         if self._compared_only or self._reads_itself:
             return
-        span = self.spans_around[id(holder), label] = self._span_from(leaves, numbers)
-        if not isinstance(value, types.FunctionType):
-            self.around.append(Around(holder, label, value, span))
+        span = Span(leaves, len(self.leaves), numbers, len(self.places))
+        self.around[id(holder), label] = Around(holder, label, value, span)
 
-    def add_taken(self, own: Signature, key: Hashable, numbers: Sequence[float]) -> None:
-        """Add a signature of the variables that was taken before, its key, and its numbers as they are now."""
-        self.key.append(key)
+    def add_taken(self, taken: Taken) -> None:
+        """Add a signature of the variables that was taken before."""
+        own, numbers = taken.own, taken.numbers
+        self.key.append(taken.key)
         self.captured = self.captured or own.captured
-        self.taken = Taken(own, key, (*own.leaves, *numbers), len(self.leaves), len(self.places))
+        self.taken, self.first_taken = taken, (len(self.leaves), len(self.places))
         for leaf, name in zip(own.leaves, own.names, strict=True):
             self.add(leaf, name)
         if numbers:
             first = len(self.numbers)
             self.places += [None if place is None else place + first for place in own.places]
             self.numbers += numbers
-            self.changing.update(range(first, len(self.numbers)))
+            self.changing = self.changing.union(range(first, len(self.numbers)))
         else:
             self.places += own.places
 
@@ -162,7 +167,7 @@ class Signature(Walk):
         Those whose values belong to the key as well are left out, such as what a method of a class reads.
         """
         probed = collections.Counter((id(holder), label) for holder, label, _ in self.probes)
-        numbers = {(id(a.holder), a.label): a for a in self.around if type(a.value) in (int, float)}
+        numbers = {found: a for found, a in self.around.items() if type(a.value) in (int, float)}
         return {
             found: a
             for found, a in numbers.items()
@@ -285,10 +290,13 @@ class Signature(Walk):
 
 
 class Taken(NamedTuple):
-    """A signature of variables in that of a call: its key, its arrays and numbers, and where they begin there."""
+    """A signature of variables that was taken before a call: its key, and its numbers as they are in the call."""
 
     own: Signature
     key: Hashable
-    given: tuple[Any, ...]
-    first_leaf: int
-    first_number: int
+    numbers: Sequence[float]
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """The arrays and numbers."""
+        return (*self.own.leaves, *self.numbers)

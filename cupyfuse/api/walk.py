@@ -26,7 +26,8 @@ from .variables import CachedFunction, is_known
 
 _IMMUTABLE = (bool, str, type(None))
 _NUMBERS = (int, float)
-_ARGUMENT = Role.ARGUMENT
+_ARGUMENT, _AROUND = Role.ARGUMENT, Role.AROUND
+_NO_PLACES: frozenset[int] = frozenset()
 
 
 class TracedArgument(Exception):
@@ -50,10 +51,8 @@ class Walk(abc.ABC):
         The numbers of the call: float and integer arguments, and those around functions that change from call to call.
     places : list of int or None
         Of each number that a trace meets its position among these, None if its value belongs to the key.
-    changing : set of int
+    changing : frozenset of int
         The positions of those around functions.
-    spans : list of Span
-        Of variables around functions and of attributes of objects; those within others come first.
     stable : bool
         Whether all that was added is immutable, so that it changes only where a variable is bound to another object.
     opaque : bool
@@ -75,9 +74,9 @@ class Walk(abc.ABC):
 
     # fmt: off
     __slots__ = (
-        "_active", "_changes", "_compared_only", "_held", "_met", "_reads_itself", "_role", "_specs", "_subject",
+        "_active", "_changes", "_compared_only", "_held", "_reads_itself", "_role", "_scope", "_specs", "_subject",
         "captured", "changing", "class_values", "classes", "exporters", "key", "leaves", "names", "numbers", "objects",
-        "opaque", "originals", "package", "places", "spans", "stable", "wrappers",
+        "opaque", "originals", "package", "places", "stable", "wrappers",
     )
     # fmt: on
 
@@ -89,8 +88,7 @@ class Walk(abc.ABC):
         self.originals: dict[int, Any] = {}
         self.numbers: list[float] = []
         self.places: list[int | None] = []
-        self.changing: set[int] = set()
-        self.spans: list[Span] = []
+        self.changing = _NO_PLACES
         self.stable = True
         self.opaque = False
         self.captured = False
@@ -99,9 +97,9 @@ class Walk(abc.ABC):
         self.classes: dict[Any, str] = {}
         self.class_values: dict[Any, str] = {}
         self.package, self._specs = package, specs
-        self._role = Role.ARGUMENT  # of the numbers that are added
+        self._role = _ARGUMENT  # of the numbers that are added
         self._changes = changes
-        self._met: dict[Hashable, int] = {}  # how often numbers around functions of one name were met
+        self._scope: Hashable = None  # the function around which numbers are added: its code, and which one of that
         # Whether tracing reads what is added itself, instead of rebuilding it: what classes and wrappers hold, where
         # cached functions are refused, and attributes of modules.
         self._compared_only = self._reads_itself = False
@@ -149,26 +147,16 @@ class Walk(abc.ABC):
     def _add_constant(self, value: float, name: str) -> None:
         """Add a number whose value belongs to the key, unless it is around a function and changes."""
         key = type(value), value_key(value)
-        changes = False
-        if self._role is Role.AROUND:
-            where = self._subject, name
-            number = self._met[where] = self._met.get(where, 0) + 1  # functions of one code have variables of one name
-            changes = self._changes.note((*where, number), key)
-        if changes:
+        if self._role is _AROUND and self._changes.note((self._scope, name), key):
             self.key.append(int if type(value) is int else float)
             self.captured = True
-            self.changing.add(len(self.numbers))
+            self.changing |= {len(self.numbers)}
             self.places.append(len(self.numbers))
             self.numbers.append(value)
             return
         self.key.append(key)
         if not (self._compared_only or self._reads_itself):
             self.places.append(None)
-
-    def _span_from(self, leaves: int, numbers: int) -> Span:
-        """Return where all arrays and numbers are that were added since there were so many."""
-        self.spans.append(Span(leaves, len(self.leaves), numbers, len(self.places)))
-        return self.spans[-1]
 
     def _add_container(self, value: Any, name: str) -> None:
         """Add a container of one of the types that `structure_of` knows."""
@@ -215,7 +203,7 @@ class Walk(abc.ABC):
         if other is not None:
             self.key.append(("same object", other.number))
         self.stable, self.captured = False, True
-        held = HeldObject(value, name, self._subject, len(self.objects), self._role, rebuilt)
+        held = HeldObject(value, name, self._subject, len(self.objects), self._role, self._scope, rebuilt)
         self._held[id(value), rebuilt] = held
         self.objects.append(held)
         self.classes.setdefault(type(value), name)
@@ -242,8 +230,8 @@ class Walk(abc.ABC):
 
     def _add_attribute_of(self, held: HeldObject, value: Any, label: str) -> Span:
         """Add an attribute of an object, and return where its arrays and numbers are."""
-        before = self._role, self._subject
-        self._role, self._subject = held.role, held.subject
+        before = self._role, self._subject, self._scope
+        self._role, self._subject, self._scope = held.role, held.subject, held.scope
         leaves, numbers = len(self.leaves), len(self.places)
         key, name = (held.number, label), f"{held.name}.{label}"
         if held.rebuilt:
@@ -251,8 +239,8 @@ class Walk(abc.ABC):
             self.add(value, name)
         else:
             self.add_compared_only([(key, name, value)], type(held.value).__name__, held.name)
-        self._role, self._subject = before
-        return self._span_from(leaves, numbers)
+        self._role, self._subject, self._scope = before
+        return Span(leaves, len(self.leaves), numbers, len(self.places))
 
     def _add_uncommon(self, value: Any, name: str) -> None:
         """Add a value of none of the types that `add` tests first."""
