@@ -1168,8 +1168,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "numbers around functions that change are constants",
         "cupyfuse/api/around.py",
-        "return name in self._changing",
-        "return False",
+        "self._values[name] = _CHANGES\n        return True",
+        "self._values[name] = value\n        return False",
         ("tests/api/test_numbers_around.py", "-k", "as_with_arguments"),
     ),
     Mutant(
@@ -1182,8 +1182,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "variables that the variables' functions read belong to these",
         "cupyfuse/api/places.py",
-        "for span in reversed(spans):",
-        "for span in spans:",
+        "[*self._around.values()][::-1]",
+        "[*self._around.values()]",
         ("tests/api/test_numbers_around.py", "-k", "objects_and_variables_hold"),
     ),
     Mutant(
