@@ -9,9 +9,9 @@ enum { SETTINGS, CALLS, RECOGNIZER_PARTS };
 // its values; the arrays that follow those; a function that tells whether its numbers are served, or None; and what runs it.
 enum { POSITIONAL, NAMES, SETTINGS_THEN, FUNCTION, DEFAULTS, AROUND, KEY, VALUES, KEPT, COVERS, RUN, CALL_PARTS };
 
-// A value: its kind; its number among the arguments and what is given around the function, or -1 for a bound one, and that
-// one; what it has to be. For a number
-// that may have any value that is the type; for an array, too, then the shape, the strides, the dtype and the device.
+// A value: its kind; its number among the arguments and, behind them, what is given around the function, or -1 for a bound one,
+// and that one; what it has to be. For a number that may have any value that is the type; for an array, too, then the shape, the
+// strides, the dtype and the device.
 enum { KIND, GIVEN, BOUND, EXPECTED, SHAPE, STRIDES, DTYPE, DEVICE, ARRAY_PARTS };
 enum { SAME, EQUAL, NUMBER, HELD, ARRAY };
 

@@ -1,7 +1,7 @@
 #include "cupyfuse_launcher.h"
 
 // Of what Python gives to this module: `cupyfuse/cuda/launcher.py`, `cupyfuse/api/direct_calls.py`.
-#define INTERFACE 2
+#define INTERFACE 3
 
 static PyMethodDef methods[] = {
     {"compile", make_launch, METH_VARARGS, "Return the function `launch(addresses, stream)` of a program."},

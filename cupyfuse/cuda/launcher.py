@@ -21,7 +21,7 @@ from .structs import KernelCall, Launch, StructLaunch
 
 MODULE, VARIABLE = "cupyfuse_launcher", "CUPYFUSE_LAUNCHER"
 _CHOICES = ("compiled", "python")
-_INTERFACE = 2  # of the programs written here
+_INTERFACE = 3  # of the programs written here
 _MOST_DEVICES = 64
 
 
