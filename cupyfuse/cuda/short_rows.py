@@ -117,10 +117,10 @@ def _pays_with_fewer(program: Program, packs: int, access: Access, of_values: bo
     is_long, several = _is_long(program), len(program.full_inputs) > 1
     if is_long and not packed and program.recomputed_flops > _LITTLE_RECOMPUTED:
         return False
-    sums_alone = program.sums_exponentials and not program.relative_exponentials
-    if vec == 1 and (sums_alone or (_are_narrow(program) and (is_long or several))):
+    is_narrow, sums_alone = _are_narrow(program), program.sums_exponentials and not program.relative_exponentials
+    if vec == 1 and (sums_alone or (is_narrow and (is_long or several))):
         return False
-    at_once = vec > 1 and not is_long and program.reads_columns <= 1
+    at_once = vec > 1 and not is_long and program.reads_columns <= 1 and not (is_narrow and sums_alone)
     return packs <= _FEWER_NARROW * (_LANES_OF_FEWER if at_once else _FEWER_LANES)
 
 
