@@ -29,24 +29,22 @@ class AsWritten:
         before = [(leaves[k], leaves[k].copy("K")) for k in self._restored] if self._restored else ()
         try:
             with np.errstate(all="ignore"):
-                return _copy_shared_arrays(self._parameters.call(self._function, values))
+                return _copy_shared_arrays([self._parameters.call(self._function, values)])
         except BaseException:
             for array, value in before:
                 array[...] = value
             raise
 
 
-def _copy_shared_arrays(returned: Any) -> Any:
-    """Return a result with copies of the arrays in it that something else holds or has a view of."""
-    if type(returned) is np.ndarray:
-        alone = [returned]
-        del returned  # it would count as another holder of the array
-        return alone[0] if _is_unshared(alone, 0) else alone[0].copy()
-    if type(returned) in _PLAIN and sys.getrefcount(returned) == _ONE_ARGUMENT and _holds_new_arrays(returned):
-        return returned
+def _copy_shared_arrays(results: list[Any]) -> Any:
+    """Return the one result in a list, with copies of the arrays in it that something else holds or has a view of."""
+    cls = type(results[0])
+    if cls is np.ndarray:
+        return results[0] if _is_unshared(results, 0) else results[0].copy()
+    if cls in _PLAIN and sys.getrefcount(results[0]) == _ONE_HOLDER and _holds_new_arrays(results[0]):
+        return results[0]
     found: list[Any] = []
-    form = _take_arrays(returned, found)
-    del returned  # it would count as another holder of the arrays
+    form = _take_arrays(results.pop(), found)
     for k in range(len(found)):
         if not _is_unshared(found, k):
             found[k] = found[k].copy()
@@ -148,10 +146,8 @@ def _references_of_item(container: Any) -> int:
 _PLAIN = (tuple, list, dict)
 _IMMUTABLE = (float, int, bool, str, type(None))
 _ARRAY = object()
-# References to an array that only a list holds, as `_is_unshared` counts them; to a value that nothing holds, as the
-# function that it is passed to counts them; to one that a container holds, as a loop over it counts them; and to the
-# base of a view, as the function that it is passed to counts them.
+# References to a value that only a list holds, as its item is counted; to one that a container holds, as a loop over it
+# counts them; and to the base of a view, as the function that it is passed to counts them.
 _ONE_HOLDER = sys.getrefcount([np.empty(1)][0]) + 1
-_ONE_ARGUMENT = _references_of(np.empty(1))
 _ONE_ITEM = _references_of_item([np.empty(1)])
 _ONE_BASE = _references_of_base(np.empty((1, 2)).T)
