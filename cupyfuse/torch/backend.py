@@ -17,6 +17,7 @@ from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_inactive_dropouts
 from .graphs.lowering import AsOperator, CallMaker, lower
 from .graphs.partition import Judge, Partition, partition
+from .graphs.powers import call_powers_of_numbers
 from .graphs.regions import checkpoint_eagerly, regions
 from .graphs.views import rewrite_views
 
@@ -79,6 +80,7 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
             body.graph = graph
             body.recompile()
     if call_maker.differentiates:
+        call_powers_of_numbers(module)
         checkpoint_eagerly(module)
         module.recompile()
         for node in (node for graph in graphs for node in graph.nodes):

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..plan.plan import Plan
 
 _WIDTH = 100  # of a chain's operations
@@ -158,6 +160,8 @@ def _shortened(operations: tuple[str, ...]) -> str:
 
 def explain(module: Any) -> Explanation:
     """Explain what was fused of a module, and of fused and drop-in modules within it, and why the rest was not."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
     fused: list[Part] = []
     left: dict[Any, Part] = {}
     kept = 0

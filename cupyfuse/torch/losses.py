@@ -82,7 +82,14 @@ def linear_cross_entropy(
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: expected one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
-    for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
+    if not hasattr(ignore_index, "__index__"):
+        raise TypeError(f"ignore_index: expected an int, got {type(ignore_index).__name__}")
+    numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    limits = {"soft_cap": soft_cap, "temperature": temperature}
+    for name, value in (*numbers.items(), *limits.items()):
+        if not hasattr(value, "__float__") and (value is not None or name in numbers):
+            raise TypeError(f"{name}: expected a number{' or None' * (name in limits)}, got {type(value).__name__}")
+    for name, value in limits.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name}: expected a positive number or None, got {value}")
     labelled = not target.is_floating_point()
@@ -93,8 +100,8 @@ def linear_cross_entropy(
     flat = {"input": input.reshape(rows, input.shape[-1])}
     flat["target"] = target.reshape(rows) if labelled else target.reshape(rows, target.shape[-1])
     values = tuple(flat.get(name, t) for name, t in given.items())
-    limits = (None if value is None else float(value) for value in (soft_cap, temperature))
-    options = _Options(int(ignore_index), reduction, float(label_smoothing), float(z_loss), *limits)
+    bounds = (None if value is None else float(value) for value in limits.values())
+    options = _Options(int(ignore_index), reduction, *map(float, numbers.values()), *bounds)
     chosen = tuple(given), input.dtype in _SIXTEEN_BITS, options
     if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
         result = _chain(*chosen).eager(values)[0]

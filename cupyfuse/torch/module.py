@@ -16,7 +16,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..settings import DEFAULT_WORKSPACE
-from .chains.options import Options
+from .chains.options import Options, check_flag
 from .copies import replace_modules, slot_attributes
 from .distributed import is_fsdp, share_state
 from .explain import explain
@@ -250,7 +250,7 @@ def fuse(
     Raises
     ------
     TypeError
-        `module` is not a module, or one whose code is not Python's (TorchScript).
+        `module` is not a module, or one whose code is not Python's (TorchScript); or an option is of another type.
     ValueError
         `precision` is not one of the names, `max_workspace` is not positive, or `max_prepared` is negative.
     """
@@ -262,7 +262,8 @@ def fuse(
         raise TypeError(
             "module: expected a module written in Python, got a TorchScript module; fuse it before scripting"
         )
-    options = Options(precision, max_workspace, bool(keep_halves), bool(frozen), bool(only_gains), max_prepared)
+    options = Options(precision, max_workspace, keep_halves, frozen, only_gains, max_prepared)
+    check_flag("graphs", graphs)
     copies: dict[int, Any] = {}
     fused: M = _copy(module, copies, captured=True)
     for part in copies.values():
@@ -271,7 +272,7 @@ def fuse(
         for key, value in list(part.__dict__.items()):
             if key not in _UNSHARED:
                 part.__dict__[key] = replace_modules(value, copies)
-    _attach_capture(_captured_part(fused), _FuseArguments(options, bool(graphs)))
+    _attach_capture(_captured_part(fused), _FuseArguments(options, graphs))
     return fused
 
 

@@ -382,6 +382,17 @@ def test_a_wrong_precision() -> None:
         ct.fuse(models.HeadSum(), precision="fast")
 
 
+@pytest.mark.parametrize("name", ["keep_halves", "frozen", "only_gains", "graphs"])
+def test_flags_are_bools(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}: expected a bool, got str"):
+        ct.fuse(models.HeadSum(), **{name: "no"})
+
+
+def test_explanations_are_of_modules() -> None:
+    with pytest.raises(TypeError, match=r"module: expected a torch\.nn\.Module, got function"):
+        ct.explain(lambda x: x)
+
+
 # Never stale --------------------------------------------------------------------------------------------------------
 
 

@@ -295,6 +295,10 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bias": 3}, TypeError, "bias: expected a torch.Tensor, got int"),
     ({"target": None}, TypeError, "target: expected a torch.Tensor, got NoneType"),
     ({"max_workspace": 0}, ValueError, "max_workspace: expected a positive number of bytes"),
+    ({"ignore_index": 1.5}, TypeError, "ignore_index: expected an int, got float"),
+    ({"label_smoothing": "0.1"}, TypeError, "label_smoothing: expected a number, got str"),
+    ({"z_loss": None}, TypeError, "z_loss: expected a number, got NoneType"),
+    ({"soft_cap": "30"}, TypeError, "soft_cap: expected a number or None, got str"),
 ]
 
 

@@ -308,6 +308,17 @@ def test_grad_mode_is_left_as_it_was() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_powers_of_negative_numbers() -> None:
+    """In what is left to PyTorch, too, whose `torch.fx` would write `-2.0 ** x`."""
+
+    def powers(y: Any) -> tuple[Any, ...]:
+        return (-2.0) ** y.detach().round(), (-2) ** y.detach().round().long(), ((-0.5) ** y.detach().round()).cumsum(1)
+
+    same_steps(Code(lambda m, y: (*powers(y), y.exp().softmax(-1))))
+    recomputed = torch.utils.checkpoint.checkpoint
+    same_steps(Code(lambda m, y: (*recomputed(powers, y, use_reentrant=False), y.exp().softmax(-1))))
+
+
 # In place -----------------------------------------------------------------------------------------------------------
 
 

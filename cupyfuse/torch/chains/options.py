@@ -10,6 +10,12 @@ from ...devices import Device
 from ...settings import DEFAULT_WORKSPACE, Settings, check_precision, check_prepared, check_workspace
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise a TypeError unless an option is a bool: any other value would count as one by its truth, such as "no"."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of a fused module, as the parameters of `cupyfuse.torch.fuse`."""
@@ -27,8 +33,7 @@ class Options:
         check_workspace(self.max_workspace)
         check_prepared(self.max_prepared)
         for name in ("keep_halves", "frozen", "only_gains"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
+            check_flag(name, getattr(self, name))
 
     def current_precision(self) -> str:
         """Return the precision of float32 products: that of the options, else PyTorch's at the moment."""
