@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .batches import Batches
@@ -50,3 +51,11 @@ def with_factors(product: Node) -> Node:
     for factor in (row, column, rest):
         value = Node("multiply", (value, factor), product.shape, "float32")
     return value
+
+
+def sum_with_row(product: Node, readers: Sequence[Node]) -> Node | None:
+    """Return the sum with one row, such as a bias, that is all that a product is read for; None if there is none."""
+    if len(readers) != 1 or readers[0].op != "add" or readers[0].dtype != product.dtype:
+        return None
+    others = [i for i in readers[0].inputs if i is not product]
+    return readers[0] if len(others) == 1 and others[0].shape[0] == 1 else None

@@ -14,7 +14,7 @@ from .block_choice import choose_blocks
 from .block_planner import BlockPlanner
 from .plan import Output, Plan, Traced
 from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
-from .rounding import mark_products, may_store_rounded
+from .rounding import mark_products, mark_saved_sums, may_store_rounded
 from .schedule import (
     MOST_FLOPS,
     Cost,
@@ -96,6 +96,7 @@ def _plan_of(
     simplified, notes = simplify(traced.graph, settings.on_gpu)
     if may_store_rounded(traced.graph, traced.calls):
         simplified = mark_products(simplified)
+    simplified = mark_saved_sums(simplified, traced.saved)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
     graph = one_pass_product_variances(graph) if takes_epilogues(settings) else graph
     prepare = None

@@ -73,6 +73,8 @@ class Traced:
         For views of computed values that the graph computes again: the value, and which view of it.
     at_risk : tuple of int
         Positions of arguments that the function, as written, may have changed where it raises for some values.
+    saved : int
+        How many results, the last ones, are saved for a backward pass.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Traced:
     numpy_only: bool = True
     viewed: Viewed = field(default_factory=dict)
     at_risk: tuple[int, ...] = ()
+    saved: int = 0
 
 
 class Source(NamedTuple):

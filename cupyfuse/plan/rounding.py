@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.products import sum_with_row
 from ..ir.rebuild import rebuild
 from ..trace import Call
 
@@ -23,6 +24,22 @@ def mark_products(graph: Graph) -> Graph:
         return replace(node, rounds=True) if is_16_bit_product(node) else node
 
     return rebuild(graph, marked)
+
+
+def mark_saved_sums(graph: Graph, saved: int) -> Graph:
+    """Let 16-bit products be stored rounded whose sum with a bias is among the last results, saved for gradients.
+
+    Nobody but the backward pass reads these, which reads them rounded.
+    """
+    if not saved:
+        return graph
+    values, readers = set(graph.outputs[-saved:]), g.users(graph.roots)
+    done: dict[Node, Node] = {}
+    for node in graph.order:
+        done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+        if is_16_bit_product(node) and bias_added(node, readers.get(node, [])) in values:
+            done[node] = replace(done[node], rounds=True)
+    return graph.replace(done)
 
 
 def may_store_rounded(graph: Graph, calls: Sequence[Call]) -> bool:
@@ -45,10 +62,7 @@ def is_16_bit_product(node: Node) -> bool:
 
 def bias_added(product: Node, readers: Sequence[Node]) -> Node | None:
     """Return the sum with a vector of columns that is all that a product is read for; None if there is no such one."""
-    if len(readers) != 1 or readers[0].op != "add" or readers[0].dtype != product.dtype:
-        return None
-    others = [i for i in readers[0].inputs if i is not product]
-    return readers[0] if len(others) == 1 and others[0].shape[0] == 1 < product.shape[0] else None
+    return sum_with_row(product, readers) if product.shape[0] > 1 else None
 
 
 class _AsWritten:

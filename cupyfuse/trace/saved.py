@@ -8,10 +8,13 @@ from functools import cache
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.products import sum_with_row
 from ..ir.rebuild import expression_key
 
 
-def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: bool = True) -> list[Node]:
+def saved_values(
+    forward: Sequence[Node], gradients: Sequence[Node], products: bool = True, with_biases: bool = True
+) -> list[Node]:
     """Choose the values that the forward pass saves for the backward pass; all others are recomputed.
 
     Saved are the matrix products and column reductions that gradients need. If they need a product only for reductions
@@ -24,24 +27,35 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
         The roots of the two passes, in one graph.
     products : bool
         Whether products may be saved; else reductions along their rows are, and the backward pass computes products.
+    with_biases : bool
+        Whether 16-bit products that are read for their sum with a bias alone are saved as that. It is rounded as the
+        code as written rounds it, and not by the size of a product that the bias cancels.
     """
     computed = dict.fromkeys(g.topological(forward))
     found = _compared_extremes(computed, gradients)
     compared = [n for n in computed if n in found]  # in topological order
+    biased = sums_with_biases(forward) if products and with_biases else {}
+    # The forward pass reads sums with biases unrounded: exponentials, and what these are relative to, have to be of
+    # what is saved.
+    of_sums = _reached_by(computed, biased.values())
+    computed_again = {n for n in of_sums if n.op in _EXTREMES} | _reached_by(computed, of_sums, _EXPONENTIALS)
     kept: set[Node] = set()
 
     def saved(node: Node) -> bool:
         """Whether to save a value where gradients need it, reductions of products along rows aside."""
-        column_reduction = node.reduction and node.axis == 0 and node not in compared
-        product = node.op == "matmul" and (products or node in forward)
+        column_reduction = node.reduction and node.axis == 0 and node not in compared and node not in computed_again
+        product = is_product(node) and (products or node in forward)
         return node in computed and (product or column_reduction or node in kept)
+
+    def is_product(node: Node) -> bool:
+        return node in biased.values() or (node.op == "matmul" and node not in biased)
 
     for extremum in compared:
         kept.update(_inputs_to_save([extremum.inputs[0]], saved))
 
     needs_product: set[Node] = set()
     for node in computed:
-        if node.op == "matmul" or any(i in needs_product for i in node.inputs):
+        if is_product(node) or any(i in needs_product for i in node.inputs):
             needs_product.add(node)
 
     def row_reduction(node: Node) -> bool:
@@ -49,7 +63,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
         return node in needs_product and node.reduction and node.axis == 1 and node not in compared
 
     needed = _reachable(gradients, lambda n: saved(n) or row_reduction(n))
-    read = {n for n in needed if n.op == "matmul"}
+    read = {n for n in needed if is_product(n)}
 
     @cache
     def instead_of_product(reduction: Node) -> bool:
@@ -60,6 +74,26 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
         return instead_of_product(node) if row_reduction(node) else saved(node)
 
     return [n for n in _reachable(gradients, chosen) if chosen(n)]
+
+
+def sums_with_biases(forward: Sequence[Node]) -> dict[Node, Node]:
+    """Find the 16-bit products that the forward pass reads for their sums with a bias alone: these by product."""
+    found: dict[Node, Node] = {}
+    for node, readers in g.users(forward).items():
+        if node.op == "matmul" and node.dtype != dtypes.compute_dtype(node.dtype) and node not in forward:
+            value = sum_with_row(node, readers)
+            if value is not None:
+                found[node] = value
+    return found
+
+
+def _reached_by(computed: Iterable[Node], roots: Iterable[Node], operators: Collection[str] | None = None) -> set[Node]:
+    """Find the nodes, in topological order, that depend on roots; with `operators`, through roots of these alone."""
+    found = {n for n in roots if operators is None or n.op in operators}
+    for node in computed:
+        if any(i in found for i in node.inputs):
+            found.add(node)
+    return found
 
 
 def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
@@ -73,6 +107,7 @@ def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) ->
 
 
 _EXTREMES = ("max", "min")
+_EXPONENTIALS = ("exp", "exp2", "expm1", "expsum", "expdistances")
 # Operators that do not round.
 _EXACT_OPS = {
     *("broadcast", "stop_gradient", "transpose", "reshape", "where", "isnan", "negative", "absolute", "relu"),

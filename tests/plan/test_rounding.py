@@ -258,6 +258,38 @@ def test_kernels_compute_as_numpy_does(
     np.testing.assert_allclose(found, wide, rtol=2 * unit, atol=2 * unit * float(np.abs(wide).max()))
 
 
+@pytest.mark.parametrize("by_library", [False, True])
+@pytest.mark.parametrize("rule", ["softmax", "gelu"])
+def test_sums_saved_for_gradients_are_read_as_they_are_stored(
+    by_library: bool, rule: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are results: the kernel that computes them writes them, and the row program behind it the other one."""
+    m, k, n = 70, 64, 136
+    calls = (
+        Call("linear", (Ref(0), Ref(1), Ref(2)), (3,)),
+        Call(rule, (Ref(3), *((1, None)[: rule == "softmax"])), (4,)),
+    )
+    traced = Chain(("x", "w", "b"), calls, outputs=(4,)).trace(
+        (((m, k), "float16"), ((n, k), "float16"), ((n,), "float16"))
+    )
+    monkeypatch.setattr(epilogues, "GAIN", 1e9)
+    monkeypatch.setattr(epilogues, "_library_adds_bias", lambda *_: by_library)
+    monkeypatch.setattr(fused_product, "library_time", lambda *_: 0.0 if by_library else 1.0)
+    plan = build(traced.as_traced([traced.values[3].tracer._node]), None, Settings())
+    assert [s.kind for s in plan.steps] == ["Gemm", "RowProgram"] and plan.steps[0].fused == ("matmul", "add")
+    assert "stored in float16" in plan.steps[0].how and plan.steps[0].by_library == by_library
+    x, w, b = operands(rng, "float16", (m, k, n))
+    b += np.asarray(100, b.dtype)  # what is rounded shows
+    y = (x.astype(np.float32) @ w.astype(np.float32).T + b.astype(np.float32)).astype(x.dtype)
+    monkeypatch.setattr(HOST.runtime, "device", devices.DEVICES["H200"])
+    for engine in ("numpy", "host"):
+        result, saved = execute(plan, [x, w, b], engine)
+        np.testing.assert_allclose(saved.astype(np.float64), y.astype(np.float64), rtol=2.0**-10)
+        read = saved.astype(np.float64)
+        expected = scipy.special.softmax(read, axis=1) if rule == "softmax" else read  # GELU of 100 is 100
+        np.testing.assert_allclose(result.astype(np.float64), expected, rtol=2.0**-10)
+
+
 @pytest.mark.parametrize("engine", ["numpy", "host"])
 def test_the_library_rounds(all_that_may: None, engine: str, rng: np.random.Generator) -> None:
     x, w = normal(rng, (70, 64), "bfloat16"), normal(rng, (136, 64), "bfloat16", 0.125)

@@ -143,7 +143,8 @@ def _choose(
     # A product with nothing but a bias behind it is not stored for another step: at most one of the two is there.
     rounded = _store_rounded(step, steps, storage, results, layouts, own=own is not None)
     biased = _bias_by_library(step, steps, storage, results, layouts)
-    for others, gain in ((rounded, WORTH), (biased, GAIN)):
+    worth = GAIN if any(n in results for form in rounded for n in form.storage) else WORTH
+    for others, gain in ((rounded, worth), (biased, GAIN)):
         for other in sorted(others, key=lambda form: form.seconds(device))[:1]:
             usual = other.library_seconds(device) if best is None else best.seconds(device)
             if other.seconds(device) < gain * min(usual, other.library_seconds(device)):
@@ -250,7 +251,7 @@ def _store_rounded(
 ) -> list[FusedProduct]:
     """List the ways to store a product rounded for the one step that reads it, with `own` by our kernel too."""
     product, tail = step.product, _only_tail(step.product, steps)
-    value = None if tail is None else rounded_value(product, tail, results)
+    value = None if tail is None else rounded_value(product, tail, results, storage)
     if tail is None or value is None:
         return []
     how, found = STORED_ROUNDED.format(product.dtype), []

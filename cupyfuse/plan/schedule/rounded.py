@@ -20,16 +20,19 @@ WORTH = 0.95  # of the time without, what a plan with a rounded product may take
 STORED_ROUNDED = "stored in {}: the code as written rounds it, too"
 
 
-def rounded_value(product: Node, tail: Step, results: Collection[Node]) -> Node | None:
+def rounded_value(product: Node, tail: Step, results: Collection[Node], storage: dict[Node, str]) -> Node | None:
     """Return the product or its sum with a bias, if a row program may read it rounded; None if not.
 
-    `results` are values that are read after the last step.
+    `results` are values that are read after the last step. A sum that is one, stored in 16 bits for a backward pass, is
+    written so anyway.
     """
-    if not product.rounds or product.size * dtypes.ITEMSIZE["float32"] <= _HELD:
-        return None
-    if tail.repair_inputs or any(n.op == "guard" for n in tail.nodes):
+    if not product.rounds or tail.repair_inputs or any(n.op == "guard" for n in tail.nodes):
         return None
     value = bias_added(product, [n for n in tail.nodes if product in n.inputs]) or product
+    if value is not product and value in results and storage[value] == value.dtype:
+        return None if product in results or tail.nodes == (value,) else value
+    if product.size * dtypes.ITEMSIZE["float32"] <= _HELD:
+        return None
     kept = {*results, *tail.outputs}  # for others, who may need it as it is
     return None if product in kept or value in kept else value
 
@@ -37,12 +40,11 @@ def rounded_value(product: Node, tail: Step, results: Collection[Node]) -> Node 
 def cut_behind(value: Node, tail: Step, product: Node) -> tuple[Step, Step]:
     """Cut a row program in two: one that computes a value of the product alone, and one that reads the value."""
     first = [value] if value is not product else []
-    reached = set(g.topological(tail.outputs, lambda n: () if n is value else g.eager_inputs(n)))
+    outputs = [n for n in tail.outputs if n is not value]
+    reached = set(g.topological(outputs, lambda n: () if n is value else g.eager_inputs(n)))
     rest = [n for n in tail.nodes if n in reached and n is not value]
     read = {product, *(i for n in first for i in g.eager_inputs(n))}
     return (
         step_of("RowProgram", tail.domain, first, [i for i in tail.inputs if i in read], first, []),
-        step_of(
-            "RowProgram", tail.domain, rest, [value, *(i for i in tail.inputs if i in reached)], list(tail.outputs), []
-        ),
+        step_of("RowProgram", tail.domain, rest, [value, *(i for i in tail.inputs if i in reached)], outputs, []),
     )

@@ -234,7 +234,8 @@ class TracedChain:
                 results.append((node, self.inputs[k].tracer._axes))
         results += [(stored(node), (0, 1)) for node in saved]
         graph = g.Graph(self.trace.inputs, [node for node, _ in results], effects)
-        return Traced(self.chain.name, graph, tuple(axes for _, axes in results), tuple(self.trace.calls))
+        axes = tuple(axes for _, axes in results)
+        return Traced(self.chain.name, graph, axes, tuple(self.trace.calls), saved=len(saved))
 
     def computed(self) -> list[tuple[int, g.Node]]:
         """List the computed nodes in order, each with the index of the call that first computes it."""

@@ -20,7 +20,7 @@ from ...plan.plan import Plan, Traced
 from ...plan.report import duration, quantity
 from ...settings import Settings
 from ...trace.autodiff import gradients
-from ...trace.saved import extract_graph, saved_values, stored
+from ...trace.saved import extract_graph, saved_values, stored, sums_with_biases
 from .chain import TracedChain
 
 
@@ -89,7 +89,7 @@ def choose_saved(
     outputs = [v.tracer._node for v in traced.outputs]
     given = [c if d else None for c, d in zip(cotangents_of(traced), differentiable, strict=True)]
     roots = {k: n for k, n in enumerate(derive(traced, given, needs)) if n is not None}
-    products = saved_values(outputs, list(roots.values()))
+    products = saved_values(outputs, list(roots.values()), with_biases=not shards)
     nbytes = sum(n.nbytes for n in products if n not in outputs)
     most = settings.max_workspace
     if shards:
@@ -101,7 +101,9 @@ def choose_saved(
         note = f"{quantity(nbytes, 'B')} of products of {shards} shards are recomputed by the backward pass"
         return SavedValues(statistics, note=note)
     if nbytes <= most or traced.chain.updates:
-        if max((n.shape[-1] for n in products), default=0) <= _RESIDENT:
+        # Statistics of sums with biases, which the forward pass reads unrounded, would not belong to what is saved.
+        rounded = not sums_with_biases(outputs).keys().isdisjoint(g.topological(roots.values()))
+        if rounded or max((n.shape[-1] for n in products), default=0) <= _RESIDENT:
             return SavedValues(products)
         statistics = saved_values(outputs, list(roots.values()), products=False)
         return SavedValues(list(dict.fromkeys([*products, *statistics])))
