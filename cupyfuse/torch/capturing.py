@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -77,6 +77,7 @@ def capturing() -> Iterator[None]:
             mock.patch.object(Distribution, "_validate_args", _NO_VALIDATION),
             torch._C._ForceDispatchKeyGuard(included, excluded),
             _refusing_gradient_modes(),
+            _finding_numbers(),
         ):
             yield
     finally:
@@ -96,6 +97,32 @@ def _refusing_gradient_modes() -> Any:
         raise Unsupported("an object that switches gradients outlives the code that made it")
 
     return mock.patch.object(GradModeVariable, "reconstruct", refuse)
+
+
+@contextlib.contextmanager
+def _finding_numbers() -> Iterator[None]:
+    """Have `k in numbers` look at numbers that Dynamo has made symbols, since they change from call to call.
+
+    It takes these for other numbers than any constant, without a guard. Here they are what they are in this call, and
+    other ones are captured anew.
+    """
+    from torch._dynamo import utils
+    from torch._dynamo.variables import ConstantVariable, SymNodeVariable, lists
+
+    original = utils.iter_contains
+
+    def known(item: Any) -> Any:
+        if isinstance(item, SymNodeVariable):
+            return ConstantVariable.create(item.evaluate_expr())
+        if type(item) in (lists.ListVariable, lists.TupleVariable):
+            return item.clone(items=list(map(known, item.items)))
+        return item
+
+    def contains(items: Iterable[Any], search: Any, tx: Any, *options: Any, **more: Any) -> Any:
+        return original(map(known, items) if search.is_python_constant() else items, search, tx, *options, **more)
+
+    with mock.patch.object(utils, "iter_contains", contains), mock.patch.object(lists, "iter_contains", contains):
+        yield
 
 
 class Answers(dict[Any, Any]):

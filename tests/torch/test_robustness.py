@@ -319,6 +319,27 @@ def test_powers_of_negative_numbers() -> None:
     same_steps(Code(lambda m, y: (*recomputed(powers, y, use_reentrant=False), y.exp().softmax(-1))))
 
 
+def test_numbers_that_change_are_found_in_lists() -> None:
+    """Dynamo makes them symbols, which equal no constant: `torch.compile` skips no layer from the second call on."""
+
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(5))
+
+        def forward(self, x: Any, skipped: Any, pairs: Any) -> Any:
+            for k, layer in enumerate(self.layers):
+                if k not in skipped and (k, 5) not in [(n, 5) for n in pairs]:
+                    x = x + F.silu(layer(x))
+            return x.softmax(-1)
+
+    plain, fused, x = pair(Skipping(), "cpu")
+    for skipped in ([1], [2], (3,), [3, 4], [0, 1], (2,), {4: 0}, [], [1]):
+        close(fused(x, skipped, ()), plain(x, skipped, ()))
+        close(fused(x, (), list(skipped)), plain(x, (), list(skipped)))
+    assert fused_chains(fused)
+
+
 # In place -----------------------------------------------------------------------------------------------------------
 
 
