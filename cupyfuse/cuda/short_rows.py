@@ -112,7 +112,9 @@ def _packs_of_lane(program: Program, vec: int, shifted: bool, of_values: bool, m
 def _pays_with_fewer(program: Program, packs: int, access: Access, of_values: bool, packed: bool) -> bool:
     """Whether a lane should have `_FEWER_NARROW` packs of a row; the parameters are those of `lanes`."""
     vec, shifted, _ = access
-    if vec == widest_vec(program) or shifted or of_values or len(program.all_accumulators) >= _MERGES:
+    if vec == widest_vec(program) or shifted or of_values or program.is_double:
+        return False
+    if len(program.all_accumulators) >= _MERGES:
         return False
     is_long, several = _is_long(program), len(program.full_inputs) > 1
     if is_long and not packed and program.recomputed_flops > _LITTLE_RECOMPUTED:
