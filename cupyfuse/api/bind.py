@@ -121,23 +121,23 @@ class Bound:
             return run(*known, out, () if known[0].as_written is None else self._all_values(free_values))
         values = self._all_values(free_values)
         constants = defaulted | self._fixed.keys()
-        signature = self._fused.environment.new_signature()
         try:
-            self._add_all(signature, free_values, constants)
+            signature = self._signature_of(free_values, constants)
         except (TracedArgument, TypeError) as error:
             return self._fused.call_refused(error, values, out)
         key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             bound = self._bound_positions(values)
-            runnable = self._fused.compile(self._runnables, key, values, signature, bound, self._prepacked)
+            again = functools.partial(self._signature_of, free_values, constants)
+            runnable = self._fused.compile(self._runnables, key, values, signature, again, bound, self._prepacked)
         else:
             cache.add(runnable, signature, free_values, defaulted, settings)
         return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)
 
-    def _add_all(self, signature: Signature, free_values: Sequence[Any], constants: Container[str]) -> None:
-        """Add the bound arguments and the others, in the order of the function's parameters."""
-        rest = iter(free_values)
+    def _signature_of(self, free_values: Sequence[Any], constants: Container[str]) -> Signature:
+        """Return the signature of a call: of the bound arguments and the others, in the order of the parameters."""
+        signature, rest = self._fused.environment.new_signature(), iter(free_values)
         for name in self._fused.names:
             immutable = self._immutable.get(name)
             if immutable is not None:
@@ -147,6 +147,7 @@ class Bound:
             else:
                 self._fused.add_argument(signature, next(rest), name, name in constants)
         self._fused.environment.add_to(signature)
+        return signature
 
     def _add_bound(self, name: str, signature: Signature) -> None:
         """Add a bound argument: an immutable one is read once, a mutable one in every call."""

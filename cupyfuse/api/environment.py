@@ -162,30 +162,20 @@ class Environment:
     def _add_all(self, signature: Signature) -> None:
         if signature.objects:
             self.add_attributes(signature)
-        # Functions among the arguments may read the same variables, which a snapshot would add a second time.
+        # Functions among the arguments may read the same variables, which a snapshot would add a second time; so may those
+        # in attributes that are still to be added.
         snapshot = None if self.is_own or signature.has_functions else self.current_snapshot()
-        if snapshot is None:
+        of_classes = None
+        if snapshot is not None and signature.classes:
+            of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, snapshot)
+        if snapshot is None or (of_classes is None and signature.classes):
             if not self.is_own:
                 self._add_variables(signature)
             _add_members_and_attributes(signature)
             return
         signature.add_taken(snapshot.taken)
-        if not signature.classes:
-            return
-        of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, snapshot)
         if of_classes is not None:
             signature.key.append(of_classes.key)
-        else:
-            signature.attributes |= snapshot.attributes
-            signature.strings |= snapshot.strings
-            signature.classes = {**snapshot.classes, **signature.classes}
-            signature.class_values = {**snapshot.class_values, **signature.class_values}
-            _add_members_and_attributes(signature)
-
-    def holds(self, taken: Taken) -> bool:
-        """Whether variables still hold what the signature of a call has of them, but for numbers that change."""
-        around = self.current_snapshot()
-        return around is not None and around.key == taken.key
 
     def add_attributes(self, signature: Signature, first: int = 0) -> None:
         """Add what the code may read of objects among the arguments, where snapshots tell which code that is.

@@ -76,7 +76,8 @@ class Fused(PlannedFunction):
         key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
-            runnable = self.compile(self._runnables, key, values, signature)
+            read_again = functools.partial(self.signature_of, values, by_value=defaulted)
+            runnable = self.compile(self._runnables, key, values, signature, read_again)
         else:
             cache.add(runnable, signature, values, defaulted, settings)
         return run(runnable, signature.leaves, signature.numbers, signature.exporters[0], out, values)

@@ -280,10 +280,14 @@ class PlannedFunction:
         key: Hashable,
         values: Sequence[Any],
         signature: Signature,
+        read_again: Callable[[], Signature],
         bound: frozenset[int] = frozenset(),
         prepack: Prepack | None = None,
     ) -> Runnable:
         """Trace, plan and compile the function for a new signature of arguments, and cache the result.
+
+        It is not cached if another thread has changed arguments or variables meanwhile, other than numbers that change
+        from call to call: the trace may have read the one or the other.
 
         Parameters
         ----------
@@ -295,6 +299,8 @@ class PlannedFunction:
             The value of each parameter.
         signature : Signature
             Of the call.
+        read_again : callable
+            Returns the signature of the call as its arguments and variables are now.
         bound : frozenset of int
             Positions of bound arrays among the signature's leaves.
         prepack : callable, optional
@@ -320,6 +326,14 @@ class PlannedFunction:
                 kept = [*created, *(prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else [])]
                 execute = engine(plan, [*signature.leaves, *kept])
                 runnable = Runnable(plan, tracing.results, execute, kept, depends=tracing.depends)
-            if signature.taken is None or self.environment.holds(signature.taken):
+            if _is_still(signature, read_again):
                 cache.add(key, signature.numbers, runnable)
             return runnable
+
+
+def _is_still(signature: Signature, read_again: Callable[[], Signature]) -> bool:
+    """Whether a call has the key that it had when its signature was made."""
+    try:
+        return read_again().cache_key() == signature.cache_key()
+    except TypeError:  # an argument or a variable is of another type now, which is refused
+        return False

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from support import Engine, assert_close, assert_equal, normal, unit
 
 import cupyfuse as cf
 from cupyfuse.api.environment import Environment
+from cupyfuse.api.fuse import Fused
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 Z = np.arange(12, dtype=np.int8).reshape(3, 4)
@@ -531,6 +532,55 @@ def test_what_changes_while_a_function_is_traced_is_not_kept() -> None:
     during[0] = 0.1
     assign(RATE=0.1)
     assert_same(fused(X, hook), X * np.float32(0.1))
+
+
+@pytest.mark.parametrize("kind", ["number", "dict", "argument", "bound"])
+def test_what_changes_between_reading_and_tracing_is_not_kept(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another thread may do it: variables, what they hold, and what arguments hold."""
+    table = {"k": 0.1}
+
+    def function(x: Any, t: Any) -> Any:
+        return x * (RATE if kind == "number" else t["k"] if kind in ("argument", "bound") else RATE * table["k"])
+
+    def assign_k(value: float) -> None:
+        assign(RATE=value if kind == "number" else 1.0)
+        table["k"] = value
+
+    trace = Fused._trace
+
+    def change_and_trace(*args: Any, **kwargs: Any) -> Any:
+        assign_k(7.0)
+        return trace(*args, **kwargs)
+
+    fused = cf.fuse(function)
+    call = fused.bind(t=table) if kind == "bound" else functools.partial(fused, t=table)
+    assign_k(0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Fused, "_trace", change_and_trace)
+        call(X)
+    assign_k(0.1)
+    assert_same(call(X), X * np.float32(0.1))
+
+
+def test_functions_that_objects_hold_read_the_same_variables() -> None:
+    """Where the class of the object holds what is mutable, so that its methods are read in each call."""
+
+    class Layer:
+        scales: ClassVar[list[float]] = [1.0]
+
+        def __init__(self) -> None:
+            self.act = with_arrays
+
+        def run(self, x: Any) -> Any:
+            return self.act(x) * self.scales[0]
+
+    layer = Layer()
+    fused = cf.fuse(lambda x, layer: layer.run(x) * RATE + ROW)
+    for k in range(12):
+        assign(RATE=0.9**k)
+        layer.scales[0] = 1.0 + k // 6
+        assert_same(fused(X, layer), fused.__wrapped__(X, layer))
+    assert len(fused.plans) <= 3
 
 
 ROW, COLUMN = np.arange(4, dtype=np.float32), np.ones((3, 1), np.float32)
