@@ -162,8 +162,8 @@ class Environment:
     def _add_all(self, signature: Signature) -> None:
         if signature.objects:
             self.add_attributes(signature)
-        # Functions among the arguments may read the same variables, which a snapshot would add a second time; so may those
-        # in attributes that are still to be added.
+        # Functions among the arguments may read the same variables, which a snapshot would add a second time; so may
+        # those in attributes that are still to be added.
         snapshot = None if self.is_own or signature.has_functions else self.current_snapshot()
         of_classes = None
         if snapshot is not None and signature.classes:
