@@ -45,8 +45,10 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         return trace.array(g.number(value.number, value.name) if is_open else g.const(value.read()), ())
     if isinstance(value, NamedConstant):
         return trace.array(g.const(float(value), value.name), ())
-    if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
+    if type(value) in (bool, int, float, complex):
         return trace.array(g.const(value), ())
+    if isinstance(value, (int, float, complex)) and not isinstance(value, np.generic):
+        value = np.asarray(value)[()]  # of another class, as members of an `IntEnum`: they are not weak in promotion
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         try:
             dtype = dtypes.name_of(value.dtype)
@@ -337,8 +339,7 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 def power(base: Any, exponent: Any) -> Tracer:
     """Raise to a power as `numpy.power`, with its special cases for the Python numbers 2, 1/2, 1 and -1."""
     exponent = exponent.read() if type(exponent) is TracedInteger else exponent
-    is_number = isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, NamedConstant, np.generic))
-    if not isinstance(base, Tracer) or not is_number or isinstance(exponent, TracedNumber):
+    if not isinstance(base, Tracer) or type(exponent) not in (int, float):
         return apply("power", base, exponent)
     if not dtypes.is_float(base._node.dtype):
         return _integer_power(base, exponent)

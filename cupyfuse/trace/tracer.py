@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -206,7 +207,7 @@ class Tracer(Changes):
     def reshape(self, *shape: Any, order: str = "C") -> Tracer:
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
-        return self._trace.reshape(self, tuple(int(n) for n in shape), order)
+        return self._trace.reshape(self, tuple(map(operator.index, shape)), order)
 
     def ravel(self, order: str = "C") -> Tracer:
         """Return a contiguous vector: a view of a contiguous array, else a copy."""

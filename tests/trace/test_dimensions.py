@@ -161,6 +161,14 @@ def test_results_are_written_to_out(engine: Engine, rng: np.random.Generator) ->
         np.testing.assert_array_equal(engine.host(out), function(x))
 
 
+def test_lengths_are_integers() -> None:
+    """As in NumPy: `n / 2` is none."""
+    x = np.ones((4, 6), np.float32)
+    for function in (lambda x: x.reshape(x.shape[0] / 2, -1) + 1, lambda x: np.reshape(x, (2.0, 12)) + 1):
+        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+            cf.fuse(function)(x)
+
+
 # What a plan costs ----------------------------------------------------------------------------------------------------
 
 

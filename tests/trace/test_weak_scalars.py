@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import warnings
 from collections.abc import Callable
@@ -122,3 +123,30 @@ def test_numbers_that_a_dtype_cannot_hold(name: str) -> None:
         if found != expected and not refused:
             differ.append(f"{dtype}, {number}: {found}, not {expected}")
     assert not differ, "\n".join(differ)
+
+
+class Factor(enum.IntEnum):
+    TWO, THREE = 2, 3
+
+
+class Slope(float, enum.Enum):
+    HALF = 0.5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
+@pytest.mark.parametrize("value", [Factor.TWO, Factor.THREE, Slope.HALF])
+def test_members_of_enums_are_no_weak_numbers(dtype: str, value: Any) -> None:
+    """As for NumPy, which takes Python's own classes alone for such."""
+    a = np.arange(6).reshape(2, 3).astype(dtype)
+    functions: list[Callable[[Any], Any]] = [
+        lambda a: a * value,
+        lambda a: value + a,
+        lambda a: np.maximum(a, value),
+        lambda a: np.where(a > value, a, value),
+        lambda a: a**value,
+        lambda a: np.clip(a, 0, value),
+    ]
+    with force_plans():
+        for function in functions:
+            found, expected = cf.fuse(function)(a), function(a)
+            np.testing.assert_allclose(found, expected, rtol=1e-6, strict=True)
