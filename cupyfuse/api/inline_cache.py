@@ -241,6 +241,7 @@ class InlineCache:
         unknown = signature.opaque if reads_all else signature.has_functions
         if unknown or signature.duplicates() or environment.static or (of_classes is None and classes):
             return None
+        read = signature.changing_variables
         writer = MatchWriter(signature, runnable.depends)
         given = iter(values)
         try:
@@ -253,12 +254,11 @@ class InlineCache:
                     writer.add(next(given), writer.parameter())
             if signature.taken is not None:
                 writer.add_taken()
-            for variable in signature.around.values() if reads_all else ():
-                writer.add_variable(variable)
+            for found, variable in signature.around.items() if reads_all else ():
+                writer.add_variable(variable, found in read)
             match = writer.function()
         except (Unrecognizable, MixedUp):
             return None
         key, export = None if signature.taken is None else signature.taken.key, signature.exporters[0]
-        read = signature.changing_variables
         is_current = current_check(signature, environment.package, read) if reads_all else None
         return Recognizer(match, export, defaulted, settings, key, of_classes, classes, class_values, is_current)

@@ -84,29 +84,29 @@ class MatchWriter:
             for value in self._signature.taken.given:
                 self.add(value, self.parameter())
 
-    def add_variable(self, around: Around) -> None:
-        """Compare what a variable or a default holds, which `current_check` finds bound to it, but for open numbers."""
+    def add_variable(self, around: Around, is_read: bool) -> None:
+        """Compare what a variable or a default holds: an object that it is known to hold, or, if `is_read`, any."""
         with self._places.within_variable(around.holder, around.label):
-            if (id(around.holder), around.label) not in self._signature.changing_variables:
-                self._add_around(around.value)
+            if not is_read:
+                self._add_same_object(around.value)
                 return
             name = self._variable()
             self._lines.append(f"{name} = {variable(self.constant(around.holder), around.holder, around.label)}")
             self.add(around.value, name)
 
-    def _add_around(self, value: Any) -> None:
-        """Compare what a value holds that is the same object; so are functions and classes."""
+    def _add_same_object(self, value: Any) -> None:
+        """Compare what an object holds; functions and classes, and what else cannot change, hold nothing to compare."""
         cls = type(value)
         if (cls is int or cls is float) and (place := self._places.next_number()) is not None:
             self._numbers[place] = self.constant(value)
         if isinstance(value, (type, types.FunctionType, types.ModuleType)) or constant_key(value) is not None:
             return
         if cls is types.MethodType:
-            self._add_around(value.__func__)
-            self._add_around(value.__self__)
+            self._add_same_object(value.__func__)
+            self._add_same_object(value.__self__)
         elif cls is functools.partial:
             for held in (value.func, *value.args):
-                self._add_around(held)
+                self._add_same_object(held)
             self.add(value.keywords, f"{self.constant(value)}.keywords")
         elif not (is_own_type(cls) and not registration(cls).mutable):  # type: ignore[union-attr]
             self.add(value, self.constant(value))

@@ -25,9 +25,11 @@ _NOWHERE = Span(0, 0, 0, 0)  # of a variable with neither
 
 
 class Places:
-    """The positions of arrays and numbers in the order in which a walk meets them, as a signature did.
+    """The positions of arrays and numbers in the order in which a walk meets them.
 
-    Attributes of objects and variables around functions may be met in another order.
+    Each belongs to the innermost attribute of an object, or variable around a function, that holds it, or to none. A
+    walk may come to attributes and variables in another order than the signature did, and says which it is in; what
+    belongs to each is met in the order of the signature.
     """
 
     def __init__(self, signature: Signature):
@@ -37,7 +39,8 @@ class Places:
             leaf, number = signature.first_taken
             for found, (_, _, _, span) in signature.taken.own.around.items():
                 self._around[found] = Span(span[0] + leaf, span[1] + leaf, span[2] + number, span[3] + number)
-        # Those within others last.
+        # The owner of each position. A variable that a function reads takes its own from the attribute or variable that
+        # holds the function, which the signature has behind it.
         spans = [s for held in signature.objects for s in held.spans.values()] + [*self._around.values()][::-1]
         of_leaves: list[Span | None] = [None] * len(signature.leaves)
         of_numbers: list[Span | None] = [None] * len(signature.places)
@@ -45,17 +48,18 @@ class Places:
             of_leaves[span.first_leaf : span.last_leaf] = [span] * (span.last_leaf - span.first_leaf)
             of_numbers[span.first_number : span.last_number] = [span] * (span.last_number - span.first_number)
         self._spans = spans  # so that their ids stay theirs
-        self._found: dict[int, tuple[list[int], list[int | None]]] = {}
+        self._by_owner: dict[int, tuple[list[int], list[int | None]]] = {}
         for position, owner in enumerate(of_leaves):
-            self._lists_of(owner)[0].append(position)
+            self._owned_by(owner)[0].append(position)
         for place, owner in zip(signature.places, of_numbers, strict=True):
-            self._lists_of(owner)[1].append(place)
-        leaves, numbers = self._lists_of(None)
+            self._owned_by(owner)[1].append(place)
+        leaves, numbers = self._owned_by(None)
         self._leaves: Iterator[int] = iter(leaves)
         self._numbers: Iterator[int | None] = iter(numbers)
 
-    def _lists_of(self, span: Span | None) -> tuple[list[int], list[int | None]]:
-        return self._found.setdefault(id(span), ([], []))
+    def _owned_by(self, span: Span | None) -> tuple[list[int], list[int | None]]:
+        """Return the positions of arrays and of numbers that belong to an attribute or a variable, or to none."""
+        return self._by_owner.setdefault(id(span), ([], []))
 
     def next_leaf(self) -> int:
         """Return the position of the next array."""
@@ -73,7 +77,7 @@ class Places:
     def within(self, span: Span) -> Iterator[None]:
         """Walk an attribute of an object."""
         around = self._leaves, self._numbers
-        leaves, numbers = self._lists_of(span)
+        leaves, numbers = self._owned_by(span)
         self._leaves, self._numbers = iter(leaves), iter(numbers)
         yield
         self.check_complete()

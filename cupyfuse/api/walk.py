@@ -128,7 +128,7 @@ class Walk(abc.ABC):
             self.key.append((cls, value))
         elif cls in _NUMBERS:
             if self._role is not _ARGUMENT:
-                self._add_constant(value, name)
+                self._add_other_number(value, name)
             else:
                 self.key.append(int if cls is int else float)
                 self.places.append(len(self.numbers))
@@ -144,8 +144,8 @@ class Walk(abc.ABC):
         else:
             self._add_uncommon(value, name)
 
-    def _add_constant(self, value: float, name: str) -> None:
-        """Add a number whose value belongs to the key, unless it is around a function and changes."""
+    def _add_other_number(self, value: float, name: str) -> None:
+        """Add a number that is no argument: its value belongs to the key, unless it changes around a function."""
         key = type(value), value_key(value)
         if self._role is _AROUND and self._changes.note((self._scope, name), key):
             self.key.append(int if type(value) is int else float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -35,7 +36,7 @@ class Derived(Base):
     @classmethod
     def lowered(cls, x): return x - cls.b
 
-number, count = 2.0, 3
+number, count, late = 2.0, 3, 1.0
 plain = Plain(); plain.a, plain.b = 1.0, 2.0
 plain.inner = Plain(); plain.inner.a, plain.inner.b = 1.0, 2.0
 plain.space = types.SimpleNamespace(a=1.0, b=2.0)
@@ -71,6 +72,7 @@ _READS = (
         "hasattr(plain, 'z') * 1.0",
     ),
     *("np.float32(number)", "int(count)", "(number > 1) + 0.5", "str(count) == '3' or 0.5", "local", "default"),
+    *("late", "(lambda: late)()", "abs(number)", "(number if number else 0.25)", "sum([number, count])"),
 )
 _STEPS = (
     *("x + {0}", "x * {0}", "np.exp(-x * 0.1) + {0}", "np.where(x > {0}, x, {0})", "x * ({0} + {1})"),
@@ -96,8 +98,12 @@ _CHANGES = (
     *("values[1] = {0}", "values.append({0})", "values = [{0}, {1}, 3]", "nested[1][0] = {0}", "nested[2]['a'] = {0}"),
     *("nested = ({0}, [{1}, 3.0], {{'a': {0}}})", "array = np.full(3, {0})", "array[0] = {0}", "called.a = {0}"),
     *("called.b = {0}", "called = (lambda x: x + {0}); called.a, called.b = {0}, {1}"),
-    "bound = functools.partial(lambda x, k: x - k, k={0})",
+    *("bound = functools.partial(lambda x, k: x - k, k={0})", "late = {0}", "globals().pop('late', None)"),
+    *("max = lambda values: {0}", "globals().pop('max', None)", "abs = {0}", "globals().pop('abs', None)"),
+    *("number = count", "plain.a = number", "values = tuple(values)", "values = list(values)"),
 )
+# Numbers that compare with others as equal, or with nothing, and such of other types.
+_AWKWARD = ("1", "1.0", "True", "0", "-0.0", "float('nan')", "float('inf')", "np.float32(1.5)", "np.float64(1.5)")
 
 
 class StateProgram(ProgramModule):
@@ -122,10 +128,14 @@ class StateProgram(ProgramModule):
 
     def change(self) -> str:
         """Change something around the function; return the statement that did."""
-        a, b = (round(self._random.uniform(0.5, 4), 3) for _ in range(2))
+        a, b = (self._number() for _ in range(2))
         statement = self._random.choice(_CHANGES).format(a, b, self._random.randint(1, 5))
         exec(statement, self._module.__dict__)
         return statement
+
+    def _number(self) -> str:
+        draw = self._random
+        return str(round(draw.uniform(0.5, 4), 3)) if draw.random() < 0.85 else draw.choice(_AWKWARD)
 
     def _draw(self) -> str:
         draw = self._random
@@ -149,20 +159,29 @@ class StateProgram(ProgramModule):
 def compare(program: StateProgram, fused: Any, changes: int) -> str | None:
     """Compare a fused function with the plain one, after each of some changes; return what differs, if anything does.
 
-    Functions that are refused are not compared further.
+    Functions that are refused are not compared further. One that raises has to do so fused, too.
     """
     done: list[str] = []
     x = np.arange(1.0, 4.0)
     for _ in range(changes):
-        expected = program.function(x.copy())
+        expected, refusal = _result_of(program.function, x.copy())
         for _ in range(4):
-            try:
-                found = fused(x.copy())
-            except TypeError as error:
-                if "variable" in str(error) or "argument 'fn" in str(error):
+            found, error = _result_of(fused, x.copy())
+            if refusal is None and error is not None:
+                if isinstance(error, TypeError) and ("variable" in str(error) or "argument 'fn" in str(error)):
                     return None
-                raise
-            if not np.allclose(found, expected, rtol=1e-12):
-                return f"after {done}: {found}, expected {expected}\n{program.text}"
-        done.append(program.change())
+                raise error
+            is_same = type(error) is type(refusal)
+            if not is_same or (error is None and not np.allclose(found, expected, rtol=1e-12, equal_nan=True)):
+                return f"after {done}: {found} {error!r}, expected {expected} {refusal!r}\n{program.text}"
+        with contextlib.suppress(AttributeError, IndexError, TypeError):  # of what an earlier change has made
+            done.append(program.change())
     return None
+
+
+def _result_of(function: Any, x: Any) -> tuple[Any, Exception | None]:
+    try:
+        with np.errstate(all="ignore"):
+            return function(x), None
+    except (NameError, TypeError, ValueError, IndexError) as error:
+        return None, error
