@@ -162,13 +162,17 @@ class Environment:
     def _add_all(self, signature: Signature) -> None:
         if signature.objects:
             self.add_attributes(signature)
-        # Functions among the arguments may read the same variables, which a snapshot would add a second time; so may
-        # those in attributes that are still to be added.
-        snapshot = None if self.is_own or signature.has_functions else self.current_snapshot()
-        of_classes = None
-        if snapshot is not None and signature.classes:
+        snapshot, of_classes = self.current_snapshot(), None
+        if snapshot is not None and signature.classes and not signature.has_functions:
             of_classes = self.snapshot_of_classes(signature.classes, signature.class_values, snapshot)
-        if snapshot is None or (of_classes is None and signature.classes):
+            if of_classes is None:  # what the classes hold is read in each call, and shows what is read of objects
+                signature.attributes |= snapshot.attributes
+                signature.strings |= snapshot.strings
+                signature.classes = {**snapshot.classes, **signature.classes}
+                signature.class_values = {**snapshot.class_values, **signature.class_values}
+                _add_members_and_attributes(signature)
+        # Functions among the arguments may read the same variables, which a snapshot would add a second time.
+        if snapshot is None or signature.has_functions:
             if not self.is_own:
                 self._add_variables(signature)
             _add_members_and_attributes(signature)
