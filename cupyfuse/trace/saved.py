@@ -17,9 +17,11 @@ def saved_values(
 ) -> list[Node]:
     """Choose the values that the forward pass saves for the backward pass; all others are recomputed.
 
-    Saved are the matrix products and column reductions that gradients need. If they need a product only for reductions
-    along its rows, these reductions are saved instead, and rewriting may eliminate the product. Elements that are
-    compared with their maximum or minimum are saved, since recomputed ones may be rounded differently and miss it.
+    Saved are the matrix products that gradients need, and column reductions of several rows, in 16 bits those of what is
+    saved alone: others would belong to values that the forward pass may have rounded, and the backward pass computes
+    unrounded. If gradients need saved values only for reductions along their rows, these reductions are saved instead,
+    and rewriting may eliminate the product. Elements that are compared with their maximum or minimum are saved, since
+    recomputed ones may be rounded differently and miss it.
 
     Parameters
     ----------
@@ -39,16 +41,26 @@ def saved_values(
     # what is saved.
     of_sums = _reached_by(computed, biased.values())
     computed_again = {n for n in of_sums if n.op in _EXTREMES} | _reached_by(computed, of_sums, _EXPONENTIALS)
+    column_reductions: set[Node] = set()
     kept: set[Node] = set()
 
     def saved(node: Node) -> bool:
         """Whether to save a value where gradients need it, reductions of products along rows aside."""
-        column_reduction = node.reduction and node.axis == 0 and node not in compared and node not in computed_again
         product = is_product(node) and (products or node in forward)
-        return node in computed and (product or column_reduction or node in kept)
+        return node in computed and (product or node in column_reductions or node in kept)
 
     def is_product(node: Node) -> bool:
         return node in biased.values() or (node.op == "matmul" and node not in biased)
+
+    exact: set[Node] = set()  # what the backward pass computes again from what is saved, bit for bit
+    for node in computed:
+        if node.reduction and node.axis == 0 and node.inputs[0].shape[0] > 1:
+            # Of other values of 16 bits, the forward pass may store rounded ones.
+            belongs = node.inputs[0] in exact or dtypes.compute_dtype(node.dtype) == node.dtype
+            if belongs and node not in compared and node not in computed_again:
+                column_reductions.add(node)
+        if saved(node) or (_is_exact(node) and exact.issuperset(node.inputs)):
+            exact.add(node)
 
     for extremum in compared:
         kept.update(_inputs_to_save([extremum.inputs[0]], saved))
@@ -63,11 +75,11 @@ def saved_values(
         return node in needs_product and node.reduction and node.axis == 1 and node not in compared
 
     needed = _reachable(gradients, lambda n: saved(n) or row_reduction(n))
-    read = {n for n in needed if is_product(n)}
+    read = {n for n in needed if is_product(n) or n in kept}
 
     @cache
     def instead_of_product(reduction: Node) -> bool:
-        """Whether to save a row reduction, since gradients need the products beneath it for nothing else."""
+        """Whether to save a row reduction, since gradients need what is saved beneath it for nothing else."""
         return not products or read.isdisjoint(_reachable([reduction.inputs[0]], saved))
 
     def chosen(node: Node) -> bool:
