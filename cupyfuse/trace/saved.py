@@ -17,11 +17,11 @@ def saved_values(
 ) -> list[Node]:
     """Choose the values that the forward pass saves for the backward pass; all others are recomputed.
 
-    Saved are the matrix products that gradients need, and column reductions of several rows, in 16 bits those of what is
-    saved alone: others would belong to values that the forward pass may have rounded, and the backward pass computes
-    unrounded. If gradients need saved values only for reductions along their rows, these reductions are saved instead,
-    and rewriting may eliminate the product. Elements that are compared with their maximum or minimum are saved, since
-    recomputed ones may be rounded differently and miss it.
+    Saved are the matrix products that gradients need, and column reductions of several rows. Of 16-bit values these are
+    saved for what is saved alone: others would belong to values that the forward pass may have rounded, and that the
+    backward pass computes unrounded. If gradients need saved values only for reductions along their rows, these are
+    saved instead, and rewriting may eliminate the product. Elements that are compared with their maximum or minimum are
+    saved, since recomputed ones may be rounded differently and miss it.
 
     Parameters
     ----------
