@@ -19,16 +19,17 @@ def saved_values(
 
     Saved are the matrix products that gradients need, and column reductions of several rows. Of 16-bit values these are
     saved for what is saved alone: others would belong to values that the forward pass may have rounded, and that the
-    backward pass computes unrounded. If gradients need saved values only for reductions along their rows, these are
-    saved instead, and rewriting may eliminate the product. Elements that are compared with their maximum or minimum are
-    saved, since recomputed ones may be rounded differently and miss it.
+    backward pass computes unrounded. If gradients need products only for reductions along their rows, these are saved
+    instead, and rewriting may eliminate the product; but not where 16-bit values beneath them are saved, and rounded.
+    Elements that are compared with their maximum or minimum are saved, since recomputed ones may be rounded differently
+    and miss it.
 
     Parameters
     ----------
     forward, gradients : sequence of Node
         The roots of the two passes, in one graph.
     products : bool
-        Whether products may be saved; else reductions along their rows are, and the backward pass computes products.
+        Whether products may be saved; else their reductions are, and the backward pass computes products.
     with_biases : bool
         Whether 16-bit products that are read for their sum with a bias alone are saved as that. It is rounded as the
         code as written rounds it, and not by the size of a product that the bias cancels.
@@ -55,8 +56,8 @@ def saved_values(
     exact: set[Node] = set()  # what the backward pass computes again from what is saved, bit for bit
     for node in computed:
         if node.reduction and node.axis == 0 and node.inputs[0].shape[0] > 1:
-            # Of other values of 16 bits, the forward pass may store rounded ones.
-            belongs = node.inputs[0] in exact or dtypes.compute_dtype(node.dtype) == node.dtype
+            # Of other values of 16 bits, the forward pass may store rounded ones. Without products all are recomputed.
+            belongs = node.inputs[0] in exact or not _has_16_bits(node) or not products
             if belongs and node not in compared and node not in computed_again:
                 column_reductions.add(node)
         if saved(node) or (_is_exact(node) and exact.issuperset(node.inputs)):
@@ -75,7 +76,7 @@ def saved_values(
         return node in needs_product and node.reduction and node.axis == 1 and node not in compared
 
     needed = _reachable(gradients, lambda n: saved(n) or row_reduction(n))
-    read = {n for n in needed if is_product(n) or n in kept}
+    read = {n for n in needed if is_product(n) or (n in kept and _has_16_bits(n))}
 
     @cache
     def instead_of_product(reduction: Node) -> bool:
@@ -92,11 +93,16 @@ def sums_with_biases(forward: Sequence[Node]) -> dict[Node, Node]:
     """Find the 16-bit products that the forward pass reads for their sums with a bias alone: these by product."""
     found: dict[Node, Node] = {}
     for node, readers in g.users(forward).items():
-        if node.op == "matmul" and node.dtype != dtypes.compute_dtype(node.dtype) and node not in forward:
+        if node.op == "matmul" and _has_16_bits(node) and node not in forward:
             value = sum_with_row(node, readers)
             if value is not None:
                 found[node] = value
     return found
+
+
+def _has_16_bits(node: Node) -> bool:
+    """Whether a value is rounded where it is stored: it is computed in a wider dtype."""
+    return dtypes.compute_dtype(node.dtype) != node.dtype
 
 
 def _reached_by(computed: Iterable[Node], roots: Iterable[Node], operators: Collection[str] | None = None) -> set[Node]:
