@@ -106,7 +106,7 @@ def _has_16_bits(node: Node) -> bool:
 
 
 def _reached_by(computed: Iterable[Node], roots: Iterable[Node], operators: Collection[str] | None = None) -> set[Node]:
-    """Find the nodes, in topological order, that depend on roots; with `operators`, through roots of these alone."""
+    """Find what depends on roots, or is one; with `operators`, on roots with one of these. `computed` is in order."""
     found = {n for n in roots if operators is None or n.op in operators}
     for node in computed:
         if any(i in found for i in node.inputs):

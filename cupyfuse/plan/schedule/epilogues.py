@@ -143,6 +143,7 @@ def _choose(
     # A product with nothing but a bias behind it is not stored for another step: at most one of the two is there.
     rounded = _store_rounded(step, steps, storage, results, layouts, own=own is not None)
     biased = _bias_by_library(step, steps, storage, results, layouts)
+    # A sum that is stored for a backward pass is rounded anyway: to read it so costs no accuracy that has a price.
     worth = GAIN if any(n in results for form in rounded for n in form.storage) else WORTH
     for others, gain in ((rounded, worth), (biased, GAIN)):
         for other in sorted(others, key=lambda form: form.seconds(device))[:1]:

@@ -101,18 +101,18 @@ def _reading_back(scheduler: Scheduler, steps: list[Step], most_flops: float) ->
     """
     steps, cost = _with_cost(scheduler, steps)
     stored = {base_of(n) for step in steps for n in step.outputs}
-    rows = [step for step in steps if step.kind == "RowProgram"]
-    again = {n for step in rows for n in step.nodes if n in stored and n not in map(base_of, step.outputs)}
-    if not again - scheduler.kept:
+    repeated: set[Node] = set()  # what row programs compute although another step stores it
+    for step in steps:
+        if step.kind == "RowProgram":
+            repeated |= stored.intersection(step.nodes).difference(map(base_of, step.outputs))
+    if repeated <= scheduler.kept:
         return scheduler, steps, cost
-    reading, fewer = _reducing_once(
-        Scheduler(scheduler.graph, scheduler.kept | again, scheduler.round_stored), most_flops
-    )
-    if fewer is None or len(fewer) > len(steps):
-        return scheduler, steps, cost
-    fewer, found = _with_cost(reading, fewer)
-    if found.bytes < cost.bytes and found.flops <= cost.flops:
-        return reading, fewer, found
+    reading = Scheduler(scheduler.graph, scheduler.kept | repeated, scheduler.round_stored)
+    reading, within = _reducing_once(reading, most_flops)
+    if within is not None and len(within) <= len(steps):
+        within, found = _with_cost(reading, within)
+        if found.bytes < cost.bytes and found.flops <= cost.flops:
+            return reading, within, found
     return scheduler, steps, cost
 
 
