@@ -40,7 +40,8 @@ def saved_values(
     biased = sums_with_biases(forward) if products and with_biases else {}
     # The forward pass reads sums with biases unrounded: exponentials, and what these are relative to, have to be of
     # what is saved.
-    of_sums = _reached_by(computed, biased.values())
+    sums = set(biased.values())
+    of_sums = _reached_by(computed, sums)
     computed_again = {n for n in of_sums if n.op in _EXTREMES} | _reached_by(computed, of_sums, _EXPONENTIALS)
     column_reductions: set[Node] = set()
     kept: set[Node] = set()
@@ -51,7 +52,7 @@ def saved_values(
         return node in computed and (product or node in column_reductions or node in kept)
 
     def is_product(node: Node) -> bool:
-        return node in biased.values() or (node.op == "matmul" and node not in biased)
+        return node in sums or (node.op == "matmul" and node not in biased)
 
     exact: set[Node] = set()  # what the backward pass computes again from what is saved, bit for bit
     for node in computed:

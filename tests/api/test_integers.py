@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from number_programs import assert_same
 from support import Engine, assert_close, assert_equal, dtype_of, normal, unit
 
 import cupyfuse as cf
@@ -92,17 +93,6 @@ def test_against_numpy(number: int) -> None:
     for t in (*range(1, 9), 3, 5, 8, 1):
         assert_same(fused(X, Z, t), function(X, Z, t))
     assert len(fused.plans) == plans
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, tuple):
-        for a, b in zip(found, expected, strict=True):
-            assert_same(a, b)
-    elif isinstance(expected, (np.ndarray, np.generic)):
-        np.testing.assert_allclose(found, expected, rtol=3e-6, strict=True)
-    else:
-        assert found == expected
 
 
 def test_integers_in_containers_and_objects() -> None:

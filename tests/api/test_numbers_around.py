@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from number_programs import assert_same
 from support import Engine, assert_close, assert_equal, normal, unit
 
 import cupyfuse as cf
@@ -52,18 +53,6 @@ def variable(function: Callable[[Any, Any], Any]) -> tuple[Callable[[Any], Any],
         k = value
 
     return reading, assign_k
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, tuple):
-        for a, b in zip(found, expected, strict=True):
-            assert_same(a, b)
-    elif isinstance(expected, (np.ndarray, np.generic)):
-        np.testing.assert_allclose(found, expected, rtol=3e-6, strict=True)
-        assert_equal(np.signbit(np.nan_to_num(found, nan=0.0)), np.signbit(np.nan_to_num(expected, nan=0.0)))
-    else:
-        assert found == expected or found != found
 
 
 def no_walks(monkeypatch: pytest.MonkeyPatch) -> None:

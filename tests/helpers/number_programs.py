@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from program_module import ProgramModule
+from support import assert_equal
 
 import cupyfuse as cf
 
@@ -139,6 +140,20 @@ def compare(program: NumberProgram, fused: Any, calls: int) -> str | None:
         if (error is None) is not (refusal is None) or (error is None and not _is_same(found, expected)):
             return f"call {call} of {program.numbers}: {found} {error!r}, not {expected} {refusal!r}\n{program.text}"
     return None
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Results are of one type and agree to rounding, with the sign of zeros; NaN equals NaN."""
+    assert type(found) is type(expected)
+    if isinstance(expected, tuple):
+        for a, b in zip(found, expected, strict=True):
+            assert_same(a, b)
+    elif isinstance(expected, (np.ndarray, np.generic)):
+        np.testing.assert_allclose(found, expected, rtol=3e-6, strict=True)
+        if expected.dtype.kind == "f":
+            assert_equal(np.signbit(np.nan_to_num(found, nan=0.0)), np.signbit(np.nan_to_num(expected, nan=0.0)))
+    else:
+        assert found == expected or (found != found and expected != expected)
 
 
 def _result_of(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, Exception | None]:
