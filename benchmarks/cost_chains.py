@@ -73,6 +73,13 @@ def _mlp(b: Any, x: Ref, gamma: Ref, beta: Ref, up: Ref, up_bias: Ref, down: Ref
     return b.add(x, b.linear(b.gelu(b.linear(y, up, up_bias)), down, down_bias))
 
 
+def _block(b: Any, x: Ref, y: Ref, gamma: Ref, beta: Ref, up: Ref, up_bias: Ref, down: Ref, down_bias: Ref) -> Ref:
+    """A block of BERT behind its attention: what comes in added, LayerNorm, Linear, GELU, Linear, the same again."""
+    first = b.layer_norm(b.add(x, y), (b.lengths["k"],), gamma, beta, EPSILON)
+    second = b.add(b.linear(b.gelu(b.linear(first, up, up_bias)), down, down_bias), first)
+    return b.layer_norm(second, (b.lengths["k"],), gamma, beta, EPSILON)
+
+
 def _add_rms_norm(b: Any, x: Ref, y: Ref, gamma: Ref) -> tuple[Ref, Ref]:
     total = b.add(x, y)
     return total, b.rms_norm(total, (b.lengths["n"],), gamma, EPSILON)
@@ -92,6 +99,7 @@ linear_relu = Recipe("linear_relu", LINEAR, lambda b, *inputs: b.div(b.relu(b.li
 linear_softmax = Recipe("linear_softmax", LINEAR, lambda b, *inputs: b.softmax(b.linear(*inputs), 1))
 vocabulary = Recipe("vocabulary", "mk *nk", lambda b, *inputs: b.log_softmax(b.linear(*inputs), 1))
 mlp = Recipe("mlp", "mk *k *k *nk *n *kn *k", _mlp)
+block = Recipe("block", "mk mk *k *k *nk *n *kn *k", _block)
 swiglu = Recipe("swiglu", "mk *nk *nk", lambda b, x, gate, up: b.mul(b.silu(b.linear(x, gate)), b.linear(x, up)))
 softmax = Recipe("softmax", "mn", lambda b, x: b.softmax(x, 1))
 scaled_softmax = Recipe("scaled_softmax", "mn", lambda b, x: b.softmax(b.mul(x, 2.0), 1))
@@ -110,6 +118,8 @@ PLAN: tuple[tuple[Recipe, tuple[str, ...], tuple[Shape, ...]], ...] = (
     (linear_gelu, BOTH, ((4096, 768, 3072), (256, 512, 512), (64, 2048, 2048))),
     (linear, BOTH, ((4096, 768, 768), (256, 512, 512))),
     (mlp, BOTH, ((4096, 768, 3072), (128, 512, 2048))),
+    (mlp, BF16, ((16384, 1024, 4096),)),
+    (block, BF16, ((4096, 768, 3072), (16384, 768, 3072))),
     (add_layer_norm, BOTH, ((4096, 768), (128, 512), (32768, 2048))),
     (scaled_softmax, BOTH, ((64, 256), (4096, 1024), (1024, 8192))),
     (head_sum, BOTH, ((1024, 8192, 8192), (128, 512, 512))),

@@ -5,8 +5,8 @@
 // Within a warp, Strip / V lanes read one row's part of the strip and the other lanes the rows after it; a lane accumulates
 // V columns over all rows that it reads. Lanes, then warps, are merged in a fixed order. With several shares, the totals of
 // each go to p.partial (shares x cols) and column_merge finishes.
-// Launch: Threads threads; (ceil(cols / Strip), shares) blocks. Strip is a power of two, V <= Strip <= 32. V > 1 needs cols,
-//   all row strides and all pointers to be multiples of V elements.
+// Launch: Threads threads; (ceil(cols / Strip), shares) blocks. Strip is a power of two, V <= Strip <= 32 V, Strip <= Threads.
+//   V > 1 needs cols, all row strides and all pointers to be multiples of V elements.
 #pragma once
 
 #include "stages.cuh"
@@ -98,14 +98,40 @@ __device__ __forceinline__ void column_stats(const P& p) {
     }
 }
 
-// Merge the totals of all shares, in their order. Launch: Threads threads, ceil(cols / Threads) blocks.
-template <class P, int Threads>
+// Merge the totals of all shares. A group of Width threads has neighbouring columns; each group merges the shares a number of
+// groups apart, in their order, then the first one merges the groups. Launch: Threads threads, ceil(cols / Width) blocks.
+template <class P, int Threads, int Width>
 __device__ __forceinline__ void column_merge(const P& p) {
-    const i64 col = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x;
-    if (col < p.cols) {
-        typename P::Totals0 whole = p.partial[col];
-        for (i64 share = 1; share < p.shares; ++share) {
-            whole.merge(p.partial[share * p.cols + col]);
+    typedef typename P::Totals0 Totals;
+    constexpr int groups = Threads / Width, ahead = 4;
+    SHARED_BYTES(scratch, Threads * sizeof(Totals));
+    Totals(*shared)[Width] = reinterpret_cast<Totals(*)[Width]>(scratch);
+    const int place = threadIdx.x % Width, group = threadIdx.x / Width;
+    const i64 col = static_cast<i64>(blockIdx.x) * Width + place;
+    if (col < p.cols && group < p.shares) {
+        Totals whole = p.partial[group * p.cols + col];
+        for (i64 share = group + groups; share < p.shares; share += ahead * groups) {
+            Totals next[ahead];
+#pragma unroll
+            for (int k = 0; k < ahead; ++k) {
+                if (share + k * groups < p.shares) {
+                    next[k] = p.partial[(share + k * groups) * p.cols + col];
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < ahead; ++k) {
+                if (share + k * groups < p.shares) {
+                    whole.merge(next[k]);
+                }
+            }
+        }
+        shared[group][place] = whole;
+    }
+    __syncthreads();
+    if (col < p.cols && group == 0) {
+        Totals whole = shared[0][place];
+        for (int k = 1; k < groups && k < p.shares; ++k) {
+            whole.merge(shared[k][place]);
         }
         p.finish(whole, col);
     }

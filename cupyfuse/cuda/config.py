@@ -71,13 +71,18 @@ class Config:
         """Threads per block of the kernel that merges."""
         return 32 if self.template == "row_shares" else self.threads
 
+    @property
+    def merged_columns(self) -> int:
+        """Columns per block of the kernel that merges, of column_stats."""
+        return min(32, self.group)
+
     def entry(self, merge: bool = False) -> tuple[str, str]:
         """Return the name of the kernel and the template instance that it calls; `merge` is for the merge of shares."""
         if merge and self.template == "row_shares":
             return "row_merge_kernel", f"merge_shares<Program, {self.merge_threads}>"
         if self.template == "column_stats":
             if merge:
-                return "column_merge_kernel", f"column_merge<Program, {self.threads}>"
+                return "column_merge_kernel", f"column_merge<Program, {self.threads}, {self.merged_columns}>"
             parameters = [self.threads, self.group, self.items, self.vec]
         elif self.template == "elementwise":
             parameters = [self.threads, self.vec]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..dtypes import ITEMSIZE
-from ..plan.schedule import column_splits, row_shares, state_size
+from ..plan.schedule import COLUMN_STRIP, column_splits, row_shares, state_size
 from .block_rows import as_loaded, as_values, most_as_loaded
 from .config import Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
 from .program import FULL, ROW, Program
@@ -100,10 +100,11 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
     vec, apart = access.vec, access.apart
     rows, cols = program.domain
     if program.by_columns:
-        strip = max(vec, min(32, power_of_two(cols)))
-        threads = 256  # with twice the blocks as good as 512 at least: 32 sums and moments on an H200
-        while threads > 32 and threads // 32 * strip * state_size(program.step) > _SHARED_BYTES:
-            threads //= 2  # every warp has accumulators of its own in shared memory
+        strip = max(vec, min(COLUMN_STRIP, 32 * vec, power_of_two(cols)))
+        threads, size = 256, state_size(program.step)
+        # Every warp has accumulators of its own in shared memory, and where shares are merged every thread.
+        while max(threads, threads // 32 * strip) * size > _SHARED_BYTES and threads > 32:
+            strip, threads = (strip // 2, threads) if strip > 32 else (strip, threads // 2)
         return Config("column_stats", threads, 4, vec, strip, column_splits(program.domain))
     if not any(n.reduction for n in program.step.nodes):
         if cols >= _LONG_ROW and rows >= _MANY_ROWS and sum(p.extent == ROW for p in program.parameters) > 1:

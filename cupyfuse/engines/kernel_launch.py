@@ -290,7 +290,7 @@ class KernelLaunch:
 def _grids(config: Config, rows: int, cols: int, processors: int) -> list[tuple[int, int]]:
     """Return the blocks along x and y of a template's kernel, and of the one that merges."""
     if config.template == "column_stats":
-        return [(-(-cols // config.group), config.shares), (-(-cols // config.threads), 1)]
+        return [(-(-cols // config.group), config.shares), (-(-cols // config.merged_columns), 1)]
     if config.template == "row_shares":
         return [(config.shares, max(1, min(rows, _MOST_BLOCKS_Y))), (min(rows, _MAX_BLOCKS), 1)]
     return [(_thread_blocks(config, rows, cols, processors), 1)]

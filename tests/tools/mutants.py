@@ -668,10 +668,24 @@ MUTANTS: tuple[Mutant, ...] = (
         kernels("column_reductions-1030x5-float32-special"),
     ),
     Mutant(
-        "the first share alone",
+        "the last share left out",
         COLUMNS,
-        "share < p.shares; ++share",
-        "share + 1 < p.shares; ++share",
+        "if (share + k * groups < p.shares) {\n                    whole",
+        "if (share + k * groups + 1 < p.shares) {\n                    whole",
+        kernels("column_reductions-2700x34-float32"),
+    ),
+    Mutant(
+        "the first shares of each group alone",
+        COLUMNS,
+        "share < p.shares; share += ahead * groups",
+        "share < p.shares; share = p.shares",
+        kernels("column_reductions-2700x34-float32"),
+    ),
+    Mutant(
+        "the last group of shares left out",
+        COLUMNS,
+        "k < groups && k < p.shares; ++k",
+        "k < groups && k + 1 < p.shares; ++k",
         kernels("column_reductions-600x5-float32"),
     ),
     Mutant(

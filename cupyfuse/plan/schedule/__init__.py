@@ -35,7 +35,7 @@ from .moments import one_pass_product_variances
 from .padding import may_be_padded, padded_length, unaligned_operands
 from .products import choose_products
 from .recompute import best_partition
-from .steps import Step, column_launches, column_splits, row_shares, stages_of
+from .steps import COLUMN_STRIP, Step, column_launches, column_splits, row_shares, stages_of
 from .tiles import (
     Tiles,
     depth_of,
@@ -60,6 +60,7 @@ __all__ = [
     "assign_offsets",
     "choose_products",
     "depth_of",
+    "COLUMN_STRIP",
     "column_launches",
     "column_splits",
     "contiguous_strides",
