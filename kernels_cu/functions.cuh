@@ -170,14 +170,15 @@ __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x
 // exp(-a^2 / 2) times a polynomial in 1 / (1 + 3/8 a), the form of Abramowitz and Stegun 7.1.26 (after Hastings). The
 // coefficients are those of the least relative error, rounded to float32, which alone makes one of 2^-23.7 in Phi; the rounded
 // argument of the exponential one that grows with x^2. Beyond a = 14.5 the result is 0 or x.
-__device__ __forceinline__ float gelu(float x) {
-    const float a = fabsf(x), squared = x * x, u = quick_divide(1.0f, fmaf(0.375f, a, 1.0f));
+__device__ __forceinline__ float gelu_middle(float squared) {
     float near = -7.65420828e-6f;
     near = fmaf(near, squared, 1.13486371e-4f);
     near = fmaf(near, squared, -1.18632999e-3f);
     near = fmaf(near, squared, 9.97332297e-3f);
     near = fmaf(near, squared, -6.64903596e-2f);
-    near = fmaf(near, squared, 0.398942292f);
+    return fmaf(near, squared, 0.398942292f);
+}
+__device__ __forceinline__ float gelu_tail(float u) {
     float far = -0.0458391942f;
     far = fmaf(far, u, 0.184323832f);
     far = fmaf(far, u, -0.258925438f);
@@ -186,8 +187,34 @@ __device__ __forceinline__ float gelu(float x) {
     far = fmaf(far, u, 0.0967756510f);
     far = fmaf(far, u, 0.127115205f);
     far = fmaf(far, u, 0.149718717f);
-    far = fmaf(far, u, 0.149599403f);
-    const float tail = in_any_case(exp2f(squared * -0.721347520f) * (far * u)), middle = in_any_case(fmaf(near, x, 0.5f));
+    return fmaf(far, u, 0.149599403f) * u;
+}
+__device__ __forceinline__ float gelu(float x) {
+    const float a = fabsf(x), squared = x * x, u = quick_divide(1.0f, fmaf(0.375f, a, 1.0f));
+    const float tail = in_any_case(exp2f(squared * -0.721347520f) * gelu_tail(u));
+    const float middle = in_any_case(fmaf(gelu_middle(squared), x, 0.5f));
     return x * (a < 1.0f ? middle : x < 0.0f ? tail : 1.0f - tail);
 }
 __device__ __forceinline__ double gelu(double x) { return 0.5 * x * erfc(-x * 0.70710678118654752); }
+
+// The derivative of gelu, Phi(x) + x phi(x), from the same parts.
+__device__ __forceinline__ float gelu_slope(float x) {
+    const float a = fabsf(x), squared = x * x, density = exp2f(squared * -0.721347520f), u = quick_divide(1.0f, fmaf(0.375f, a, 1.0f));
+    const float tail = in_any_case(density * gelu_tail(u)), middle = in_any_case(fmaf(gelu_middle(squared), x, 0.5f));
+    return fmaf(x * density, 0.398942280f, a < 1.0f ? middle : x < 0.0f ? tail : 1.0f - tail);
+}
+__device__ __forceinline__ double gelu_slope(double x) {
+    return 0.5 * erfc(-x * 0.70710678118654752) + x * exp(-0.5 * x * x) * 0.39894228040143268;
+}
+
+// The derivative of x sigmoid(z), where z has the derivative `rate`: sigmoid(z) + sigmoid(z) sigmoid(-z) x rate. Both sigmoids come
+// from one exponential.
+__device__ __forceinline__ float gated_slope(float x, float z, float rate) {
+    const float e = expf(-fabsf(z)), divisor = 1.0f + e, reciprocal = quick_divide(1.0f, divisor);
+    const float large = fmaf(reciprocal, fmaf(-divisor, reciprocal, 1.0f), reciprocal), small = e * large;
+    return fmaf(small * large * x, rate, z < 0.0f ? small : large);
+}
+__device__ __forceinline__ double gated_slope(double x, double z, double rate) {
+    const double high = sigmoid(z);
+    return high + high * sigmoid(-z) * x * rate;
+}

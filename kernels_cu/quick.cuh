@@ -137,9 +137,9 @@ __device__ __forceinline__ float quick_mish(float x) {
     return x * (n * approximate_reciprocal(n + 2.0f));
 }
 
-// As `gelu`, with the tail alone, and coefficients of the least relative error up to |x| = 20.
-__device__ __forceinline__ float quick_gelu(float x) {
-    const float u = quick_divide(1.0f, fmaf(0.268700577f, fabsf(x), 1.0f));
+// Of x >= 0, Phi(-x) exp(x^2 / 2), with coefficients of the least relative error up to x = 20.
+__device__ __forceinline__ float quick_tail(float x) {
+    const float u = quick_divide(1.0f, fmaf(0.268700577f, x, 1.0f));
     float sum = -0.06270942f;
     sum = fmaf(sum, u, 0.1680205f);
     sum = fmaf(sum, u, -0.03496008f);
@@ -147,6 +147,19 @@ __device__ __forceinline__ float quick_gelu(float x) {
     sum = fmaf(sum, u, 0.0902961f);
     sum = fmaf(sum, u, 0.10828892f);
     sum = fmaf(sum, u, 0.10714364f);
-    const float tail = exp2f(x * x * -0.721347520f) * (sum * u);
+    return sum * u;
+}
+// As `gelu`, with the tail alone.
+__device__ __forceinline__ float quick_gelu(float x) {
+    const float tail = exp2f(x * x * -0.721347520f) * quick_tail(fabsf(x));
     return x * (x < 0.0f ? tail : 1.0f - tail);
+}
+// The slope at -|x| is Phi(-|x|) - |x| phi(x), at |x| it is 1 less that; 0, not -0, far below zero.
+__device__ __forceinline__ float quick_gelu_slope(float x) {
+    const float a = fabsf(x), above = exp2f(x * x * -0.721347520f) * fmaf(a, 0.398942280f, -quick_tail(a));
+    return x < 0.0f ? 0.0f - above : 1.0f + above;
+}
+__device__ __forceinline__ float quick_gated_slope(float x, float z, float rate) {
+    const float e = quick_exp(-fabsf(z)), large = approximate_reciprocal(1.0f + e), small = e * large;
+    return fmaf(small * large * x, rate, z < 0.0f ? small : large);
 }

@@ -63,9 +63,15 @@ def _erfc_fraction(x: Array) -> Array:
     return square / tail / x.dtype.type(np.sqrt(_PI))
 
 
+def _normal(x: Array) -> Array:
+    """Evaluate the normal distribution, erfc(-x / sqrt(2)) / 2."""
+    return erfc(-x * x.dtype.type(np.sqrt(WIDE(0.5)))) / 2
+
+
 _WIDE_FORMULAS: dict[str, Callable[..., Array]] = {
     "erf": erf,
-    "gelu": lambda x: x / 2 * erfc(-x * x.dtype.type(np.sqrt(WIDE(0.5)))),
+    "gelu": lambda x: x * _normal(x),
+    "gelu_slope": lambda x: _normal(x) + x * np.exp(-x * x / 2) / x.dtype.type(np.sqrt(2 * _PI)),
 }
 
 

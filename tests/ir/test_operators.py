@@ -28,13 +28,23 @@ def softplus(x: Any) -> Any:
     return np.logaddexp(0.0, x)
 
 
+def gated_slope(x: Any, z: Any, rate: Any) -> Any:
+    """The derivative of x logistic(z), where z has the derivative `rate`."""
+    return logistic(z) + x * logistic(z) * logistic(-z) * rate
+
+
 MEANING: dict[str, Callable[..., Any]] = {
     "relu": lambda x: np.where(x < 0, 0.0, x),
     "relu6": lambda x: np.clip(x, 0, 6),
     "leaky_relu": lambda x, slope: np.where(x < 0, slope * x, x),
     "gelu": lambda x: x * scipy_special.ndtr(x),
     "gelu_tanh": lambda x: x * logistic(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)),
+    "gelu_slope": lambda x: scipy_special.ndtr(x) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi),
+    "gelu_tanh_slope": lambda x: gated_slope(
+        x, 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3), 2 * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+    ),
     "silu": lambda x: x * logistic(x),
+    "silu_slope": lambda x: gated_slope(x, x, 1),
     "sigmoid": logistic,
     "log_sigmoid": scipy_special.log_expit,
     "softplus": lambda x, beta, threshold: np.where(x * beta > threshold, x, softplus(x * beta) / beta),

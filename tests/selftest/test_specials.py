@@ -41,6 +41,17 @@ def gelu_tanh(x: Any) -> Any:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def slope(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The derivative of a function of PyTorch's by its autograd, on NumPy arrays."""
+
+    def call(x: Any) -> Any:
+        given = torch.tensor(x, requires_grad=True)
+        (found,) = torch.autograd.grad(function(given).sum(), given)
+        return found.numpy()
+
+    return call
+
+
 def safe(function: Callable[..., Any]) -> Callable[..., Any]:
     """The package's own: a product or quotient, NaN where it is smaller than 1e-30 and no factor is zero."""
 
@@ -61,6 +72,10 @@ EAGER: dict[str, Callable[..., Any]] = {
     "gelu_tanh": torched(gelu_tanh),
     "silu": torched(F.silu),
     "mish": torched(F.mish),
+    "gelu_slope": slope(gelu),
+    # PyTorch's is NaN where its cubes overflow, too.
+    "gelu_tanh_slope": lambda x: slope(gelu_tanh)(np.clip(x, -1e3, 1e3)) + 0 * x,
+    "silu_slope": slope(F.silu),
     "hardswish": torched(F.hardswish),
     "hardsigmoid": torched(F.hardsigmoid),
     "sigmoid": torched(torch.sigmoid),

@@ -16,6 +16,8 @@ INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
 
+# More than any derivative of gelu_tanh's exponent where its sigmoid is neither 0 nor 1.
+_MOST_RATE = 1e30
 # CUDA documents 5 ulps for erfc; `special.py` measures 5.6.
 _ERFC = 6.0
 
@@ -29,10 +31,50 @@ def _softplus(x: Array, beta: Array, threshold: Array) -> Array:
     return np.where(x * beta > np.minimum(threshold, 40), x, np.log1p(np.exp(x * beta)) / beta)
 
 
-def _gelu_tanh_slope(o: Any, x: Any) -> Any:
-    """Return the derivative of gelu_tanh."""
-    t = o.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * SQRT_2_OVER_PI * (1.0 + 0.134145 * x * x)
+def _gelu_slope(x: Array) -> Array:
+    return 0.5 * special.erfc(-x * x.dtype.type(SQRT_HALF)) + x * np.exp(-0.5 * x * x) * INV_SQRT_2PI
+
+
+def _gelu_slope_terms(x: Array) -> Array:
+    """Return the sum of the magnitudes of the two terms of gelu_slope."""
+    return 0.5 * special.erfc(-x * x.dtype.type(SQRT_HALF)) + np.abs(x) * np.exp(-0.5 * x * x) * INV_SQRT_2PI
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _gated_slope(x: Array, z: Array, rate: Any) -> Array:
+    """Return the derivative of x sigmoid(z), where z has the derivative `rate`; NaN where x is infinite."""
+    high = _sigmoid(z)
+    return high + high * _sigmoid(-z) * x * rate
+
+
+def _gelu_tanh_argument(x: Any) -> Any:
+    """Return z, by which gelu_tanh(x) is x sigmoid(z)."""
+    return 2.0 * SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)
+
+
+def _gelu_tanh_rate(x: Any) -> Any:
+    """Return the derivative of that z."""
+    return 2.0 * SQRT_2_OVER_PI * (1.0 + 0.134145 * x * x)
+
+
+def _gelu_tanh_slope(x: Array) -> Array:
+    # Far out a sigmoid is 0: times an infinite rate that would be NaN.
+    return _gated_slope(x, _gelu_tanh_argument(x), np.minimum(_gelu_tanh_rate(x), _MOST_RATE))
+
+
+def _gelu_tanh_slope_terms(x: Array) -> Array:
+    """Return the sum of the magnitudes of the terms of gelu_tanh_slope, with what the rounding of z adds to them."""
+    z = _gelu_tanh_argument(x)
+    return _gated_slope(np.abs(x), z, np.minimum(_gelu_tanh_rate(x), _MOST_RATE)) * (1.0 + np.minimum(np.abs(z), 1e3))
+
+
+def _gelu_tanh_slope_derivative(o: Any, x: Any) -> Any:
+    z, rate = _gelu_tanh_argument(x), _gelu_tanh_rate(x)
+    low, high = o.sigmoid(-z), o.sigmoid(z)
+    return low * high * (2.0 * rate + x * ((low - high) * rate * rate + 4.0 * 0.134145 * SQRT_2_OVER_PI * x))
 
 
 ROWS = (
@@ -77,7 +119,7 @@ ROWS = (
         "gelu",
         keep_dtype(_gelu),
         "gelu({0})",
-        lambda o, y, x: (0.5 * o.add(1.0, o.erf(x * SQRT_HALF)) + x * o.exp(-0.5 * x * x) * INV_SQRT_2PI,),
+        lambda o, y, x: (o.gelu_slope(x),),
         "Gaussian error linear unit, x * Phi(x), exact erf form.",
         flops=24,
         ulps=combined(_ERFC, ROUNDING),
@@ -85,10 +127,21 @@ ROWS = (
         quick="quick_gelu({0})",
     ),
     op(
+        "gelu_slope",
+        keep_dtype(_gelu_slope),
+        "gelu_slope({0})",
+        lambda o, y, x: (o.exp(-0.5 * x * x) * INV_SQRT_2PI * (2.0 - x * x),),
+        "Derivative of gelu, Phi(x) + x phi(x).",
+        flops=26,
+        ulps=combined(_ERFC, LIBRARY, 2 * ROUNDING),
+        scale=lambda x: _gelu_slope_terms(x) * (1 + x * x),
+        quick="quick_gelu_slope({0})",
+    ),
+    op(
         "gelu_tanh",
         keep_dtype(lambda x: 0.5 * x * (1.0 + np.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))),
         f"T(0.5) * {{0}} * (T(1) + tanh(T({SQRT_2_OVER_PI!r}) * ({{0}} + T(0.044715) * {{0}} * {{0}} * {{0}})))",
-        lambda o, y, x: (_gelu_tanh_slope(o, x),),
+        lambda o, y, x: (o.gelu_tanh_slope(x),),
         "GELU in its tanh approximation.",
         flops=24,
         ulps=combined(LIBRARY, 3 * ROUNDING),
@@ -98,14 +151,40 @@ ROWS = (
         quick_flops=18,
     ),
     op(
+        "gelu_tanh_slope",
+        keep_dtype(_gelu_tanh_slope),
+        f"gated_slope({{0}}, T({2 * SQRT_2_OVER_PI!r}) * ({{0}} + T(0.044715) * {{0}} * {{0}} * {{0}}), "
+        f"nan_min(T({2 * SQRT_2_OVER_PI!r}) * (T(1) + T(0.134145) * {{0}} * {{0}}), T({_MOST_RATE!r})))",
+        lambda o, y, x: (_gelu_tanh_slope_derivative(o, x),),
+        "Derivative of gelu_tanh.",
+        flops=30,
+        ulps=combined(LIBRARY, 4 * ROUNDING),
+        scale=_gelu_tanh_slope_terms,
+        quick=f"quick_gated_slope({{0}}, T({2 * SQRT_2_OVER_PI!r}) * ({{0}} + T(0.044715) * {{0}} * {{0}} * {{0}}), "
+        f"nan_min(T({2 * SQRT_2_OVER_PI!r}) * (T(1) + T(0.134145) * {{0}} * {{0}}), T({_MOST_RATE!r})))",
+        quick_flops=24,
+    ),
+    op(
         "silu",
         keep_dtype(lambda x: x / (1.0 + np.exp(-x))),
         "{0} / (T(1) + exp(-{0}))",
-        lambda o, y, x: (o.sigmoid(x) * (1.0 + x * o.sigmoid(-x)),),
+        lambda o, y, x: (o.silu_slope(x),),
         "x * sigmoid(x), also called swish.",
         flops=14,
         ulps=combined(LIBRARY, ROUNDING),
         quick="quick_divide({0}, T(1) + quick_exp(-{0}))",
+    ),
+    op(
+        "silu_slope",
+        keep_dtype(lambda x: _gated_slope(x, x, 1.0)),
+        "gated_slope({0}, {0}, T(1))",
+        lambda o, y, x: (o.sigmoid(x) * o.sigmoid(-x) * (2.0 + x * (o.sigmoid(-x) - o.sigmoid(x))),),
+        "Derivative of silu, sigmoid(x) (1 + x sigmoid(-x)).",
+        flops=20,
+        ulps=combined(LIBRARY, 3 * ROUNDING),
+        scale=lambda x: _gated_slope(np.abs(x), x, 1.0),
+        quick="quick_gated_slope({0}, {0}, T(1))",
+        quick_flops=16,
     ),
     op(
         "sigmoid",
