@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 
 from .. import dtypes
@@ -99,6 +99,61 @@ def sums_with_biases(forward: Sequence[Node]) -> dict[Node, Node]:
             if value is not None:
                 found[node] = value
     return found
+
+
+def operands_to_save(forward: Sequence[Node], gradients: Sequence[Node], saved: Collection[Node]) -> list[Node]:
+    """List the computed 16-bit operands of the forward pass's products that products of the backward pass read, too.
+
+    The forward pass rounds and stores each for its own product, unless it eliminates that.
+
+    Parameters
+    ----------
+    forward, gradients : sequence of Node
+        The roots of the two passes, in one graph.
+    saved : collection of Node
+        The values that are saved anyway.
+    """
+    products = [n for n in g.topological(forward) if n.op == "matmul"]
+    stored_once = {base_of_transposes(i) for n in products for i in n.inputs}
+    read = [n for n in _reachable(gradients, lambda n: n in saved) if n.op == "matmul" and n not in saved]
+    found = dict.fromkeys(base_of_transposes(i) for n in read for i in n.inputs)
+    kept = [n for n in found if n in stored_once and n not in saved and _has_16_bits(n) and not n.reduction]
+    return [n for n in kept if _is_computed(n, saved)]
+
+
+def read_operands(gradients: Sequence[Node], operands: Mapping[Node, Node], saved: Collection[Node]) -> list[Node]:
+    """Let products of the backward pass read `operands`, by what is given for them; all else computes them again.
+
+    What else reads an operand, as its own gradient does, would lose digits by its rounding. Nodes in `saved` stay.
+    """
+    done: dict[Node, Node] = {}
+
+    def operand(node: Node) -> Node:
+        if node.op == "transpose" and base_of_transposes(node) in operands:
+            return g.transpose(operand(node.inputs[0]))
+        return operands.get(node, done[node])
+
+    for node in _reachable(gradients, lambda n: n in saved):
+        if node in saved:
+            done[node] = node
+        else:
+            read = operand if node.op == "matmul" else done.__getitem__
+            done[node] = g.with_inputs(node, [read(i) for i in node.inputs])
+    return [done[n] for n in gradients]
+
+
+def base_of_transposes(node: Node) -> Node:
+    """Return the matrix that a node is a transpose of, or the node itself."""
+    while node.op == "transpose":
+        node = node.inputs[0]
+    return node
+
+
+def _is_computed(node: Node, saved: Collection[Node]) -> bool:
+    """Whether a value is more than a view or a broadcast of an input or of what is saved."""
+    while node.op in (*g.VIEWS, "broadcast", "stop_gradient"):
+        node = node.inputs[0]
+    return node.op not in ("input", "const") and node not in saved
 
 
 def _has_16_bits(node: Node) -> bool:

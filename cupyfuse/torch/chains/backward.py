@@ -15,7 +15,7 @@ from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.plan import Plan, Traced
 from ...settings import Settings
-from ...trace.saved import stored
+from ...trace.saved import read_operands, stored
 from ..rules.symbols import references
 from ..rules.values import Value
 from .chain import Chain, TracedChain
@@ -85,8 +85,9 @@ class Backward:
         self.constants = [k for k, depends in enumerate(self.differentiable) if not depends]
         self.saving = saving or choose_saved(traced, needs, self.differentiable, settings, shards)
         roots = [n for n in self._gradients(tuple(self.differentiable), tuple(needs)) if n is not None]
-        read = set(g.topological(roots, lambda n: () if n in self.saving.nodes else n.inputs))
-        reached = set(g.topological(roots))
+        values = self.saving.values
+        read = set(g.topological(roots, lambda n: () if n in values else n.inputs))
+        reached = set(g.topological([*roots, *self.saving.nodes]))
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
         self._plans: dict[Hashable, _BackwardPlan] = {}
@@ -107,7 +108,12 @@ class Backward:
             cotangent = next((c for c in cotangents if c is not None), None)
             found = {} if cotangent is None else scale_gradients(self.saving.gradients, cotangent)
             return [found.get(k) if want else None for k, want in enumerate(wanted)]
-        return derive(self.traced, cotangents, wanted)
+        found_all = derive(self.traced, cotangents, wanted)
+        if not self.saving.operands:
+            return found_all
+        kept = [n for n in found_all if n is not None]
+        read = iter(read_operands(kept, self.saving.operands, self.saving.values))
+        return [None if n is None else next(read) for n in found_all]
 
     def _find_dependence(self, given: Flags, wanted: Flags) -> _Dependence:
         """Find which of the wanted gradients are computed, and which are zero."""

@@ -32,7 +32,7 @@ from .chain import Chain, TracedChain, metas_of
 from .compiled import CompiledChain
 from .options import Options
 from .runtime import device_at
-from .saving import SavedValues, unit_gradients
+from .saving import SavedValues, saved_operand, unit_gradients
 from .tensors import Tensors, as_base, concrete_sizes, layout_without_memory
 from .uncaptured import uncaptured
 
@@ -137,8 +137,10 @@ def _parse_saved(traced: TracedChain, saved: str) -> SavedValues:
     if wanted:
         gradients = unit_gradients(traced, [k in wanted for k in range(len(traced.inputs))])
         return SavedValues([gradients[number] for _, number, *_ in found], gradients)
-    nodes = traced.computed()
-    return SavedValues([nodes[index][1] for index, *_ in found])
+    computed = traced.computed()
+    nodes = [computed[index][1] for index, *_ in found]
+    operands = [n for n, (*_, is_operand) in zip(nodes, found, strict=True) if is_operand]
+    return SavedValues(nodes, operands={n: saved_operand(n) for n in operands})
 
 
 def prepare(
@@ -165,7 +167,8 @@ def describe_saved(chain: Chain, tensors: Tensors, needs: Sequence[bool], settin
     """Describe the values that the forward pass saves, for tensors like these, as the text that the operators take.
 
     Each has an index in `TracedChain.computed` (-1 for the gradient of an input), the number of a value of the chain,
-    the index in `_SAVED_SHAPES` of its shape beside that value's, and its dtype: its shape follows from symbolic sizes.
+    the index in `_SAVED_SHAPES` of its shape beside that value's, so that its shape follows from symbolic sizes, its
+    dtype, and whether products alone read it (`SavedValues.operands`).
 
     Raises
     ------
@@ -198,7 +201,7 @@ def _describe_saved(
         forms = [(n, i) for n in near for i, of in enumerate(_SAVED_SHAPES) if of(traced.values[n].shape) == node.shape]
         if not forms:
             raise TraceError(f"what the backward pass saves is of shape {node.shape}, unlike its operands")
-        found.append([index, *forms[0], stored(node).dtype])
+        found.append([index, *forms[0], stored(node).dtype, node in saving.operands])
     return json.dumps(found)
 
 
@@ -230,7 +233,7 @@ _SAVED_SHAPES: tuple[Callable[[Sequence[Any]], tuple[Any, Any]], ...] = (
 def _empty_saved(values: dict[int, Any], saved: str) -> list[Any]:
     """Allocate tensors for the saved values, given the values of the chain by number."""
     results = []
-    for _, number, form, dtype in json.loads(saved):
+    for _, number, form, dtype, _ in json.loads(saved):
         shape = _SAVED_SHAPES[form](values[number].shape)
         results.append(values[number].new_empty(shape, dtype=getattr(torch, dtype)))
     return results

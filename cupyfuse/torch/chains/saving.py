@@ -1,5 +1,7 @@
 """What a chain's forward pass saves for its backward pass: products, statistics of their rows, or the gradients.
 
+Beside products, it saves 16-bit operands that it stores for them anyway, as of a weight behind an activation.
+
 Products are stored as long as they fit in `max_workspace`. Beyond that, as for the logits of a large vocabulary, there
 are two ways, both in blocks: where one number scales all gradients, the forward pass makes them, in blocks of rows, and
 the backward pass scales them; where products outgrow the chain's inputs and outputs, weights aside, the backward pass
@@ -20,7 +22,7 @@ from ...plan.plan import Plan, Traced
 from ...plan.report import duration, quantity
 from ...settings import Settings
 from ...trace.autodiff import gradients
-from ...trace.saved import extract_graph, saved_values, stored, sums_with_biases
+from ...trace.saved import extract_graph, operands_to_save, saved_values, stored, sums_with_biases
 from .chain import TracedChain
 
 
@@ -33,13 +35,30 @@ class SavedValues:
     nodes : list of Node
     gradients : dict
         Where the forward pass makes the gradients: these by input number, for a cotangent of one; they are `nodes`.
+    operands : dict
+        The nodes that products of the backward pass alone read, each with the argument that stands for it there.
     note : str
         What was chosen, and why, where products do not fit.
     """
 
     nodes: list[Node]
     gradients: dict[int, Node] = field(default_factory=dict)
+    operands: dict[Node, Node] = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def values(self) -> set[Node]:
+        """The nodes that all of the backward pass reads."""
+        return set(self.nodes).difference(self.operands)
+
+    def leaf(self, node: Node) -> Node:
+        """Return what stands for a saved node in the graph of gradients."""
+        return self.operands.get(node) or stored(node)
+
+
+def saved_operand(node: Node) -> Node:
+    """Make the argument that stands for a saved operand in the graph of gradients."""
+    return g.argument(0, "operand", node.shape, node.dtype, node.ndim)
 
 
 _RESIDENT = 32768  # columns of rows that kernels hold in registers: reductions over them cost nothing again
@@ -103,10 +122,10 @@ def choose_saved(
     if nbytes <= most or traced.chain.updates:
         # Statistics of sums with biases, which the forward pass reads unrounded, would not belong to what is saved.
         rounded = not sums_with_biases(outputs).keys().isdisjoint(g.topological(roots.values()))
-        if rounded or max((n.shape[-1] for n in products), default=0) <= _RESIDENT:
-            return SavedValues(products)
-        statistics = saved_values(outputs, list(roots.values()), products=False)
-        return SavedValues(list(dict.fromkeys([*products, *statistics])))
+        if not rounded and max((n.shape[-1] for n in products), default=0) > _RESIDENT:
+            statistics = saved_values(outputs, list(roots.values()), products=False)
+            products = list(dict.fromkeys([*products, *statistics]))
+        return _with_operands(traced, products, list(roots.values()), settings)
     ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
     times: dict[str, float] = {}
     memory: dict[str, int] = {}
@@ -138,6 +157,22 @@ def choose_saved(
         + "".join(f", {each}" for each in rest)
     )
     return replace(ways[best], note=note)
+
+
+def _with_operands(traced: TracedChain, values: list[Node], gradients: list[Node], settings: Settings) -> SavedValues:
+    """Save operands of products beside `values`, if that fits in `max_workspace` and the forward pass stores them."""
+    outputs = [v.tracer._node for v in traced.outputs]
+    operands = operands_to_save(outputs, gradients, values)
+    saved = [*values, *operands]
+    fits = sum(n.nbytes for n in saved if n not in outputs) <= settings.max_workspace
+    if not operands or not fits or _moved(traced, saved, settings) > _moved(traced, values, settings):
+        return SavedValues(values)
+    return SavedValues(saved, operands={n: saved_operand(n) for n in operands})
+
+
+def _moved(traced: TracedChain, saved: list[Node], settings: Settings) -> int:
+    """Count the bytes that the forward pass reads and writes."""
+    return sum(step.reads + step.writes for step in build(traced.as_traced(saved), None, settings).steps)
 
 
 def _ways_without_products(
@@ -185,7 +220,7 @@ def backward_graph(
 ) -> Traced:
     """Return the graph of gradients, from inputs, saved values and the given cotangents."""
     leaves = [(traced.inputs[k].tracer._node, traced.chain.names[k]) for k in inputs]
-    leaves += [(stored(node), f"saved{k}") for k, node in enumerate(saved.nodes)]
+    leaves += [(saved.leaf(node), f"saved{k}") for k, node in enumerate(saved.nodes)]
     leaves += [(c, f"gradient{k}") for k, c in enumerate(given) if c is not None]
     axes = tuple(traced.inputs[k].tracer._axes for k in roots)
     return Traced(f"backward of {traced.chain.name}", extract_graph(list(roots.values()), leaves), axes, ())
