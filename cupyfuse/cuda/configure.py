@@ -23,6 +23,7 @@ _MAX_HELD = 32
 _MOST_RECOMPUTED, _MOST_INPUT_BYTES = 40, 16
 _FLOPS_OF_HELD, _LONGEST_HELD = 12, 8192
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
+_MULTIPROCESSORS = 132  # of an H200
 # Threads on a multiprocessor that each have registers for rows that are read once, 32 to 64: for one accumulator of
 # 16-bit elements as they are loaded, for float64, for any other.
 _SIMPLE_THREADS, _HEAVY_THREADS, _LIGHT_THREADS = 2048, 1024, 1536
@@ -100,12 +101,13 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
     vec, apart = access.vec, access.apart
     rows, cols = program.domain
     if program.by_columns:
-        strip = max(vec, min(COLUMN_STRIP, 32 * vec, power_of_two(cols)))
-        threads, size = 256, state_size(program.step)
+        strip, shares = max(vec, min(COLUMN_STRIP, 32 * vec, power_of_two(cols))), column_splits(program.domain)
+        # Where blocks are fewer than multiprocessors have room for, those of more threads keep more loads in flight.
+        threads, size = 512 if -(-cols // strip) * shares <= _MULTIPROCESSORS else 256, state_size(program.step)
         # Every warp has accumulators of its own in shared memory, and where shares are merged every thread.
         while max(threads, threads // 32 * strip) * size > _SHARED_BYTES and threads > 32:
             strip, threads = (strip // 2, threads) if strip > 32 else (strip, threads // 2)
-        return Config("column_stats", threads, 4, vec, strip, column_splits(program.domain))
+        return Config("column_stats", threads, 4, vec, strip, shares)
     if not any(n.reduction for n in program.step.nodes):
         if cols >= _LONG_ROW and rows >= _MANY_ROWS and sum(p.extent == ROW for p in program.parameters) > 1:
             threads, blocks = (256, 6) if cols < 16384 else (512, 3)

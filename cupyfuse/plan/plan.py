@@ -275,28 +275,28 @@ class Plan:
         own_kernels = all(step.kind not in ("Gemm", "Copy", "Library", "Scan") for step in self.steps)
         return own_kernels and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
 
-    def _steps_of_call(self) -> Iterator[Step]:
+    def steps_of_call(self) -> Iterator[Step]:
         """Yield each step as often as it runs in a call."""
         yield from self.scheduled.steps if self.blocks is None else self.blocks.steps_of_call()
 
     @property
     def launches(self) -> int:
-        return sum(step.launches for step in self._steps_of_call())
+        return sum(step.launches for step in self.steps_of_call())
 
     @property
     def reads(self) -> int:
         """Bytes read from memory, each value once per step."""
-        return sum(step.reads for step in self._steps_of_call())
+        return sum(step.reads for step in self.steps_of_call())
 
     @property
     def writes(self) -> int:
         """Bytes written to memory."""
-        return sum(step.writes for step in self._steps_of_call())
+        return sum(step.writes for step in self.steps_of_call())
 
     @property
     def flops(self) -> int:
         """Floating-point operations, weighted as in the operator table."""
-        return sum(step.flops for step in self._steps_of_call())
+        return sum(step.flops for step in self.steps_of_call())
 
     @property
     def workspace(self) -> int:
@@ -326,7 +326,7 @@ class Plan:
             The GPU is unknown.
         """
         device = devices.find(gpu)
-        return sum(max(self.step_times(step, device)) for step in self._steps_of_call())
+        return sum(max(self.step_times(step, device)) for step in self.steps_of_call())
 
     @property
     def estimated_time(self) -> float:
@@ -334,7 +334,7 @@ class Plan:
 
         It is for the GPU of the settings; without one, for the default GPU of `best_time`.
         """
-        return self.estimated_time_of(self._steps_of_call())
+        return self.estimated_time_of(self.steps_of_call())
 
     def estimated_time_of(self, steps: Iterable[Step]) -> float:
         """Estimate the seconds that steps take in this plan's precision, as `estimated_time`."""

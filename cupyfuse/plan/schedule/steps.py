@@ -259,15 +259,20 @@ def column_launches(domain: Shape) -> int:
 
 
 def column_splits(domain: Shape) -> int:
-    """Choose how many blocks share the rows of a strip of columns: as many as run at once, if they have enough rows."""
+    """Choose how many blocks share the rows of a strip of columns: as many as run at once, if they have enough rows.
+
+    Strips that are enough for a GPU are not shared, which takes a launch less.
+    """
     rows, cols = domain
-    return max(1, min(_BLOCKS_OF_COLUMNS // -(-cols // COLUMN_STRIP) if cols else 1, rows // _FEWEST_SHARED))
+    strips = max(1, -(-cols // COLUMN_STRIP))
+    return 1 if strips >= _ENOUGH_STRIPS else max(1, min(_BLOCKS_OF_COLUMNS // strips, rows // _FEWEST_SHARED))
 
 
-# Columns of a strip; blocks of 256 threads that an H200 runs at once, two on each multiprocessor; and the fewest rows
-# that are worth a block. Of 60 sums, moments and gradients of norms down 64 to 50257 columns, strips of 64 and 264
-# blocks take 1.05 of the best choice's time, half as many columns 1.11, twice the blocks 1.14.
-COLUMN_STRIP, _BLOCKS_OF_COLUMNS, _FEWEST_SHARED = 64, 264, 64
+# Columns of a strip; blocks of 256 threads that an H200 runs at once, two on each multiprocessor; the fewest rows that
+# are worth a block; and strips that are about one for each multiprocessor. Of 60 sums, moments and gradients of norms
+# down 64 to 50257 columns, strips of 64 and 264 blocks take 1.05 of the best choice's time, half as many columns 1.11,
+# twice the blocks 1.14.
+COLUMN_STRIP, _BLOCKS_OF_COLUMNS, _FEWEST_SHARED, _ENOUGH_STRIPS = 64, 264, 64, 128
 
 
 def row_shares(domain: Shape) -> int:

@@ -195,16 +195,27 @@ class Backward:
         device : that of the inputs
         wanted : for each input, whether its gradient is wanted
         """
+        first = self._first_call(tensors, wanted)
+        if first is not None:
+            key = _key(*first, device)
+            if key not in self._plans:
+                self._plans[key] = self._plan(*first, device)
+
+    def plan(self, tensors: Tensors, wanted: Sequence[bool]) -> Plan | None:
+        """Plan the first call as `prepare` does, without compiling anything; None where there is no gradient."""
+        first = self._first_call(tensors, wanted)
+        return None if first is None else self._plan(*first).plan
+
+    def _first_call(self, tensors: Tensors, wanted: Sequence[bool]) -> tuple[Flags, Flags, Tensors] | None:
+        """Return the outputs with cotangents, the wanted gradients and the arrays of the first call, without memory."""
         given = self._flags([True] * len(self.differentiable))
         if not self._find_dependence(given, tuple(wanted)).computed:
-            return
+            return None
         saved = [without_memory(node.shape, stored(node).dtype) for node in self.saving.nodes]
         values = [v for v, present in zip(self.traced.outputs, given, strict=True) if present]
         arrays = [*(as_matrix(tensors[k]) for k in self.inputs), *saved]
         arrays += [cotangent_matrix(v, without_memory(v.shape, v.dtype)) for v in values]
-        key = _key(given, tuple(wanted), arrays, device)
-        if key not in self._plans:
-            self._plans[key] = self._plan(given, tuple(wanted), arrays, device)
+        return given, tuple(wanted), arrays
 
     def _plan(self, given: Flags, wanted: Flags, arrays: Tensors, device: torch.device | None = None) -> _BackwardPlan:
         """Plan the backward graph for inputs, saved values and cotangents of these layouts.

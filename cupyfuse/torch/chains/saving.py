@@ -160,11 +160,14 @@ def choose_saved(
 
 
 def _with_operands(traced: TracedChain, values: list[Node], gradients: list[Node], settings: Settings) -> SavedValues:
-    """Save operands of products beside `values`, if that fits in `max_workspace` and the forward pass stores them."""
+    """Save operands of products beside `values`, if these fit in `max_workspace` and the forward pass stores them.
+
+    Eager keeps both.
+    """
     outputs = [v.tracer._node for v in traced.outputs]
     operands = operands_to_save(outputs, gradients, values)
     saved = [*values, *operands]
-    fits = sum(n.nbytes for n in saved if n not in outputs) <= settings.max_workspace
+    fits = sum(n.nbytes for n in operands if n not in outputs) <= settings.max_workspace
     if not operands or not fits or _moved(traced, saved, settings) > _moved(traced, values, settings):
         return SavedValues(values)
     return SavedValues(saved, operands={n: saved_operand(n) for n in operands})

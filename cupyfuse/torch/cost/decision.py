@@ -39,6 +39,7 @@ def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked:
             device=device_of(inputs[0]),
             compiled=compiled,
             frozen=options.frozen,
+            max_workspace=options.max_workspace,
         )
         between = ""
         if hooked:

@@ -41,9 +41,8 @@ _POINTWISE = Kernels()
 # By rule; pointwise where it is not here. Sources: PyTorch 2.11's kernels; rates of logsumexp and batch_norm from the
 # reports "rows" and "heads" (see `rates`), other rates estimated.
 _TABLE: dict[str, Kernels] = {
-    # As composed: amax, a test for infinity, subtract, exp, sum, log, add; six passes over the operand.
-    "logsumexp": Kernels(full=4, small=6, reads=6, rate=0.85, backward=3, moved=3),
     "softmin": Kernels(full=2, reads=2, writes=2, rate=0.6, backward=2),
+    "gelu": Kernels(rate=0.7),
     **dict.fromkeys(("add", "sub", "clone"), Kernels(backward=0, moved=0)),
     **dict.fromkeys(("mul", "where"), Kernels(backward=2)),
     **dict.fromkeys(("div", "pow"), Kernels(backward=3, moved=1.5)),
@@ -95,9 +94,20 @@ def _softmax(value: Any) -> Kernels:
     return Kernels(rate=0.53 if is_16_bit else 0.6)
 
 
+def _logsumexp(value: Any) -> Kernels:
+    """Return the kernels of PyTorch's logsumexp, which is composed.
+
+    These are amax, a test for infinity, subtract, exp, sum, log, add; six passes over the operand.
+    """
+    rate = 0.62 if dtypes.ITEMSIZE[value.dtype] == 2 else 0.85
+    return Kernels(full=4, small=6, reads=6, rate=rate, backward=3, moved=3)
+
+
 def _norm(value: Any) -> Kernels:
-    """Return the kernels of PyTorch's layer norm and RMS norm, as the report "costs" has them for 2048 columns."""
+    """Return the kernels of PyTorch's layer norm and RMS norm, as "costs" has them for 768 and 2048 columns."""
     is_16_bit = dtypes.ITEMSIZE[value.dtype] == 2
+    if value.shape and value.shape[-1] <= 1024:
+        return Kernels(rate=0.36, backward=2, moved=2.0) if is_16_bit else Kernels(rate=0.55, backward=2, moved=1.7)
     return Kernels(rate=0.55, backward=2, moved=1.6) if is_16_bit else Kernels(rate=0.77, backward=2, moved=1.85)
 
 
@@ -111,6 +121,8 @@ def _kernels_of(call: Call, traced: TracedChain) -> Kernels | None:
         return _softmax(traced.values[operands[0]])
     if call.rule in ("layer_norm", "rms_norm"):
         return _norm(traced.values[operands[0]])
+    if call.rule == "logsumexp":
+        return _logsumexp(traced.values[operands[0]])
     found = _TABLE.get(call.rule, _POINTWISE)
     if call.rule.startswith("batch_norm") and sum(n >= 0 for n in call.results) > 1:
         found = replace(found, small=found.small + 1, reads=2.0)  # in training: statistics first
@@ -132,7 +144,7 @@ def eager_time(traced: TracedChain, requires_grad: tuple[bool, ...], machine: Ma
         times.append(time(call, flows, traced, machine))
     # A value that several operations read gets the sum of their gradients.
     for n, count in uses.items():
-        times += [Time(rates.LAUNCH + machine.memory_time(3.0 * _size(traced, n)), rates.EAGER)] * (count - 1)
+        times += [Time(rates.EAGER_LAUNCH + machine.memory_time(3.0 * _size(traced, n)), rates.EAGER)] * (count - 1)
     return total_time(times)
 
 
@@ -146,16 +158,22 @@ def _kernel_time(call: Call, graded: list[int], traced: TracedChain, machine: Ma
     launches = kernels.full + kernels.small
     rate = rates.STREAM * kernels.rate
     moved = kernels.reads * operands + kernels.writes * result
-    times = [Time(rates.LAUNCH * launches + machine.memory_time(moved, rate), rates.EAGER * launches)]
+    # Operations of many operands, such as norms, read their vectors as they do the rest.
+    sizes = [_size(traced, n) for n in references(call.arguments)]
+    itemsize = dtypes.ITEMSIZE[traced.values[call.results[0]].dtype] if call.results[0] >= 0 else 4
+    is_broadcast = len(sizes) == 2 and min(sizes) < result == max(sizes)
+    forward = rate * rates.EAGER_BROADCAST[2 if itemsize <= 2 else 4] if is_broadcast else rate
+    times = [Time(rates.EAGER_LAUNCH * launches + machine.memory_time(moved, forward), rates.EAGER * launches)]
     if graded:
         grads = sum(_size(traced, n) for n in graded)
-        gpu = rates.LAUNCH * kernels.backward + machine.memory_time(kernels.moved * (operands + result + grads), rate)
+        gpu = rates.EAGER_LAUNCH * kernels.backward + machine.memory_time(
+            kernels.moved * (operands + result + grads), rate
+        )
         times.append(Time(gpu, 2 * rates.EAGER_GRADED + rates.EAGER * kernels.backward))
         if not RULES[call.rule].reduces:
             # Gradients of operands that were broadcast are summed.
             broadcast = sum(_size(traced, n) < result for n in graded)
-            summing = rates.LAUNCH + machine.memory_time(result, rates.EAGER_COLUMNS)
-            times += [Time(summing, rates.EAGER)] * broadcast
+            times += [_column_sum(result, itemsize, machine)] * broadcast
     return total_time(times)
 
 
@@ -175,9 +193,15 @@ def _product_time(call: Call, flows: list[int], traced: TracedChain, machine: Ma
     if flows:
         times.append(Time(0.0, 2 * rates.EAGER_GRADED))
     if any(number in flows for number in numbers[2:]):
-        summed = float(m * n * dtypes.ITEMSIZE[left.dtype])
-        times.append(Time(rates.LAUNCH + machine.memory_time(summed, rates.EAGER_COLUMNS), rates.EAGER))
+        itemsize = dtypes.ITEMSIZE[left.dtype]
+        times.append(_column_sum(float(m * n * itemsize), itemsize, machine))
     return total_time(times)
+
+
+def _column_sum(nbytes: float, itemsize: int, machine: Machine) -> Time:
+    """Estimate the sums of a matrix down its columns, as for the gradient of a bias."""
+    share = rates.EAGER_COLUMNS[2 if itemsize <= 2 else 4]
+    return Time(rates.EAGER_LAUNCH + machine.memory_time(nbytes, share), rates.EAGER)
 
 
 def _size(traced: TracedChain, number: int) -> float:

@@ -16,7 +16,7 @@ from ...devices import Device
 from ...errors import first_line
 from ...ir import graph as g
 from ...ir.graph import Node
-from ...settings import Settings
+from ...settings import DEFAULT_WORKSPACE, Settings
 from ..chains.backward import Backward
 from ..chains.chain import Chain, Meta, TracedChain
 from .eager import copies_permuted, eager_time
@@ -48,9 +48,9 @@ class Estimate:
         It is in three cases: neither host nor GPU takes longer; the GPU saves more than the host loses and is the
         bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the host saves several
         times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
-        each case the gain has to exceed `MARGIN` of PyTorch's time, or nothing where PyTorch stores a product that
-        does not fit in `max_workspace`, such as the logits of a large vocabulary: the chain saves that memory. A chain
-        without an estimate, or without elements, does not gain.
+        each case the gain has to exceed `MARGIN` of PyTorch's time. Where PyTorch stores a product that does not fit in
+        `max_workspace`, such as the logits of a large vocabulary, the chain saves that memory: about equal times are
+        enough, a loss of `MARGIN`. A chain without an estimate, or without elements, does not gain.
 
         With `cudagraph` the chain is part of a CUDA graph: GPU time alone decides.
         """
@@ -59,8 +59,11 @@ class Estimate:
             return False
         if cudagraph:
             return fused.gpu < pytorch.gpu
-        margin = 0.0 if self.product > max_workspace else MARGIN
+        saves_memory = self.product > max_workspace
+        margin = -MARGIN if saves_memory else MARGIN
         gpu_saved, host_saved = pytorch.gpu - fused.gpu, pytorch.host - fused.host
+        if saves_memory and pytorch.gpu > fused.host:
+            return gpu_saved + host_saved > margin * pytorch.gpu
         if gpu_saved >= 0 and host_saved >= 0:
             return gpu_saved + host_saved > margin * (pytorch.gpu + pytorch.host)
         if host_saved > 0:  # and the GPU loses
@@ -101,6 +104,7 @@ def estimate(
     device: Device | None = None,
     compiled: bool = False,
     frozen: bool = False,
+    max_workspace: int = DEFAULT_WORKSPACE,
 ) -> Estimate:
     """Estimate the time of a chain, fused and left to PyTorch.
 
@@ -118,13 +122,15 @@ def estimate(
         same as there, though the plan that runs may not be
     compiled : whether Inductor would run the chain, not PyTorch eager
     frozen : whether fixed inputs never change, so that prepacked weights are not checked
+    max_workspace : beyond which plans run in blocks
     """
     try:
         wanted = tuple(map(bool, requires_grad)) or (False,) * len(chain.names)
         anonymous = replace(chain, names=tuple(f"input{k}" for k in range(len(chain.names))))
         signature = tuple((tuple(shape), dtype) for shape, dtype in metas)
         machine = Machine(device or devices.DEVICES[devices.DEFAULT], precision)
-        return _estimate(_Run(anonymous, signature, wanted, tuple(map(bool, permuted)), machine, compiled, frozen))
+        copied = tuple(map(bool, permuted))
+        return _estimate(_Run(anonymous, signature, wanted, copied, machine, compiled, frozen, max_workspace))
     except Exception as error:  # whatever the reason: a chain without an estimate is left to PyTorch
         unknown = Time(math.inf, math.inf)
         return Estimate(unknown, unknown, first_line(error))
@@ -141,6 +147,11 @@ class _Run:
     machine: Machine
     compiled: bool
     frozen: bool
+    max_workspace: int
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.machine.precision, self.machine.device, self.max_workspace)
 
 
 @lru_cache(maxsize=4096)
@@ -148,7 +159,7 @@ def _estimate(run: _Run) -> Estimate:
     traced = run.chain.trace(run.metas)
     pytorch_time = inductor_time if run.compiled else eager_time
     fixed = frozenset() if run.compiled else run.chain.fixed  # compiled graphs keep nothing from call to call
-    fused = fused_time(traced, run.requires_grad, run.machine, run.frozen, fixed)
+    fused = fused_time(traced, run.requires_grad, run.machine, run.settings, run.frozen, fixed)
     pytorch = pytorch_time(traced, run.requires_grad, run.machine)
     results = [v.tracer._node for v in traced.outputs]
     products = [n for n in g.topological(results) if n.op == "matmul"]
@@ -166,8 +177,7 @@ def _copies(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[l
     The backward pass gets the inputs as they were given: the chain copies those that it reads once more. Inductor
     copies what a product reads.
     """
-    settings = Settings(run.machine.precision, run.machine.device)
-    again = Backward(traced, run.requires_grad, settings).inputs if any(run.requires_grad) else []
+    again = Backward(traced, run.requires_grad, run.settings).inputs if any(run.requires_grad) else []
     ours, theirs = [], []
     for k, value in enumerate(traced.inputs):
         if run.permuted[k]:

@@ -73,7 +73,8 @@ class Machine:
         # The share of the elements that all waves have room for.
         busy = min(1.0, m * n * split / (waves * d.processors * rows * cols))
         # A wave that is not full has smaller tiles to choose from: it wastes about half of what it seems to.
-        flops = 2.0 * m * k * n / (rates.CUBLAS_SHARE[units] * share * peak * (1 + busy) / 2)
+        terms = k + rates.CUBLAS_ENDS.get(units, 0)
+        flops = 2.0 * m * terms * n / (rates.CUBLAS_SHARE[units] * share * peak * (1 + busy) / 2)
         return rates.LAUNCH + max(flops, moved) + (rates.SPLIT_K if split > 1 else 0.0)
 
     def split_product_time(self, m: int, k: int, n: int, parts: int, presplit: bool = False) -> float:

@@ -16,24 +16,33 @@ MARGIN = 0.10
 GPU_WORTH = 4.0
 
 # GPU seconds
-LAUNCH = 1.5 * US  # from the end of a kernel to the work of the next: heads, small tails replayed as graphs
+# From the end of a kernel to the work of the next, of ours and of PyTorch's: costs, chains of 64 x 256
+LAUNCH, EAGER_LAUNCH, INDUCTOR_GAP = 1.3 * US, 2.3 * US, 2.0 * US
 REDUCTION = 1.0 * US  # filling and draining a kernel whose blocks wait for a row: heads, tails of 1024 rows
 CHECK = 2.0 * US  # a launch that finds prepacked weights unchanged; an estimate
 
 # Shares of the bandwidth
 STREAM = 0.88  # pointwise work and reductions along rows: rows, copy and logsumexp at 4.2 of 4.8 TB/s
 COLUMNS = {2: 0.65, 4: 0.85}  # reductions down columns, by itemsize: costs, gradients of scales and biases
-EAGER_COLUMNS = 0.5  # the same in eager: costs, gradients of biases of 4096 x 3072 float32 in 23 us
+# The same in eager, by itemsize: costs, gradients of biases of 4096 x 3072 in 19 and 23 us
+EAGER_COLUMNS = {2: 0.3, 4: 0.47}
+# Of their rate otherwise, what eager's operations with a vector that is broadcast reach: costs, bias_gelu
+EAGER_BROADCAST = {2: 0.33, 4: 0.85}
 TRANSPOSED = 0.6  # copies that transpose; an estimate
 HELD_COLUMNS, SHARED = 32768, 0.78  # longer rows, which blocks share: rows, softmax, 0.89 to 0.97 of a copy
-INDUCTOR_HELD = 1024  # the longest row that Inductor keeps in registers
-INDUCTOR_WIDE = {2: (0.35, 0.42), 4: (0.65, 0.70)}  # longer rows, by itemsize, written back or only reduced: rows
+INDUCTOR_HELD = 2048  # the longest row that Inductor keeps in registers, or finds in the L1 cache again: costs
+INDUCTOR_WIDE = {
+    2: (0.42, 0.42),
+    4: (0.66, 0.70),
+}  # longer rows, by itemsize, written back or only reduced: rows, costs
 
 # Shares of the float32 peak of row work, with reductions and without: rows, softmax bfloat16 at 4.05 TB/s
 ALU_ROWS, ALU = 0.33, 0.4
 
 # Products by cuBLAS, by the units that compute them: share of the peak, tile
-CUBLAS_SHARE = {"float64": 0.8, "float32": 0.76, "tf32": 0.80, "half": 0.74}  # gemm; float64 is an estimate
+CUBLAS_SHARE = {"float64": 0.8, "float32": 0.76, "tf32": 0.80, "half": 0.785}  # gemm; float64 is an estimate
+# Terms of a sum whose time a tile takes beside its sums: gemm, costs, 0.74 of the peak at K = 768, 0.78 at 8192
+CUBLAS_ENDS = {"half": 48}
 CUBLAS_TILE = {"float64": (64, 64), "float32": (128, 64), "tf32": (128, 128), "half": (128, 128)}
 # Of the time of the further bytes, what a 16-bit product stored in float32 takes longer: 2048 x 2048 x 5632 takes 62.8
 # us so, and 60.5 in bfloat16
@@ -42,9 +51,9 @@ FEW_ROWS = 4  # of 16-bit products with unaligned results: more take a tile's ti
 # Sums of results of few tiles are split into parts of at least this depth: gemm, 256 x K x 512
 SPLIT_DEPTH, SPLIT_K = 256, 3.0 * US
 
-# How much longer our backward steps take than their forward rates say (costs): row programs recompute, operands of
-# products are copied into the layout that cuBLAS and the split kernels take.
-BACKWARD_ROWS, BACKWARD_SPLIT, BACKWARD_PRODUCT = 1.1, 1.5, 1.15
+# Of an operand's split down its columns, the time over one along rows; and for each element of a product from splits,
+# the bytes whose time its end takes: gemm, and costs of float32 in training
+SPLIT_COLUMNS, SPLIT_END = 2.2, 8.0
 # What the schedule's estimate of our 16-bit product has for its start, which other work in the queue hides (costs).
 QUEUED = 3.5 * US
 

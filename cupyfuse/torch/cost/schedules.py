@@ -5,59 +5,52 @@ Inductor's schedule is taken to be that of the chain without rewrites, with ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
-from ...plan.rounding import is_16_bit_product
 from ...plan.schedule import Step, base_of, schedule
 from ...plan.schedule.tiles import own_time, share_of_rows, split_epilogue_time
+from ...plan.schedule.times import sum_time
 from ...settings import Settings
+from ..chains.backward import Backward
 from ..chains.chain import TracedChain
+from ..chains.tensors import without_memory
 from . import rates
 from .machine import Machine, Time, total_time
 
 Flags = tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class _Costs:
-    """What launches and products take of the host, how much slower backward passes are, and whose the products are."""
-
-    launch: float
-    product: float
-    backward_rows: float = 1.0
-    backward_product: float = 1.0
-    own: bool = False  # whether products may be ours: of float32 from hi/lo splits, of 16 bits by our kernel
-
-    def pads(self, machine: Machine, product: Node) -> bool:
-        """Whether rows of a product's gradient are padded for the products that read it, if they are not aligned.
-
-        Inductor pads where it finds that faster, mostly in large products.
-        """
-        return not self.own or (machine.device.own_half > 0 and is_16_bit_product(product))
-
-
-_FUSED = _Costs(rates.OUR_LAUNCH, rates.OUR_PRODUCT, rates.BACKWARD_ROWS, rates.BACKWARD_PRODUCT, own=True)
-_INDUCTOR = _Costs(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT)
-
-
 # Fused --------------------------------------------------------------------------------------------------------------
 
 
 def fused_time(
-    traced: TracedChain, requires_grad: Flags, machine: Machine, frozen: bool, fixed: frozenset[int]
+    traced: TracedChain,
+    requires_grad: Flags,
+    machine: Machine,
+    settings: Settings,
+    frozen: bool,
+    fixed: frozenset[int],
 ) -> Time:
-    """Estimate the fused plan, without blocks of rows, which cost little beside their work.
+    """Estimate the fused plan and, where gradients are wanted, the plan of its backward pass.
 
     Weights are prepacked from the inputs `fixed`.
     """
-    settings = Settings(machine.precision, machine.device, max_workspace=1 << 62)
-    plan = build(traced.as_traced(), None, settings, fixed)
-    times = [Time(0.0, rates.CALL), *(_fused_step_time(step, machine) for step in plan.steps)]
+    times = [Time(0.0, rates.CALL)]
+    saved: Sequence[Node] = ()
+    if any(requires_grad):
+        backward = Backward(traced, requires_grad, settings)
+        saved = backward.saving.nodes
+        inputs = [without_memory(v.shape, v.dtype) for v in traced.inputs]
+        plan_back = backward.plan(inputs, requires_grad)
+        times.append(Time(0.0, rates.FUNCTION + rates.CALL))
+        times += [] if plan_back is None else [_fused_step_time(step, machine) for step in plan_back.steps_of_call()]
+    plan = build(traced.as_traced(saved), None, settings, fixed)
+    times += [_fused_step_time(step, machine) for step in plan.steps_of_call()]
     if plan.prepare is not None:
         if any(requires_grad[n.argument] for n in plan.prepare.graph.inputs):
             # Trained weights change in each step, so prepacking runs in each.
@@ -65,10 +58,6 @@ def fused_time(
         elif not frozen:
             launches = 1 + plan.prepare.launches
             times.append(Time(rates.CHECK * launches, rates.OUR_LAUNCH * launches))
-    if any(requires_grad):
-        # The operations of an epilogue have the backward pass of a row program.
-        steps = [s for step in plan.steps for s in (step, step.epilogue) if s is not None]
-        times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward_time(steps, traced, requires_grad, machine, _FUSED)]
     return total_time(times)
 
 
@@ -86,13 +75,19 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
         times.append(Time(split_epilogue_time(step, machine.device), 0.0))
     for node in (n for n in step.nodes if step.epilogue is None or n not in step.epilogue.nodes):
         if node.op == "split":
-            times.append(Time(machine.memory_time((4.0 + 2.0 * node.parts) * node.inputs[0].size), rates.OUR_LAUNCH))
-        elif node.op == "matmul":
-            gpu = machine.product_time(*_sizes(node), node.inputs[0].dtype) + _widening_time(step, machine)
+            gpu = machine.memory_time((4.0 + 2.0 * node.parts) * node.inputs[0].size)
+            gpu *= rates.SPLIT_COLUMNS if node.inputs[0].op == "transpose" else 1.0
+            times.append(Time(rates.LAUNCH + gpu, rates.OUR_LAUNCH))
+        elif node.op in ("matmul", "accumulate"):
+            gpu = machine.product_time(*_sizes(node), node.inputs[0].dtype)
+            summed = node.op == "accumulate"
+            gpu = max(gpu, sum_time(node, machine.device)) if summed else gpu + _widening_time(step, machine)
             times.append(Time(gpu, rates.OUR_PRODUCT))
         else:
             host = rates.OUR_LAUNCH + (rates.OUR_LAUNCH if node.parts == 2 else rates.OUR_PRODUCT)
-            times.append(Time(machine.split_product_time(*_sizes(node), node.parts, presplit=True), host))
+            gpu = machine.split_product_time(*_sizes(node), node.parts, presplit=True)
+            end = machine.memory_time(rates.SPLIT_END * node.size) if node.parts == 2 else 0.0
+            times.append(Time(gpu + end, host))
     return total_time(times)
 
 
@@ -101,19 +96,21 @@ def _widening_time(step: Step, machine: Machine) -> float:
     return rates.WIDENED * machine.memory_time(max(0, step.writes - sum(n.nbytes for n in step.outputs)))
 
 
-def _row_time(step: Step, machine: Machine, nbytes: float, share: float) -> float:
+def _row_time(step: Step, machine: Machine, nbytes: float, share: float, launch: float = rates.LAUNCH) -> float:
     """Return the GPU seconds of a step that is no product and moves `nbytes` at a share of the bandwidth."""
     if not step.launches:
         return 0.0
     if step.kind in ("Split", "Copy"):
-        return rates.LAUNCH + machine.memory_time(nbytes, rates.TRANSPOSED if step.kind == "Copy" else rates.STREAM)
+        return launch + machine.memory_time(nbytes, rates.TRANSPOSED if step.kind == "Copy" else rates.STREAM)
     reductions = any(n.reduction for n in step.nodes)
     double = any(n.dtype == "float64" for n in step.nodes)
     peak = machine.device.simt64 if double else machine.device.simt
     peak *= rates.ALU_ROWS if reductions else rates.ALU
-    fixed = rates.LAUNCH * step.launches + (rates.REDUCTION if reductions else 0.0)
+    fixed = launch * step.launches + (rates.REDUCTION if reductions else 0.0)
     share = _column_share(step) if step.kind == "ColumnStats" else share
-    return fixed + max(machine.memory_time(nbytes, share), step.flops / peak)
+    moving, computing = machine.memory_time(nbytes, share), step.flops / peak
+    # Without reductions one hides the other in part alone: GELU of 4096 x 3072 in bfloat16 takes 18 us.
+    return fixed + (max(moving, computing) if reductions else math.hypot(moving, computing))
 
 
 def _column_share(step: Step) -> float:
@@ -132,7 +129,7 @@ def inductor_time(traced: TracedChain, requires_grad: Flags, machine: Machine) -
     steps = [s for s in steps if not _adds_bias(s, products)]
     times = [_inductor_step_time(step, machine) for step in steps]
     if any(requires_grad):
-        times.append(_backward_time(steps, traced, requires_grad, machine, _INDUCTOR))
+        times.append(_inductor_backward_time(steps, traced, requires_grad, machine))
     return total_time(times)
 
 
@@ -160,21 +157,18 @@ def _inductor_step_time(step: Step, machine: Machine) -> Time:
         widest = max(step.inputs, key=lambda n: n.size)
         written, reduced = rates.INDUCTOR_WIDE[2 if dtypes.ITEMSIZE[widest.dtype] == 2 else 4]
         share = written if writes > reads // 8 else reduced
-    return Time(_row_time(step, machine, reads + writes, share), rates.INDUCTOR_LAUNCH * step.launches)
+    gpu = _row_time(step, machine, reads + writes, share, rates.INDUCTOR_GAP)
+    return Time(gpu, rates.INDUCTOR_LAUNCH * step.launches)
 
 
-# Backward -----------------------------------------------------------------------------------------------------------
-
-
-def _backward_time(
-    steps: Sequence[Step], traced: TracedChain, requires_grad: Flags, machine: Machine, costs: _Costs
-) -> Time:
+def _inductor_backward_time(steps: Sequence[Step], traced: TracedChain, requires_grad: Flags, machine: Machine) -> Time:
     """Estimate the backward pass of a forward schedule: two products for each, and row work recomputed from its inputs.
 
-    Wanted gradients that no step here writes, as of weights whose product was rewritten, are a write each.
+    Wanted gradients that no step here writes, as of weights whose product was rewritten, are a write each. Rows of a
+    product's gradient are padded for the products that read it, if they are not aligned: Inductor pads where it finds
+    that faster, mostly in large products.
     """
     dependent = _dependent_nodes(steps, traced, requires_grad)
-    read_by_rows = {base_of(i) for step in steps if step.kind != "Gemm" and step.nodes for i in step.inputs}
     times: list[Time] = []
     written: set[Node] = set()
     for step in steps:
@@ -182,34 +176,36 @@ def _backward_time(
         if step.kind == "Gemm":
             for node in filter(g.is_product, step.nodes):
                 m, k, n = _sizes(node)  # of C = A B: the gradients are dC Bᵀ and Aᵀ dC
-                operands, padded = _operands(node), costs.pads(machine, node)
-                for operand, sizes in zip(operands, ((m, n, k), (k, m, n)), strict=True):
+                for operand, sizes in zip(_operands(node), ((m, n, k), (k, m, n)), strict=True):
                     if operand in dependent:
                         written.add(base_of(operand))
-                        times.append(_backward_product_time(sizes, (k, n), operand.dtype, machine, costs, padded))
-                computed = costs.own and node in read_by_rows  # padded as it is computed
-                if padded and dependent.intersection(operands):
-                    times += [_padding_time(m, k, node.dtype, machine, costs)]
-                    times += [] if computed else [_padding_time(m, n, node.dtype, machine, costs)]
+                        gpu = machine.product_time(*sizes, operand.dtype, True, (k, n))
+                        times.append(Time(gpu, rates.INDUCTOR_PRODUCT))
+                if dependent.intersection(_operands(node)):
+                    times += [_padding_time(m, length, node.dtype, machine) for length in (k, n)]
         elif reads and step.launches:
-            times += _backward_row_times(step, reads, machine, costs)
+            times += _backward_row_times(step, reads, machine)
             written.update(map(base_of, reads))
     wanted = [base_of(v.tracer._node) for v, want in zip(traced.inputs, requires_grad, strict=True) if want]
     rest = _bytes(n for n in wanted if n not in written and n.shape[0] > 1)
     if rest:
-        times.append(Time(rates.LAUNCH + machine.memory_time(rest), costs.launch))
+        times.append(Time(rates.INDUCTOR_GAP + machine.memory_time(rest), rates.INDUCTOR_LAUNCH))
     return total_time(times)
 
 
-def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine, costs: _Costs) -> list[Time]:
-    """Estimate the gradients of row work by `reads`: along rows, and down columns for biases and scales."""
-    matrices = [n for n in reads if n.shape[0] > 1]
-    moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(_with_own_gradients(step, matrices))
-    rows = _row_time(step, machine, moved, rates.STREAM) * costs.backward_rows
-    times = [Time(rows, costs.launch * step.launches)]
-    if len(matrices) < len(reads) and step.domain[0] > 1:
-        moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
-        times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, _column_share(step)), 2 * costs.launch))
+def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine) -> list[Time]:
+    """Estimate the gradients of row work by `reads`: along rows, and down columns for biases and scales.
+
+    Of matrices that are only added to each other, the sum is what the forward pass saves.
+    """
+    matrices = _with_own_gradients(step, [n for n in reads if n.shape[0] > 1])
+    constants = [n for n in step.inputs if n.shape[0] > 1 and n not in reads]
+    read = _bytes(matrices) + _bytes(constants) + _bytes(step.outputs)
+    rows = _row_time(step, machine, read + _bytes(matrices), rates.STREAM, rates.INDUCTOR_GAP)
+    times = [Time(rows, rates.INDUCTOR_LAUNCH * step.launches)]
+    if any(n.shape[0] == 1 for n in reads) and step.domain[0] > 1:
+        gpu = 2 * rates.INDUCTOR_GAP + machine.memory_time(read, _column_share(step))
+        times.append(Time(gpu, 2 * rates.INDUCTOR_LAUNCH))
     return times
 
 
@@ -224,23 +220,12 @@ def _with_own_gradients(step: Step, matrices: Sequence[Node]) -> list[Node]:
     return list({sum_of(n): n for n in matrices}.values())
 
 
-def _padding_time(rows: int, length: int, dtype: str, machine: Machine, costs: _Costs) -> Time:
+def _padding_time(rows: int, length: int, dtype: str, machine: Machine) -> Time:
     """Estimate the copy of a 16-bit matrix to padded rows; nothing where they are aligned, as a single one is."""
     itemsize = dtypes.ITEMSIZE[dtype]
     if rows == 1 or itemsize != 2 or share_of_rows(itemsize, length) == 1:
         return Time(0.0, 0.0)
-    return Time(rates.LAUNCH + machine.memory_time(2.0 * itemsize * rows * length), costs.launch)
-
-
-def _backward_product_time(
-    sizes: tuple[int, int, int], lengths: tuple[int, int], dtype: str, machine: Machine, costs: _Costs, padded: bool
-) -> Time:
-    """Estimate one of the two products of a gradient, whose matrices have rows of these lengths."""
-    split = machine.best_split_product_time(*sizes, dtype) if costs.own else None
-    if split is not None:
-        return Time(split * rates.BACKWARD_SPLIT, 4 * costs.launch)
-    gpu = machine.product_time(*sizes, dtype, padded, lengths) * costs.backward_product
-    return Time(gpu, costs.product)
+    return Time(rates.INDUCTOR_GAP + machine.memory_time(2.0 * itemsize * rows * length), rates.INDUCTOR_LAUNCH)
 
 
 def _dependent_nodes(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags) -> set[Node]:
