@@ -424,6 +424,23 @@ def test_a_chain_whose_operands_change_before_its_backward_pass_is_left() -> Non
     assert reasons["linear"] == reasons["mul"] == "what its backward pass reads is changed in place later"
 
 
+@ways
+def test_a_chain_reads_what_is_drawn_after_its_first_operation(way: str) -> None:
+    """The sample of a distribution is drawn in place: before the chain, whose deviation is computed before it."""
+
+    def code(m: Any, x: Any) -> Any:
+        mean, deviation = m.linear(x), (m.linear(x) * 0.1).exp()
+        return torch.distributions.Normal(mean, deviation).rsample().tanh().log_softmax(-1)
+
+    same(Code(code), plain, way)
+
+
+def test_one_chain_around_what_is_drawn_in_place() -> None:
+    fused = ct.fuse(Code(lambda m, x: m.linear(x).tanh() * torch.empty(5, 12).normal_() + 1), only_gains=False)
+    fused(torch.randn(5, 12, requires_grad=True))
+    assert fused_chains(fused) == [("linear", "tanh", "mul", "add")]
+
+
 # AOTAutograd does not look for inputs that overlap once it has compiled for others.
 SHARED = [(share, way) for share in ("nothing", "all", "a part") for way in WAYS if share == "nothing" or way != "aot"]
 

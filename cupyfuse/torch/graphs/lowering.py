@@ -159,7 +159,7 @@ class _Lowerer:
         inserted: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
         items: list[FusedChain | int] = []
-        for item in partition.items:
+        for position, item in enumerate(partition.items):
             if not isinstance(item, FusedChain):
                 order += self._nodes_of(item)
                 items.append(item)
@@ -167,7 +167,7 @@ class _Lowerer:
             # Views of results are items of their own: they run again after the call.
             computed = [k for k in item.members if k not in item.views]
             try:
-                prepared = self._prepare(item)
+                prepared = self._prepare(item, self._changed_by(partition.items[position + 1 :]))
             except TraceError as reason:
                 partition.unfused.update(dict.fromkeys(item.members, str(reason)))
                 order += self._nodes_of(*item.members)
@@ -190,8 +190,8 @@ class _Lowerer:
         for before, node in pairwise(dict.fromkeys(n for n in order if n in remaining)):
             before.append(node)
 
-    def _prepare(self, fused: FusedChain) -> _Prepared:
-        """Find what a chain's call depends on.
+    def _prepare(self, fused: FusedChain, changed: set[int]) -> _Prepared:
+        """Find what a chain's call depends on; `changed` are the memories that are written to after it.
 
         Raises
         ------
@@ -209,7 +209,6 @@ class _Lowerer:
         if sharded and fused.chain.updates and not self.call_maker.differentiates:
             raise TraceError("it updates DTensors in place")
         needs = [bool(t.requires_grad) and any(e.requires_grad for e in examples) for t in tensors]
-        changed = self._changed_after_start(fused)
         if sharded and any(needs) and changed & set(map(storage_of, tensors)):
             raise TraceError("what its backward pass may read is changed in place later")
         if sharded or not any(needs) or (self.call_maker.differentiates and not changed):
@@ -222,10 +221,10 @@ class _Lowerer:
             raise TraceError("what its backward pass reads is changed in place later")
         return _Prepared(orders, saved, needs)
 
-    def _changed_after_start(self, fused: FusedChain) -> set[int]:
-        """Find the memories that other operations change in place after the chain's first operation."""
-        operations = list(enumerate(self.captured.operations))[fused.members[0] :]
-        written = {n for k, operation in operations if k not in fused.members for n in operation.written}
+    def _changed_by(self, items: Iterable[FusedChain | int]) -> set[int]:
+        """Find the memories that chains and operations write to."""
+        operations = (k for item in items for k in (item.members if isinstance(item, FusedChain) else (item,)))
+        written = (n for k in operations for n in self.captured.operations[k].written)
         return {storage_of(self.captured.tensors[n]) for n in written}
 
     def _replace(self, fused: FusedChain, prepared: _Prepared) -> list[Node]:
