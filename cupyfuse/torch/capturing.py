@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -78,6 +79,7 @@ def capturing() -> Iterator[None]:
             torch._C._ForceDispatchKeyGuard(included, excluded),
             _refusing_gradient_modes(),
             _finding_numbers(),
+            _keeping_deques(),
         ):
             yield
     finally:
@@ -122,6 +124,52 @@ def _finding_numbers() -> Iterator[None]:
         return original(map(known, items) if search.is_python_constant() else items, search, tx, *options, **more)
 
     with mock.patch.object(utils, "iter_contains", contains), mock.patch.object(lists, "iter_contains", contains):
+        yield
+
+
+@contextlib.contextmanager
+def _keeping_deques() -> Iterator[None]:
+    """Have deques keep to their `maxlen`, and those that exist before the call change in eager: graphs break there.
+
+    Dynamo takes the `maxlen` of an existing deque, of a copy and of a product for None. After a change in a graph it
+    stores a copy where the code stores the deque itself.
+    """
+    from torch._dynamo.exc import Unsupported
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.side_effects import SideEffects
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables import ConstantVariable, lists
+    from torch._dynamo.variables.base import ValueMutationExisting, ValueMutationNew
+
+    variable_of, mutation = lists.BaseListVariable.cls_for_instance, SideEffects.mutation
+
+    def variable_with_length_of(value: Any) -> Any:
+        if type(value) is not deque:
+            return variable_of(value)
+
+        def make(items: list[Any], source: Any) -> Any:
+            install_guard(AttrSource(source, "maxlen").make_guard(GuardBuilder.EQUALS_MATCH))
+            return lists.DequeVariable(items, maxlen=ConstantVariable.create(value.maxlen), source=source)
+
+        return make
+
+    def modified(self: Any, items: list[Any], **options: Any) -> Any:
+        return type(self)(items, maxlen=self.maxlen, **options)
+
+    def repeated(self: Any, tx: Any, count: Any) -> Any:
+        return modified(self, self.items * count.as_python_constant(), mutation_type=ValueMutationNew())
+
+    def mutation_of_others(self: Any, variable: Any) -> None:
+        if isinstance(variable, lists.DequeVariable) and isinstance(variable.mutation_type, ValueMutationExisting):
+            raise Unsupported("a deque that exists before the call changes")
+        mutation(self, variable)
+
+    with (
+        mock.patch.object(lists.BaseListVariable, "cls_for_instance", staticmethod(variable_with_length_of)),
+        mock.patch.object(lists.DequeVariable, "modified", modified),
+        mock.patch.object(lists.DequeVariable, "sq_repeat_impl", repeated, create=True),  # PyTorch 2.13's
+        mock.patch.object(SideEffects, "mutation", mutation_of_others),
+    ):
         yield
 
 

@@ -340,6 +340,51 @@ def test_numbers_that_change_are_found_in_lists() -> None:
     assert fused_chains(fused)
 
 
+def _rolling(m: Any, y: Any) -> Any:
+    m.memory.append(y.detach() * 2)
+    return torch.stack(list(m.memory)).sum(0).tanh() * y / m.memory.maxlen
+
+
+def _extended(m: Any, y: Any) -> Any:
+    m.memory.extendleft([y.exp().detach(), y.tanh().detach()])
+    return (sum(m.memory) * y).softmax(-1) * len(m.memory * 2)
+
+
+def _copied(m: Any, y: Any) -> Any:
+    memory = m.memory.copy()
+    memory.append(y.detach())
+    memory.append(y.detach() * 2)
+    m.memory = memory
+    return (sum(memory) * y).softmax(-1) * len(memory + deque([1]))
+
+
+def _kept_twice(m: Any, y: Any) -> Any:
+    memory = m.memory
+    memory.append(y.detach())
+    m.other = memory
+    return (sum(m.memory) * y).softmax(-1) * (1 if m.other is m.memory else 2)
+
+
+@pytest.mark.parametrize("code", [_rolling, _extended, _copied, _kept_twice])
+def test_deques_keep_their_length(code: Any) -> None:
+    """Dynamo takes the `maxlen` of a deque that exists before the call for None."""
+    plain, fused, _ = pair(Code(code, memory=deque(maxlen=3)), "cpu", DOUBLE)
+    for _ in range(6):
+        x = torch.randn(5, 12, dtype=DOUBLE)
+        near(step(fused, x), step(plain, x))
+        near(list(fused.memory), list(plain.memory))
+    assert fused.memory.maxlen == 3
+    assert fused_chains(fused)
+
+
+def test_another_length_of_a_deque() -> None:
+    plain, fused, x = pair(Code(_rolling, memory=deque(maxlen=3)), "cpu", DOUBLE)
+    for length in (2, 3, 2, 4):
+        for module in (plain, fused):
+            module.memory = deque([x, x], length)
+        near(step(fused, x), step(plain, x))
+
+
 # In place -----------------------------------------------------------------------------------------------------------
 
 
