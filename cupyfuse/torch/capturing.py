@@ -80,6 +80,7 @@ def capturing() -> Iterator[None]:
             _refusing_gradient_modes(),
             _finding_numbers(),
             _keeping_deques(),
+            _leaving_generators(),
         ):
             yield
     finally:
@@ -171,6 +172,13 @@ def _keeping_deques() -> Iterator[None]:
         mock.patch.object(SideEffects, "mutation", mutation_of_others),
     ):
         yield
+
+
+def _leaving_generators() -> Any:
+    """Break graphs where an existing `random.Random` is used: Dynamo would draw what the captured call draws."""
+    from torch._dynamo.variables import RandomVariable
+
+    return mock.patch.object(RandomVariable, "is_supported_random_obj", staticmethod(lambda generator: False))
 
 
 class Answers(dict[Any, Any]):

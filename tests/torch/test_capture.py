@@ -637,6 +637,27 @@ def test_draws_come_in_order(way: str) -> None:
     same(Code(_drawing), graded, way)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda m, x: (m.linear(x) * m.own.random()).softmax(-1),
+        lambda m, x: m.linear(x).exp().softmax(-1) * m.own.choice([1.0, 2.0, 3.0]),
+        lambda m, x: (m.linear(x).exp() * hash(m.own.getstate())).softmax(-1) + m.own.randint(0, 9),
+        lambda m, x: (m.linear(x) * random.Random(5).random()).softmax(-1) + random.uniform(0, 1),
+    ],
+    ids=["random", "choice", "getstate", "made within"],
+)
+def test_generators_of_python_go_on_from_call_to_call(code: Any) -> None:
+    """Dynamo would draw what the captured call drew, in each call."""
+    found = []
+    for way in (ct.fuse, lambda m: m):
+        torch.manual_seed(3)
+        random.seed(3)
+        module = way(Code(code, own=random.Random(3)))
+        found.append([module(torch.ones(5, 12)) for _ in range(4)] + [module.own.random(), random.random()])
+    torch.testing.assert_close(*found)
+
+
 def test_numpy_draws_from_its_own_generator() -> None:
     def code(m: Any, x: Any) -> Any:
         noise = np.random.rand(12).astype(np.float32)  # noqa: NPY002
