@@ -125,6 +125,8 @@ class Bound:
             signature = self._signature_of(free_values, constants)
         except (TracedArgument, TypeError) as error:
             return self._fused.call_refused(error, values, out)
+        if not signature.leaves:
+            return self._fused.call_without_arrays(values, out)
         key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:

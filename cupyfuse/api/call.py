@@ -96,14 +96,12 @@ def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any
     Raises
     ------
     TypeError
-        There is no array, or arrays are on the CPU and on a GPU, or on several GPUs.
+        Arrays are on the CPU and on a GPU, or on several GPUs.
     """
     places = ["the CPU" if (place := arrays.place_of(a)) is None else f"GPU {place}" for a in leaves]
     if len(set(places)) > 1:
         where = ", ".join(f"{name} on {place}" for name, place in zip(names, places, strict=True))
         raise TypeError(f"arguments are on different devices: {where}; move them to one, for example with cupy.asarray")
-    if not leaves:
-        raise TypeError("no argument is an array; pass at least one NumPy, CuPy or DLPack array")
     if arrays.is_cupy(leaves[0]):
         from ..cuda.runtime import on_device
         from ..engines import cuda

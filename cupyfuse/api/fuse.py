@@ -73,6 +73,8 @@ class Fused(PlannedFunction):
             self.environment.add_to(signature)
         except (TracedArgument, TypeError) as error:
             return self.call_refused(error, values, out)
+        if not signature.leaves:
+            return self.call_without_arrays(values, out)
         key = signature.cache_key(*settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:

@@ -269,8 +269,7 @@ def test_empty_and_single_rows(engine: Engine, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (([1.0, 2.0],), "no argument is an array"),
-        ((3.0,), "no argument is an array"),
+        (([1.0, bytearray(b"a")],), r"x\[1\].*bytearray"),
         ((X, bytearray(b"a")), "'y'.*bytearray"),
         ((X, cf.spec((4, 3))), "'y'.*spec"),
         ((X, {"k": [1.0, bytearray(b"a")]}), r"y\['k'\]\[1\].*bytearray"),
@@ -279,6 +278,29 @@ def test_empty_and_single_rows(engine: Engine, shape: tuple[int, int]) -> None:
 def test_arguments_that_are_no_arrays(arguments: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         cf.fuse(lambda x, y=None: x + 1)(*arguments)
+
+
+def test_calls_without_arrays_are_those_of_the_function() -> None:
+    @cf.fuse
+    def rate(step: Any, first: float = 0.5) -> Any:
+        return first * 0.5**step if step < 3 else np.float64(first)
+
+    @cf.fuse
+    def scaled(x: Any, step: Any) -> Any:
+        return x * rate(step)
+
+    for step in (1, 2, 2.5, 4, np.float32(2)):
+        result = rate(step)
+        assert (type(result), result) == (type(rate.__wrapped__(step)), rate.__wrapped__(step))
+        assert_equal(scaled(X, step), X * rate(step))
+        assert rate.bind(first=2.0)(step) == 4 * result
+    assert_equal(cf.fuse(lambda n: np.eye(n))(3), np.eye(3))
+    assert cf.fuse(lambda values: values * 2)([1.0, 2.0]) == [1.0, 2.0, 1.0, 2.0]
+    assert_equal(cf.fuse(lambda k: k * X)(2.0), 2 * X)  # an array around it
+    with pytest.raises(TypeError, match=r"out: no argument is an array"):
+        rate(1, out=np.ones(()))
+    with pytest.raises(ZeroDivisionError):
+        cf.fuse(lambda k: 1 / k)(0)
 
 
 def test_a_fused_function_of_nested_arguments_within_another_one() -> None:
