@@ -173,7 +173,7 @@ class PlannedFunction:
     def call_without_arrays(self, values: Sequence[Any], out: Any) -> Any:
         """Call the function itself: neither the values nor the variables around it hold an array to be fused."""
         if out is not None:
-            raise TypeError("out: no argument is an array, so that the function itself is called; assign what it returns")
+            raise TypeError("out: no argument is an array, so the function itself is called; assign what it returns")
         return AsWritten(self.__wrapped__, self.parameters)(values)
 
     def _inline(self, values: Sequence[Any], out: Any) -> Any:
