@@ -16,17 +16,20 @@ class Dependence:
     Attributes
     ----------
     positions : tuple of int
-    conditions : tuple of (Number, bool)
-        Each with the outcome that it has to have.
+    conditions : tuple of (Number, bool or None)
+        Each with the outcome that it has to have; None where it has to be computed, to a value of its type.
     """
 
     positions: tuple[int, ...] = ()
-    conditions: tuple[tuple[Number, bool], ...] = ()
+    conditions: tuple[tuple[Number, bool | None], ...] = ()
 
     def covers(self, numbers: Sequence[float]) -> bool:
         """Whether the conditions hold."""
         try:
-            return all(number.evaluate(numbers) is outcome for number, outcome in self.conditions)
+            for number, outcome in self.conditions:
+                if number.evaluate(numbers) is not outcome and outcome is not None:
+                    return False
+            return True
         except (ArithmeticError, TypeError, ValueError):  # the function may not come to it
             return False
 

@@ -36,7 +36,8 @@ class NumbersOfCall:
     read : set of int
         Positions of the numbers whose values the trace depends on.
     conditions : dict
-        Comparisons of numbers that it depends on, and how they turned out, by their texts.
+        Comparisons of numbers that it depends on, and how they turned out, by their texts; and numbers that have to be
+        of the types that they have in the traced call, with None.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class NumbersOfCall:
     ):
         self.values, self._opened, self._branches, self._around = values, opened, branches, around
         self.read: set[int] = set()
-        self.conditions: dict[str, tuple[Number, bool]] = {}
+        self.conditions: dict[str, tuple[Number, bool | None]] = {}
 
     def argument(self, position: int, name: str, trace: Any) -> Any:
         """Return what stands for the number at a position while the function is traced."""
@@ -77,16 +78,44 @@ class NumbersOfCall:
         return outcome
 
     def type_of(self, name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> type:
-        """Return the type of a function's result for this call; the plan then serves calls with the same type alone."""
-        found: type = type(function(*(o.evaluate(self.values) if isinstance(o, Number) else o for o in operands)))
-        name = f"{name} is {found.__name__}"
-        self.holds(function_of_numbers(name, lambda *values: type(function(*values)) is found, operands, bool))
-        return found
+        """Return the type of a function's result for this call, or raise what the function raises.
 
-    def check_divisor(self, divisor: Number) -> None:
+        The plan then serves calls with the same type alone, or those where the function raises it. These conditions are
+        not among those that are counted, since each call computes the function anyway.
+        """
+        values = [o.evaluate(self.values) if isinstance(o, Number) else o for o in operands]
+        try:
+            kind = type(function(*values))
+        except ArithmeticError as error:
+            name = f"{name} raises {type(error).__name__}"
+            raises = function_of_numbers(name, _raises(function, type(error)), operands, bool)
+            self.conditions[raises.text] = raises, True
+            raise
+        number = function_of_numbers(f"{name} as {kind.__name__}", function, operands, kind)
+        self.conditions[number.text] = number, None
+        return kind
+
+    def check_divisor(self, divisor: Number | float) -> None:
         """Raise ZeroDivisionError if a number is zero in this call; others of the plan are calls where it is not."""
-        if not self.holds(function_of_numbers("ne", operator.ne, (divisor, 0), bool)):
+        if isinstance(divisor, Number):
+            is_zero = not self.holds(function_of_numbers("ne", operator.ne, (divisor, 0), bool))
+        else:
+            is_zero = divisor == 0
+        if is_zero:
             raise ZeroDivisionError("division by zero")
+
+
+def _raises(function: Callable[..., Any], expected: type) -> Callable[..., bool]:
+    """Return a function that tells whether another one raises an error of arithmetic of a type."""
+
+    def raises(*values: Any) -> bool:
+        try:
+            function(*values)
+        except ArithmeticError as error:
+            return type(error) is expected
+        return False
+
+    return raises
 
 
 class TracedNumber:
@@ -180,17 +209,12 @@ def _type_of(operand: Any) -> type:
 
 
 def _kind_of_result(name: str, left: Any, right: Any) -> type | None:
-    """Return the type of a binary operator's result; None if that depends on the values."""
+    """Return the type of a binary operator's result; None if that, or whether there is one, depends on the values."""
     has_float = float in (_type_of(left), _type_of(right))
     if name != "pow":
         return float if has_float or name == "truediv" else int
-    if _type_of(right) is int and has_float:
-        return float
-    if _type_of(right) is int:
-        return None if isinstance(right, TracedNumber) else int if right >= 0 else float
-    is_real = not isinstance(right, TracedNumber) and right.is_integer()
-    is_real = is_real or (not isinstance(left, TracedNumber) and left >= 0)
-    return float if is_real else None  # else complex for some
+    is_integer = not has_float and not isinstance(right, TracedNumber) and right >= 0
+    return int if is_integer else None  # else it may be complex, or too large for a float
 
 
 def _takes_over(operand: Any) -> bool:
@@ -207,8 +231,8 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
         if not _is_number(other):
             return NotImplemented if _takes_over(other) else function(_value_of(left), _value_of(right))
         operands = (_number_of(left), _number_of(right))
-        if name in _DIVISIONS and isinstance(right, TracedNumber):
-            self._call.check_divisor(right.number)
+        if name in _DIVISIONS:
+            self._call.check_divisor(operands[1])
         kind = _kind_of_result(name, left, right) or self._call.type_of(name, function, operands)
         if kind is complex:
             return function(_value_of(left), _value_of(right))

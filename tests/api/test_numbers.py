@@ -13,6 +13,7 @@ from support import Engine, assert_close, assert_equal, dtype_of, normal
 
 import cupyfuse as cf
 from cupyfuse.api import cache
+from cupyfuse.settings import force_plans
 
 VALUES = (0.5, -0.0, 0.0, 3.0, 1.0, -1.0, 1e300, math.inf, -math.inf, math.nan, 2.0**-1074, 0.1)
 ONES = np.ones(3)
@@ -207,6 +208,40 @@ def test_numbers_that_cannot_be_computed_raise_what_python_raises() -> None:
     assert root(ONES, 4.0)[0] == 2
     assert root(ONES, 9.0)[0] == 3 and len(root.plans) == 1
     assert root(ONES, -4.0)[0] == (-4.0) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("compute", "numbers"),
+    [
+        (lambda a, b: a**b, [(10.0, 1e5), (10.0, 2.0), (10.0, 1e6), (10.0, 3.0), (0.0, -1.0), (-1.0, 0.5)]),
+        (lambda a, b: a**2 + b, [(1e200, 1.0), (2.0, 1.0), (1e300, 1.0), (3.0, 1.0)]),
+        (lambda a, b: a**-2 + b, [(2.0, 1.0), (0.0, 1.0), (3.0, 1.0)]),
+        (lambda a, b: 2**a + b, [(1e4, 1.0), (2.0, 1.0), (1e5, 1.0)]),
+        (lambda a, b: a / b, [(1.0, 2.0), (1.0, 0), (1.0, 0.0), (1.0, 4.0)]),
+        (lambda a, b: a // b + a % b, [(1.0, 0.0), (1.0, 2.0), (1.0, 0)]),
+    ],
+)
+def test_errors_of_arithmetic_may_be_caught(
+    compute: Callable[[float, float], Any], numbers: list[tuple[float, float]]
+) -> None:
+    def function(x: Any, a: float, b: float) -> Any:
+        try:
+            return x * compute(a, b)
+        except ArithmeticError as error:
+            return x - len(type(error).__name__)
+
+    fused = cf.fuse(function)
+    with force_plans():
+        for a, b in (*numbers, *numbers[::-1]):
+            assert_equal(fused(ONES, a, b), function(ONES, a, b))
+        assert len(fused.plans) <= 5
+
+
+def test_powers_of_a_number_make_one_plan() -> None:
+    fused = cf.fuse(lambda x, k: sum(k**i * x[i] for i in range(len(x))))
+    for k in (0.5, 0.25, 2.0):
+        assert_equal(fused(np.ones(100), k), np.array([k**i for i in range(100)]).cumsum()[-1])
+    assert len(fused.plans) == 1
 
 
 def test_bound_floats_are_constants_and_others_are_not(rng: np.random.Generator) -> None:
