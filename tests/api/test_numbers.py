@@ -213,7 +213,7 @@ def test_numbers_that_cannot_be_computed_raise_what_python_raises() -> None:
 @pytest.mark.parametrize(
     ("compute", "numbers"),
     [
-        (lambda a, b: a**b, [(10.0, 1e5), (10.0, 2.0), (10.0, 1e6), (10.0, 3.0), (0.0, -1.0), (-1.0, 0.5)]),
+        (lambda a, b: a**b, [(10.0, 1e5), (10.0, 2.0), (10.0, 1e6), (10.0, 3.0), (0.0, -1.0), (-2.0, 2.0)]),
         (lambda a, b: a**2 + b, [(1e200, 1.0), (2.0, 1.0), (1e300, 1.0), (3.0, 1.0)]),
         (lambda a, b: a**-2 + b, [(2.0, 1.0), (0.0, 1.0), (3.0, 1.0)]),
         (lambda a, b: 2**a + b, [(1e4, 1.0), (2.0, 1.0), (1e5, 1.0)]),
