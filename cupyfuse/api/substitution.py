@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..trace import NumbersOfCall, Trace
+from ..trace import NumbersOfCall, Trace, Tracer
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import reads_of
@@ -25,6 +25,23 @@ from .registry import registration
 from .signature import Signature
 from .structures import DEEPEST, attributes_of, structure_of, with_attributes_of
 from .variables import CachedFunction, defaults_of, is_known, is_library_function, read_by_attribute, variables_of
+
+
+def _cached_but_for_traced(cached: Any) -> Any:
+    """Return a function cached by `functools`, called without its cache for numbers whose values are not known."""
+
+    @functools.wraps(cached)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_traced = any(isinstance(v, np.generic) and type(v) is Tracer for v in (*args, *kwargs.values()))
+        return (cached.__wrapped__ if is_traced else cached)(*args, **kwargs)
+
+    call.__dict__.update(
+        __wrapped__=cached.__wrapped__,
+        cache_info=cached.cache_info,
+        cache_clear=cached.cache_clear,
+        cache_parameters=cached.cache_parameters,
+    )
+    return call
 
 
 class Substitution:
@@ -109,7 +126,7 @@ class Substitution:
             return self.function(value)
         if cls is CachedFunction:
             rebuilt = functools.lru_cache(**value.cache_parameters())(self.value(value.__wrapped__, name))
-            return with_attributes_of(value, rebuilt)
+            return with_attributes_of(value, _cached_but_for_traced(rebuilt))
         if arrays.is_array(value):
             return self._tracer_of(value)
         structure = structure_of(value)

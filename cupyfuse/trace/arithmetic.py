@@ -17,7 +17,7 @@ class Arithmetic(TracedValue):
     """A traced value with Python's operators; `Tracer` implements the change of in-place ones."""
 
     __slots__ = ()
-    __hash__ = object.__hash__
+    __hash__ = TracedValue.__hash__  # beside `__eq__`
 
     def __add__(self, other: Any) -> Any:
         return self._trace.apply("add", self, other)

@@ -20,11 +20,9 @@ class Changes(Arithmetic):
         "_shared", "_views",
     )
     # fmt: on
-    __hash__ = object.__hash__
     _aliases: list[Any] | None
     _get: Callable[[Any, Any], Any]
     _is_array: bool
-    _is_scalar: Any
     _is_stale: bool
     _origin: g.Node | None
     _parent: Any

@@ -77,7 +77,6 @@ class Tracer(Changes):
 
     __slots__ = ("_is_python", "_strides")
     __array_priority__ = 1000.0
-    __hash__ = object.__hash__
 
     _trace: TraceProtocol
 

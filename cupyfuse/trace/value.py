@@ -46,7 +46,7 @@ class TracedValue:
     """A node with the axes of the user's array, and the attributes that are known while tracing."""
 
     __slots__ = ("_axes", "_node", "_trace")
-    __hash__ = object.__hash__
+    _is_scalar: Any
     _node: g.Node
     _axes: Axes
     _trace: Any
@@ -95,6 +95,14 @@ class TracedValue:
             "a Python branch on an array's values",
             "they are not known while the function is traced; choose with np.where(condition, a, b), or branch on "
             "shapes, dtypes and plain Python arguments",
+        )
+
+    def __hash__(self) -> int:
+        if not self._is_scalar:
+            raise TypeError(f"unhashable type: 'numpy.ndarray'\n  at {user_line()}")
+        fail(
+            "a number computed from arrays as a key, or in a set",
+            "values are not known while the function is traced; use a list, or a dict with other keys",
         )
 
     def __contains__(self, value: Any) -> NoReturn:

@@ -149,11 +149,18 @@ def test_cached_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
                 np.testing.assert_array_equal(actual, function(X))
 
 
-def test_a_cached_function_of_traced_arrays() -> None:
-    double = functools.lru_cache(lambda x: x * 2)
+def test_a_cached_function_of_traced_numbers() -> None:
+    double = functools.lru_cache(lambda x, y=0: x * 2 + y)
+    total = functools.cache(lambda n: n and n + total(n - 1))
+    fused = cf.fuse(lambda x: double(x.sum()) + double(x[0, 0], y=x.max()) + double(3) + total(40) + x)
     with force_plans():
-        np.testing.assert_array_equal(cf.fuse(lambda x: double(x) + double(x))(X), X * 4)
-    assert not double.cache_info().currsize
+        np.testing.assert_array_equal(fused(X), 2 * X.sum() + 2 * X[0, 0] + X.max() + 826 + X)
+        for function in (lambda x: double(x), lambda x: double(3, y=x)):
+            with pytest.raises(TypeError, match=r"unhashable type: 'numpy.ndarray'"):
+                cf.fuse(function)(X)
+    assert not double.cache_info().currsize and not total.cache_info().currsize
+    with pytest.raises(cf.TraceError, match="a number computed from arrays as a key"):
+        cf.fuse(lambda x: double((x.sum(), 1)))(X)
 
 
 def test_closure_cells_that_are_assigned_later() -> None:

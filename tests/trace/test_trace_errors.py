@@ -80,6 +80,8 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: as_strided(x, (2, 2)), r"as_strided: .*sliding_window_view"),
     (lambda x: np.array([x, None], dtype=object), r"an array of objects: .*list or tuple of arrays"),
     (lambda x: np.array([x, "a"]), r"an array of a list with 'a' in it: .*list or tuple of arrays"),
+    (lambda x: x * len({x.sum(), x.max()}), r"a number computed from arrays as a key, or in a set: .*list"),
+    (lambda x: {x.sum(): 1}.get(x.sum(), 0), r"a number computed from arrays as a key"),
     (lambda x: x.strides, r"\.strides: .*sliding_window_view"),
     (lambda x: x[x > 0] + x[0], r"masked elements and an array"),
     (lambda x: max(x[0], x[1]), r"branch on an array's values"),
