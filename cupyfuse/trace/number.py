@@ -13,6 +13,7 @@ from .tracer import Tracer
 
 _NUMBERS = (int, float, bool)
 _DIVISIONS = ("truediv", "mod", "floordiv")
+_ERRORS = (ArithmeticError, ValueError)  # of arithmetic and of the functions of `math`
 _NO_NUMBERS = (str, bytes, type(None), tuple, list, dict, set, frozenset)  # which equal no number
 _MOST_CONDITIONS = 64  # of a plan
 _LONGEST = 128  # size of an expression that each call computes; the value of a longer one is read
@@ -86,7 +87,7 @@ class NumbersOfCall:
         values = [o.evaluate(self.values) if isinstance(o, Number) else o for o in operands]
         try:
             kind = type(function(*values))
-        except ArithmeticError as error:
+        except _ERRORS as error:
             name = f"{name} raises {type(error).__name__}"
             raises = function_of_numbers(name, _raises(function, type(error)), operands, bool)
             self.conditions[raises.text] = raises, True
@@ -106,12 +107,12 @@ class NumbersOfCall:
 
 
 def _raises(function: Callable[..., Any], expected: type) -> Callable[..., bool]:
-    """Return a function that tells whether another one raises an error of arithmetic of a type."""
+    """Return a function that tells whether another one raises an error of a type."""
 
     def raises(*values: Any) -> bool:
         try:
             function(*values)
-        except ArithmeticError as error:
+        except _ERRORS as error:
             return type(error) is expected
         return False
 
@@ -144,6 +145,15 @@ class TracedNumber:
     def read(self) -> Any:
         """Return the value in the traced call."""
         return self._number.read()
+
+    def computed(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """Return what a function gives for numbers, this one among them: a traced number, or the outcome of a test."""
+        if not all(map(_is_number, operands)):
+            return function(*map(_value_of, operands))
+        numbers = [_number_of(o) for o in operands]
+        kind = self._call.type_of(name, function, numbers)
+        number = function_of_numbers(name, function, numbers, kind)
+        return self._call.holds(number) if kind is bool else self.result(number, kind)
 
     def result(self, number: Number, kind: type) -> Any:
         """Return a traced number of a type that was computed of this one; the value, of a long expression.

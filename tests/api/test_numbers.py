@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +109,7 @@ def test_against_numpy(number: int, rng: np.random.Generator) -> None:
 
 
 READING: list[Callable[[Any, float], Any]] = [
-    lambda x, k: x * math.sqrt(abs(k)),
+    lambda x, k: x * math.floor(k),
     lambda x, k: x * np.exp(k),
     lambda x, k: x * np.float64(k),
     lambda x, k: x + int(k),
@@ -235,6 +238,65 @@ def test_errors_of_arithmetic_may_be_caught(
         for a, b in (*numbers, *numbers[::-1]):
             assert_equal(fused(ONES, a, b), function(ONES, a, b))
         assert len(fused.plans) <= 5
+
+
+def test_functions_of_math_are_computed_in_each_call() -> None:
+    from math import exp
+
+    def function(x: Any, k: float, n: int) -> Any:
+        found = math.erf(k), math.atan2(k, n), math.hypot(k, 2, n), math.pow(2, k), math.copysign(n, k), math.log(9, 3)
+        return x * sum(found), exp(-k), sum(map(math.cos, (k, n, True))), math.sqrt(np.float32(2))
+
+    fused = cf.fuse(function)
+    with force_plans():
+        for k, n in ((0.5, 1), (3.0, 2), (-1.0, 3), (-0.0, 4)):
+            got, want = fused(ONES, k, n), function(ONES, k, n)
+            assert_equal(got[0], want[0])
+            assert [type(v) for v in got] == [np.ndarray, float, float, float] and got[1:] == want[1:]
+        assert len(fused.plans) == 2, "of an integer, and of those that change"
+
+
+def test_functions_of_math_are_what_they_are() -> None:
+    """While a function is traced, too: equal, no methods of classes, to be copied and pickled."""
+
+    def function(x: Any, fn: Any, k: float) -> Any:
+        class Scale:
+            root = math.sqrt
+
+        same = fn == math.sqrt, {math.sqrt: 1}[fn], isinstance(fn, types.BuiltinFunctionType)
+        held = copy.deepcopy([math.sqrt]), pickle.loads(pickle.dumps(math.sqrt)), Scale().root
+        return x * sum(same) + held[0][0](k) * held[1](k) * held[2](k), f"{fn.__name__} {fn!r}"
+
+    fused = cf.fuse(function)
+    for k in (4.0, 9.0, 25.0):
+        got, want = fused(ONES, math.sqrt, k), function(ONES, math.sqrt, k)
+        assert_equal(got[0], want[0])
+        assert got[1] == want[1]
+    assert len(fused.plans) == 1
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda k: math.sqrt(k),
+        lambda k: math.exp(k),
+        lambda k: math.log(k) if not math.isinf(k) else 3.0,
+        lambda k: math.sin(k),
+        lambda k: 2.0 if math.isnan(k) else math.cosh(k),
+    ],
+)
+def test_functions_of_math_raise_as_they_do(compute: Callable[[float], float]) -> None:
+    def function(x: Any, k: float) -> Any:
+        try:
+            return x * compute(k)
+        except (ValueError, OverflowError) as error:
+            return x - len(type(error).__name__)
+
+    fused, values = cf.fuse(function), (2.0, 0.0, math.inf, -3.0, math.nan, 1e4, 0.5, -math.inf)
+    with force_plans():
+        for k in (*values, *values[::-1]):
+            assert_equal(fused(ONES, k), function(ONES, k))
+        assert len(fused.plans) <= 4
 
 
 def test_powers_of_a_number_make_one_plan() -> None:

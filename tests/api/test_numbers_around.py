@@ -110,7 +110,8 @@ OF_FLOATS: list[tuple[Callable[[Any, Any], Any], int]] = [
     (lambda x, k: x * k if isinstance(k, float) and not isinstance(k, int) and k is not None else x, 2),
     (lambda x, k: x * 2 if k > 1 else x * k, 3),
     (lambda x, k: x * max(k, 1.0), 3),
-    (lambda x, k: x * math.sqrt(k), 6),
+    (lambda x, k: x * math.sqrt(k) + math.cos(math.pi * k), 2),
+    (lambda x, k: x * math.floor(k), 6),
     (lambda x, k: x * np.exp(k) + int(k) + len(f"{k}"), 6),
     (lambda x, k: x * (k if type(k) is float else 0), 6),
     (lambda x, k: x + np.full(4, k), 6),
@@ -277,7 +278,7 @@ def test_numbers_that_are_replaced_in_place_are_recognised(monkeypatch: pytest.M
 
 
 def test_variables_that_are_assigned_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused = cf.fuse(lambda x: x * RATE + math.sqrt(COUNT) + (1.0 if OTHER > 3 else OTHER))
+    fused = cf.fuse(lambda x: x * RATE + math.isqrt(COUNT) + (1.0 if OTHER > 3 else OTHER))
     for k in range(120):
         if k == 100:
             no_walks(monkeypatch)

@@ -4,7 +4,7 @@
 fuses; a library step (`steps`); or an error that says why there is neither. `ufuncs` does the same for ufuncs and their
 methods. While a function is traced, `conversions` replaces functions that dispatch to no protocol: `np.asarray` and its
 like, all functions and ufuncs of lists (`lists`), `choices` among Python's and NumPy's own, creation functions
-(`creation`), and SciPy's compiled ones (`scipy`).
+(`creation`), SciPy's compiled ones (`scipy`), and those of Python's `math` (`mathematics`).
 """
 
 from .choices import BUILTINS

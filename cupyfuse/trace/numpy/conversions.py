@@ -3,8 +3,8 @@
 `np.asarray` and its like, and functions and ufuncs of a list of arrays (`lists`), cannot return anything but NumPy's
 own arrays. While a trace runs, these attributes of the module `numpy` are functions that take traced arrays too. They
 hand everything else on to the originals, so other threads, which meet no traced arrays, see no difference. The same
-holds for creation functions (`creation`) and SciPy's (`scipy`). `replacement_of` is for functions that the user
-imported by name.
+holds for creation functions (`creation`), SciPy's (`scipy`) and those of `math` (`mathematics`). `replacement_of` is
+for functions that the user imported by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..library import holds_tracers, tracers_in
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
-from . import choices, creation, lists, scipy
+from . import choices, creation, lists, mathematics, scipy
 from .steps import REFUSED, VANDERS
 
 _lock = threading.Lock()
@@ -195,8 +195,9 @@ def _refuse_vectorized(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
-    """Yield NumPy's functions that are replaced: (module, name, replacement)."""
+def _functions() -> Iterator[tuple[Any, str, Any]]:
+    """Yield the functions of NumPy and `math` that are replaced: (module, name, replacement)."""
+    yield from mathematics.REPLACED
     for name, convert in CONVERSIONS.items():
         yield np, name, _converting_tracers(creation.creating_from_lists(getattr(np, name)), convert)
     yield np, "fromiter", _from_iterable(creation.creating_from_lists(np.fromiter))
@@ -213,11 +214,10 @@ def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
 
 
 _VECTORIZE = (np.vectorize, "__call__", _refuse_vectorized(np.vectorize.__call__))
-_IN_NUMPY = tuple(_in_numpy())
+_REPLACEMENTS = tuple(_functions())
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(np.sum), np.ufunc)
-_BY_MODULE = {
-    space: {name: new for found, name, new in _IN_NUMPY if found is space} for space in {s for s, _, _ in _IN_NUMPY}
-}
+_SPACES = {space for space, _, _ in _REPLACEMENTS}
+_BY_MODULE = {space: {name: new for found, name, new in _REPLACEMENTS if found is space} for space in _SPACES}
 _HELD = {space: {name: vars(space)[name] for name in new} for space, new in _BY_MODULE.items()}
-_BY_FUNCTION = {getattr(space, name): replacement for space, name, replacement in _IN_NUMPY}
+_BY_FUNCTION = {getattr(space, name): replacement for space, name, replacement in _REPLACEMENTS}
 _BY_FUNCTION |= {getattr(builtins, name): replacement for name, replacement in choices.BUILTINS.items()}
