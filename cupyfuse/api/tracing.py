@@ -233,7 +233,8 @@ def graph_key(graph: g.Graph, values: Sequence[float] | None = None) -> list[Has
 def _constant_of_call(node: g.Node, values: Sequence[float]) -> Hashable:
     """Return the key of a constant's value in a call.
 
-    An integer has the key of the float that it equals: open ones meet arrays of floats alone, which take both alike.
+    An integer has the key of the float that it equals: open ones meet arrays of floats alone, which take both alike. So
+    has a NumPy number, which is cast to its dtype.
     """
     value: Any = node.value if node.number is None else node.number.evaluate(values)
-    return repr(float(value) if type(value) is int else value)
+    return repr(float(value) if type(value) is int or isinstance(value, float) else value)

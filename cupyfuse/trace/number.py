@@ -142,8 +142,13 @@ class TracedNumber:
         """What computes it in each call."""
         return self._number
 
+    @property
+    def value(self) -> Any:
+        """The value in the traced call, which the plan does not depend on."""
+        return self._number.evaluate(self._call.values)
+
     def read(self) -> Any:
-        """Return the value in the traced call."""
+        """Return the value in the traced call, for which alone the plan is then."""
         return self._number.read()
 
     def computed(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -162,7 +167,7 @@ class TracedNumber:
         """
         if number.size > _LONGEST:
             return number.read()
-        return (TracedInteger if kind is int else TracedFloat)(number, self.name, self._call, self._trace)
+        return _CLASSES[kind](number, self.name, self._call, self._trace)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.read(), name)
@@ -173,6 +178,13 @@ class TracedNumber:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if any(type(i) is Tracer for i in inputs):
             return NotImplemented  # Tracer.__array_ufunc__ takes the call
+        name, is_numpys = f"np.{ufunc.__name__}", getattr(np, ufunc.__name__, None) == ufunc
+        if is_numpys and method == "__call__" and not options and all(_is_number(i, np.float64) for i in inputs):
+            function, numbers = _quiet(ufunc), [_number_of(i) for i in inputs]
+            if type(function(*[i.value if isinstance(i, TracedNumber) else i for i in inputs])) is np.float64:
+                if any(type(i) is TracedInteger for i in inputs):  # of large integers it is of another type
+                    self._call.type_of(name, function, numbers)
+                return self.result(function_of_numbers(name, function, numbers, np.float64), np.float64)
         return getattr(ufunc, method)(*map(_value_of, inputs), **options)
 
     def __reduce__(self) -> Any:
@@ -189,6 +201,13 @@ class TracedFloat(TracedNumber):
     _type = float
 
 
+class TracedDouble(TracedNumber):
+    """A NumPy float64 to the user's code, as NumPy's functions of floats give."""
+
+    __slots__ = ()
+    _type = np.float64
+
+
 class TracedInteger(TracedNumber):
     """An integer to the user's code: a parameter of the kernels only where it meets arrays of floats."""
 
@@ -200,13 +219,27 @@ class TracedInteger(TracedNumber):
         return self.result(function_of_numbers("float", float, (self._number,)), float)
 
 
+_CLASSES = {int: TracedInteger, float: TracedFloat, np.float64: TracedDouble}
+
+
+def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of NumPy's float64 without its warnings, as plans have none."""
+
+    def quiet(*values: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*values)
+
+    return quiet
+
+
 def _value_of(operand: Any) -> Any:
     """Return the value of a traced number; anything else as it is."""
     return operand.read() if isinstance(operand, TracedNumber) else operand
 
 
-def _is_number(operand: Any) -> bool:
-    return isinstance(operand, TracedNumber) or type(operand) in _NUMBERS
+def _is_number(operand: Any, *types: type) -> bool:
+    """Whether an operand is a traced number, one of Python's, or one of some more types."""
+    return isinstance(operand, TracedNumber) or type(operand) in (*_NUMBERS, *types)
 
 
 def _number_of(operand: Any) -> Number | float:
@@ -241,6 +274,8 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
         if not _is_number(other):
             return NotImplemented if _takes_over(other) else function(_value_of(left), _value_of(right))
         operands = (_number_of(left), _number_of(right))
+        if np.float64 in (left.__class__, right.__class__):
+            return self.result(function_of_numbers(name, _quiet(function), operands, np.float64), np.float64)
         if name in _DIVISIONS:
             self._call.check_divisor(operands[1])
         kind = _kind_of_result(name, left, right) or self._call.type_of(name, function, operands)
@@ -263,7 +298,10 @@ def _comparison(name: str) -> Callable[[TracedNumber, Any], Any]:
 
     def method(self: TracedNumber, other: Any) -> Any:
         if _is_number(other):
-            return self._call.holds(function_of_numbers(name, function, (self._number, _number_of(other)), bool))
+            operands = self._number, _number_of(other)
+            if np.float64 not in (self.__class__, other.__class__):
+                return self._call.holds(function_of_numbers(name, function, operands, bool))
+            return np.bool_(self._call.holds(function_of_numbers(name, function, operands, np.bool_)))
         if _takes_over(other) or type(other) in _NO_NUMBERS:
             return NotImplemented
         return function(self.read(), other)  # such as a member of an `IntEnum`

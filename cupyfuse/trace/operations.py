@@ -41,8 +41,10 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
     if isinstance(value, TracedNumber):
         if value._trace is not trace:
             fail("a number of another fused function's trace", "pass it as an argument")
-        is_open = type(value) is TracedFloat
-        return trace.array(g.number(value.number, value.name) if is_open else g.const(value.read()), ())
+        if type(value) is TracedInteger:
+            return trace.array(g.const(value.read()), ())
+        node = g.number(value.number, value.name)
+        return trace.array(node if type(value) is TracedFloat else g.cast(node, "float64"), ())
     if isinstance(value, NamedConstant):
         return trace.array(g.const(float(value), value.name), ())
     if type(value) in (bool, int, float, complex):

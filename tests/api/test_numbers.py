@@ -110,7 +110,7 @@ def test_against_numpy(number: int, rng: np.random.Generator) -> None:
 
 READING: list[Callable[[Any, float], Any]] = [
     lambda x, k: x * math.floor(k),
-    lambda x, k: x * np.exp(k),
+    lambda x, k: x * np.exp(k, dtype=np.float32),
     lambda x, k: x * np.float64(k),
     lambda x, k: x + int(k),
     lambda x, k: x + round(k),
@@ -273,6 +273,50 @@ def test_functions_of_math_are_what_they_are() -> None:
         assert_equal(got[0], want[0])
         assert got[1] == want[1]
     assert len(fused.plans) == 1
+
+
+def of_numpy(x: Any, k: float, n: Any = 3) -> Any:
+    """Functions of NumPy's of numbers, whose results are NumPy's float64, also where they meet arrays of float32."""
+    rate, root = np.exp(-k), 1 / np.sqrt(n + 1)
+    scaled = x * rate + np.where(x > root, x, np.float64(2) * root) ** np.log2(n + 7)
+    sign = 1.0 if np.sin(k) > rate else -1.0
+    return scaled, sign * rate, root > 0.5, (-rate) ** 0.5, 2**rate / 0.0, abs(rate - n) // root % 3, np.hypot(k, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_functions_of_numpy_are_computed_in_each_call(dtype: str, engine: Engine) -> None:
+    fused, x = cf.fuse(of_numpy), np.arange(1, 13).reshape(3, 4).astype(dtype)
+    with force_plans(), engine.active(), np.errstate(all="ignore"):
+        for k, n in ((0.5, 1), (1.5, 2), (0.25, 5), (-0.0, 7), (2.0, 3.0), (-1.0, 0)):
+            (scaled, *got), (wanted, *want) = fused(engine.array(x), k, n), of_numpy(x, k, n)
+            assert (scaled.dtype, [type(v) for v in got]) == (wanted.dtype, [type(v) for v in want])
+            np.testing.assert_allclose(engine.host(scaled), wanted, rtol=1e-13)
+            np.testing.assert_array_equal(got, want)
+        assert len(fused.plans) <= 8, "for outcomes of comparisons, of constant integers, and floats in their place"
+
+
+def test_functions_of_large_integers() -> None:
+    """Of such NumPy makes other numbers: one that has no square root, and a float of the largest that it knows."""
+    for function in (lambda x, n: x * np.sqrt(n), lambda x, n: x * np.abs(n), lambda x, n: x + np.add(n, 0.5)):
+        fused = cf.fuse(function)
+        for n in (4, 9, 2**63 - 1, 2**63, 2**64, 16, 25, -1):
+            try:
+                with np.errstate(all="ignore"):
+                    want = function(ONES, n)
+            except (TypeError, AttributeError, OverflowError) as error:
+                with pytest.raises(type(error)):
+                    fused(ONES, n)
+            else:
+                assert_equal(fused(ONES, n), want)
+
+
+def test_warnings_of_numbers_are_none(recwarn: pytest.WarningsRecorder) -> None:
+    """As of plans."""
+    fused = cf.fuse(lambda x, k: x * np.log(k) / np.exp(1e3 * k) + np.sqrt(k) ** -1)
+    with force_plans():
+        for k in (1.0, 0.0, -1.0, 2.0):
+            fused(ONES, k)
+    assert not recwarn.list and len(fused.plans) == 1
 
 
 @pytest.mark.parametrize(
