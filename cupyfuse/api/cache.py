@@ -82,7 +82,7 @@ class PlanCache:
         if not isinstance(forms, _Forms):
             return frozenset(changing)
         changed = changing | {
-            i for i, (a, b) in enumerate(zip(numbers, forms.newest, strict=True)) if type(a) is int and a != b
+            i for i, (a, b) in enumerate(zip(numbers, forms.newest, strict=True)) if type(a) is not float and a != b
         }
         return frozenset((changed | forms.open) - forms.needed)
 

@@ -30,6 +30,8 @@ class Identity:
         return f"<identity of {self.value!r}>"
 
 
+# Types of arguments and variables that may be numbers of a plan, which are no constants of it.
+NUMBERS = (int, float, np.float64)
 _PLAIN = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), type(np._NoValue))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import arrays
 from .call import Runnable
+from .constants import NUMBERS
 from .environment import Environment
 from .parameters import Parameters
 from .signature import Signature
@@ -118,7 +119,7 @@ class DirectCalls:
         all_names, bound, immutable = bindings
 
         def describe(value: Any, place: int) -> bool:
-            is_number = type(value) in (int, float)
+            is_number = type(value) in NUMBERS
             is_open = is_number and next(numbers) not in runnable.depends.positions
             found = _describe_value(value, place, is_open)
             described.extend(() if found is None else (found,))

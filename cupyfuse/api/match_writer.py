@@ -12,7 +12,7 @@ import numpy as np
 
 from ..generated import Constants, define
 from . import arrays
-from .constants import constant_key
+from .constants import NUMBERS, constant_key
 from .current import variable
 from .dependence import Dependence
 from .objects import HeldObject, is_singular
@@ -97,7 +97,7 @@ class MatchWriter:
     def _add_same_object(self, value: Any) -> None:
         """Compare what an object holds; functions and classes, and what else cannot change, hold nothing to compare."""
         cls = type(value)
-        if (cls is int or cls is float) and (place := self._places.next_number()) is not None:
+        if cls in NUMBERS and (place := self._places.next_number()) is not None:
             self._numbers[place] = self.constant(value)
         if isinstance(value, (type, types.FunctionType, types.ModuleType)) or constant_key(value) is not None:
             return
@@ -129,12 +129,12 @@ class MatchWriter:
             self._refuse_if(f"{name} is not {self.constant(value)}")
         elif cls is str:
             self._refuse_if(self._differs(value, name))
-        elif cls is int or cls is float:
+        elif cls in NUMBERS:
             place = self._places.next_number()
             if place is not None:
                 self._numbers[place], value = name, self._signature.numbers[place]
             is_open = place is not None and place not in self._depends.positions
-            self._refuse_if(f"type({name}) is not {type(value).__name__}" if is_open else self._differs(value, name))
+            self._refuse_if(f"type({name}) is not {self.constant(cls)}" if is_open else self._differs(value, name))
         elif cls is list or cls is tuple:
             self._refuse_if(f"type({name}) is not {cls.__name__}", f"len({name}) != {len(value)}")
             self._unpack(value, name)
@@ -153,9 +153,9 @@ class MatchWriter:
     def _differs(self, value: float | str, name: str) -> str:
         """Return the condition that a variable holds another number or string."""
         constant = self.constant(value)
-        if type(value) is float:
-            text = self.constant(value.hex())
-            return f"({name} is not {constant} and (type({name}) is not float or {name}.hex() != {text}))"
+        if isinstance(value, float):
+            cls, text = self.constant(type(value)), self.constant(value.hex())
+            return f"({name} is not {constant} and (type({name}) is not {cls} or {name}.hex() != {text}))"
         return f"({name} is not {constant} and (type({name}) is not {type(value).__name__} or {name} != {constant}))"
 
     def _add_array(self, value: Any, name: str, cls: str, *further: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..trace.numpy import BUILTINS
 from .around import Changes, Role
 from .code import CLASS, AttributePath, Reads, reads_of
-from .constants import Identity, constant_key
+from .constants import NUMBERS, Identity, constant_key
 from .members import MISSING
 from .objects import Span
 from .refusals import check_no_side_effects
@@ -167,7 +167,7 @@ class Signature(Walk):
         Those whose values belong to the key as well are left out, such as what a method of a class reads.
         """
         probed = collections.Counter((id(holder), label) for holder, label, _ in self.probes)
-        numbers = {found: a for found, a in self.around.items() if type(a.value) in (int, float)}
+        numbers = {found: a for found, a in self.around.items() if type(a.value) in NUMBERS}
         return {
             found: a
             for found, a in numbers.items()

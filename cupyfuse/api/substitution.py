@@ -16,7 +16,7 @@ from ..trace import NumbersOfCall, Trace, Tracer
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import reads_of
-from .constants import constant_key
+from .constants import NUMBERS, constant_key
 from .members import MISSING
 from .objects import HeldObject, Unread, delete_attribute, empty_like, names_of, set_attribute
 from .places import MixedUp, Places
@@ -113,7 +113,7 @@ class Substitution:
         cls = type(value)
         if cls is np.ndarray:
             return self._tracer_of(value)
-        if cls is float or cls is int:
+        if cls in NUMBERS:
             place = self._places.next_number()
             return value if place is None else self._numbers.argument(place, name, self._trace)
         if id(value) in self._held:

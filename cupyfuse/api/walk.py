@@ -17,7 +17,7 @@ from ..trace.numpy import replacement_of
 from . import arrays
 from .around import Changes, Role
 from .code import ANY, is_library_module
-from .constants import Identity, constant_key, enums_in, value_key
+from .constants import NUMBERS, Identity, constant_key, enums_in, value_key
 from .objects import HeldObject, Span, is_plain, is_singular, names_of
 from .refusals import describe_refusal
 from .registry import is_own_type, registration
@@ -25,7 +25,7 @@ from .structures import DEEPEST, attributes_of, is_dataclass, is_namedtuple, is_
 from .variables import CachedFunction, is_known
 
 _IMMUTABLE = (bool, str, type(None))
-_NUMBERS = (int, float)
+_TYPES: dict[type, Hashable] = {cls: cls for cls in NUMBERS}
 _ARGUMENT, _AROUND = Role.ARGUMENT, Role.AROUND
 _NO_PLACES: frozenset[int] = frozenset()
 
@@ -126,11 +126,11 @@ class Walk(abc.ABC):
             self.key.append((place, value.shape, value.dtype, value.strides))
         elif cls in _IMMUTABLE:
             self.key.append((cls, value))
-        elif cls in _NUMBERS:
+        elif cls in NUMBERS:
             if self._role is not _ARGUMENT:
                 self._add_other_number(value, name)
             else:
-                self.key.append(int if cls is int else float)
+                self.key.append(_TYPES[cls])
                 self.places.append(len(self.numbers))
                 self.numbers.append(value)
         elif cls is tuple or cls is list:
@@ -148,7 +148,7 @@ class Walk(abc.ABC):
         """Add a number that is no argument: its value belongs to the key, unless it changes around a function."""
         key = type(value), value_key(value)
         if self._role is _AROUND and self._changes.note((self._scope, name), key):
-            self.key.append(int if type(value) is int else float)
+            self.key.append(_TYPES[type(value)])
             self.captured = True
             self.changing |= {len(self.numbers)}
             self.places.append(len(self.numbers))

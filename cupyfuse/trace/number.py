@@ -60,11 +60,10 @@ class NumbersOfCall:
             self.read.add(position)
             return value
 
-        if (type(value) is int or position in self._around) and position not in self._opened:
+        if (type(value) is not float or position in self._around) and position not in self._opened:
             return read()
-        cls = TracedInteger if type(value) is int else TracedFloat
         number = Number(f"n{position}", operator.itemgetter(position), read, frozenset({position}))
-        return cls(number, name, self, trace)
+        return _CLASSES[type(value)](number, name, self, trace)
 
     def holds(self, condition: Number) -> bool:
         """Return whether a condition holds for this call; the plan then serves calls alone with the same outcome.
@@ -128,7 +127,11 @@ class TracedNumber:
 
     __slots__ = ("_call", "_number", "_trace", "name")
 
-    _type: type
+    _type: Any
+
+    def __new__(cls, *args: Any) -> Any:
+        # Code that calls the type of a number, as in `type(k)(2)`, has the class, since there is no other to be given.
+        return super().__new__(cls) if args and type(args[0]) is Number else cls._type(*args)
 
     def __init__(self, number: Number, name: str, call: NumbersOfCall, trace: Any):
         self._number, self.name, self._call, self._trace = number, name, call, trace
@@ -271,7 +274,7 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
 
     def method(self: TracedNumber, other: Any) -> Any:
         left, right = (other, self) if swapped else (self, other)
-        if not _is_number(other):
+        if not _is_number(other, np.float64):
             return NotImplemented if _takes_over(other) else function(_value_of(left), _value_of(right))
         operands = (_number_of(left), _number_of(right))
         if np.float64 in (left.__class__, right.__class__):
@@ -297,7 +300,7 @@ def _comparison(name: str) -> Callable[[TracedNumber, Any], Any]:
     function = getattr(operator, name)
 
     def method(self: TracedNumber, other: Any) -> Any:
-        if _is_number(other):
+        if _is_number(other, np.float64):
             operands = self._number, _number_of(other)
             if np.float64 not in (self.__class__, other.__class__):
                 return self._call.holds(function_of_numbers(name, function, operands, bool))

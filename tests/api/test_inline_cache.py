@@ -91,6 +91,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "another float": lambda: -0.0,
     "nan": lambda: float("nan"),
     "numpy float": lambda: np.float64(1.0),
+    "narrow numpy float": lambda: np.float32(1.0),
     "none": lambda: None,
     "text": lambda: "a",
     "another text": lambda: "b",
@@ -144,7 +145,8 @@ def recognised(fused: Any, *values: Any) -> bool:
 
 
 REFUSED = {"its own text", "dict of its own text"}
-WALKED = {"numpy float", "member", "type", "ordered dict", "function", "half without its slot", "list of one twice"} | {
+WALKED = {"member", "type", "ordered dict", "function", "half without its slot", "list of one twice"} | {
+    "narrow numpy float",
     "dict of numbers",
     "dict of truths",
 }
@@ -338,6 +340,8 @@ def test_what_bound_objects_hold_is_compared() -> None:
     others["row"] = others["row"][::-1]
     check()
     others["row"] = np.float64(2.0)
+    check()
+    others["row"] = np.float32(2.0)
     check(is_recognised=False)
 
 

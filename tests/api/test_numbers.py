@@ -295,6 +295,71 @@ def test_functions_of_numpy_are_computed_in_each_call(dtype: str, engine: Engine
         assert len(fused.plans) <= 8, "for outcomes of comparisons, of constant integers, and floats in their place"
 
 
+RATE: Any = 0.5
+
+
+def flat(value: Any) -> list[Any]:
+    """The arrays and NumPy's numbers in a result."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [a for v in value for a in flat(v)] if isinstance(value, (tuple, list)) else [value]
+
+
+# Functions of an array and a NumPy number, with the number of plans for the values of the test.
+OF_NUMPY: list[tuple[Callable[[Any, Any], Any], int]] = [
+    (lambda x, k: x * k + (2 - k) / (k * k + 1), 2),
+    (lambda x, k: (x, k, [k / 2, {"k": -k}], k > 0.3), 3),
+    (lambda x, k: np.where(x > k, x, k) + np.clip(x, -abs(k), 9) + np.maximum(k, x) - k // 0.3 % 2, 2),
+    (lambda x, k: x * np.exp(-k) + np.float64(2) * k + k * np.float64(3) + math.sqrt(abs(k)), 2),
+    (lambda x, k: x / k + k / 0.0 + k**0.5, 2),
+    (lambda x, k: x**k + k**x, 2),
+    (lambda x, k: x.sum() * k if k > 0.5 else x.max() / k, 3),
+    (lambda x, k: x * max(k, 0.4) if isinstance(k, float) and isinstance(k, np.floating) else x, 3),
+    (lambda x, k: x * k * RATE, 3),
+    (lambda x, k: x * k.astype(np.float32) + k.dtype.itemsize + round(k, 1), 7),
+    (lambda x, k: x + np.full(3, k) + np.asarray(k), 7),
+    (lambda x, k: x * type(k)(2) * k if type(k) is np.float64 else x, 7),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16"])
+@pytest.mark.parametrize("number", range(len(OF_NUMPY)))
+def test_numpys_numbers(number: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As arguments, in containers, and around functions: once they change, computed with in each call."""
+    function, plans = OF_NUMPY[number]
+    fused, nested, around = (
+        cf.fuse(function),
+        cf.fuse(lambda x, d: function(x, d["k"][0])),
+        cf.fuse(lambda x: function(x, RATE)),
+    )
+    x = np.array([0, 1, 2]).astype(dtype)
+    with force_plans(), np.errstate(all="ignore"):
+        for k in map(np.float64, (0.25, 0.75, 0.125, -1.0, math.inf, math.nan, 2.5, 0.25)):
+            monkeypatch.setattr(f"{__name__}.RATE", k)
+            want = flat(function(x, k))
+            for result in (fused(x, k), nested(x, {"k": [k]}), around(x)):
+                got = flat(result)
+                assert [(type(v), v.dtype) for v in got] == [(type(v), v.dtype) for v in want]
+                for a, b in zip(got, want, strict=True):
+                    np.testing.assert_allclose(
+                        a.astype(float),
+                        b.astype(float),
+                        rtol=4 * np.finfo(np.float16).eps if dtype == "float16" else 1e-6,
+                    )
+    assert len(fused.plans) <= plans and len(around.plans) <= plans + 1
+
+
+def test_a_result_that_is_the_next_argument() -> None:
+    fused = cf.fuse(lambda x, s: (x * s).sum() / 3)
+    with force_plans():
+        s: Any = 0.5
+        for _ in range(20):
+            want = (ONES * s).sum() / 3
+            s = fused(ONES * 0.9, s) / 0.9
+            assert type(s) is np.float64 and abs(s - want) < 1e-12
+    assert len(fused.plans) <= 3, "of a float, of a constant, and of numbers"
+
+
 def test_functions_of_large_integers() -> None:
     """Of such NumPy makes other numbers: one that has no square root, and a float of the largest that it knows."""
     for function in (lambda x, n: x * np.sqrt(n), lambda x, n: x * np.abs(n), lambda x, n: x + np.add(n, 0.5)):
