@@ -1175,9 +1175,37 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "floats around functions are open at once",
         "cupyfuse/trace/number.py",
-        "(type(value) is int or position in self._around)",
-        "type(value) is int",
+        "(type(value) is not float or position in self._around)",
+        "type(value) is not float",
         ("tests/api/test_numbers_around.py", "-k", "as_with_arguments"),
+    ),
+    Mutant(
+        "errors of arithmetic that a function catches do not count in later calls",
+        "cupyfuse/trace/number.py",
+        "            self.conditions[raises.text] = raises, True\n",
+        "",
+        ("tests/api/test_numbers.py", "-k", "caught or raise_as"),
+    ),
+    Mutant(
+        "powers that overflow in a later call do not make another plan",
+        "cupyfuse/trace/number.py",
+        "        self.conditions[number.text] = number, None\n",
+        "",
+        ("tests/api/test_numbers.py", "-k", "caught"),
+    ),
+    Mutant(
+        "NumPy's numbers are weak in promotion as Python's",
+        "cupyfuse/trace/operations.py",
+        'node if type(value) is TracedFloat else g.cast(node, "float64")',
+        "node",
+        ("tests/api/test_numbers.py", "-k", "computed_in_each_call"),
+    ),
+    Mutant(
+        "NumPy's functions of large integers give float64",
+        "cupyfuse/trace/number.py",
+        "if any(type(i) is TracedInteger for i in inputs):",
+        "if False:",
+        ("tests/api/test_numbers.py", "-k", "large_integers"),
     ),
     Mutant(
         "numbers around functions that change are constants",
@@ -1189,7 +1217,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "types of numbers around functions that change",
         "cupyfuse/api/walk.py",
-        "self.key.append(int if type(value) is int else float)",
+        "self.key.append(_TYPES[type(value)])",
         "self.key.append(float)",
         ("tests/api/test_numbers_around.py", "-k", "awkward"),
     ),
