@@ -184,9 +184,7 @@ class TracedNumber:
         name, is_numpys = f"np.{ufunc.__name__}", getattr(np, ufunc.__name__, None) == ufunc
         if is_numpys and method == "__call__" and not options and all(_is_number(i, np.float64) for i in inputs):
             function, numbers = _quiet(ufunc), [_number_of(i) for i in inputs]
-            if type(function(*[i.value if isinstance(i, TracedNumber) else i for i in inputs])) is np.float64:
-                if any(type(i) is TracedInteger for i in inputs):  # of large integers it is of another type
-                    self._call.type_of(name, function, numbers)
+            if _gives_double(function, [i.value if isinstance(i, TracedNumber) else i for i in inputs]):
                 return self.result(function_of_numbers(name, function, numbers, np.float64), np.float64)
         return getattr(ufunc, method)(*map(_value_of, inputs), **options)
 
@@ -233,6 +231,14 @@ def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*values)
 
     return quiet
+
+
+def _gives_double(function: Callable[..., Any], values: Sequence[Any]) -> bool:
+    """Whether a function of NumPy's gives a float64 of numbers, as it then does of others, or raises TypeError."""
+    try:
+        return type(function(*values)) is np.float64
+    except TypeError:  # of an integer that is too large for NumPy's own: who reads it gets the error
+        return False
 
 
 def _value_of(operand: Any) -> Any:

@@ -361,7 +361,7 @@ def test_a_result_that_is_the_next_argument() -> None:
 
 
 def test_functions_of_large_integers() -> None:
-    """Of such NumPy makes other numbers: one that has no square root, and Python's float."""
+    """Of such NumPy makes other numbers, some of which have no square root."""
     for function in (lambda x, n: x * np.sqrt(n), lambda x, n: x * np.abs(n), lambda x, n: x + np.divide(n, 2)):
         fused = cf.fuse(function)
         with force_plans(), np.errstate(all="ignore"):
@@ -373,6 +373,19 @@ def test_functions_of_large_integers() -> None:
                         fused(ONES, n)
                 else:
                     assert_equal(fused(ONES, n), want)
+
+
+def test_a_refused_integer_may_be_caught() -> None:
+    def function(x: Any, n: int) -> Any:
+        try:
+            return x * np.sqrt(n)
+        except TypeError:
+            return x - 1
+
+    fused = cf.fuse(function)
+    with force_plans():
+        for n in (2**70, 2**71, 2**72, 4, 9, 2**70, 16):
+            assert_equal(fused(ONES, n), function(ONES, n))
 
 
 def test_warnings_of_numbers_are_none(recwarn: pytest.WarningsRecorder) -> None:

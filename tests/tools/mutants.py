@@ -1201,13 +1201,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/api/test_numbers.py", "-k", "computed_in_each_call"),
     ),
     Mutant(
-        "NumPy's functions of large integers give float64",
-        "cupyfuse/trace/number.py",
-        "if any(type(i) is TracedInteger for i in inputs):",
-        "if False:",
-        ("tests/api/test_numbers.py", "-k", "large_integers"),
-    ),
-    Mutant(
         "numbers around functions that change are constants",
         "cupyfuse/api/around.py",
         "self._values[name] = _CHANGES\n        return True",
