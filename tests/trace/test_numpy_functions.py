@@ -150,6 +150,7 @@ NATIVE: dict[str, tuple[Function, float]] = {
     "logaddexp.reduce": (lambda x: (np.logaddexp.reduce(x, axis=1), np.logaddexp.reduce(x)), 32),
     "logical.reduce": (lambda x: (np.logical_and.reduce(x > 0, axis=1), np.logical_or.reduce(x > 0)), 0),
     "norm": (lambda x: (np.linalg.norm(x, axis=1), np.linalg.norm(x), np.linalg.norm(x, axis=(0, 1))), 32),
+    "norm_of_a_float_axis": (lambda x: (np.linalg.norm(x, axis=1.0), np.linalg.norm(x, np.inf, axis=-2.0)), 32),
     "norm_orders": (lambda x: tuple(np.linalg.norm(x, o, axis=1) for o in (0, 1, 2, np.inf, -np.inf)), 32),
     "norm_3": (lambda x: np.linalg.norm(x, 3, axis=1, keepdims=True), 128),
     "norm_matrix": (lambda x: tuple(np.linalg.norm(x, o) for o in (1, -1, np.inf, -np.inf, "fro")), 64),

@@ -17,6 +17,7 @@ from .reductions import filled_result, is_empty
 
 def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Compute `numpy.linalg.norm`; norms that need singular values are a library step."""
+    axis = axis if axis is None or isinstance(axis, tuple) else int(axis)  # as NumPy does, of a float too
     axes = normalize_axes(axis, x.ndim, "norm")
     if dtypes.is_opaque(x._node.dtype) or (axis is not None and len(axes) not in (1, 2)):  # which NumPy refuses
         return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
