@@ -112,6 +112,8 @@ class _Operands:
             return value.read()
         if isinstance(value, NamedConstant):
             return float(value)
+        if isinstance(value, range):
+            return list(value)
         if isinstance(value, np.ndarray):
             return self.replace_arrays(self.trace.tracer_of(value)) if value.ndim else value[()]
         if not isinstance(value, _CONSTANTS):

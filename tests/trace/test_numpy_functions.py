@@ -260,6 +260,7 @@ LIBRARY: dict[str, Function] = {
     "roll": lambda x: (np.roll(x, 2, axis=0), np.roll(x, 1)),
     "pad": lambda x: (np.pad(x, 1), np.pad(x, ((0, 0), (2, 1)), mode="edge"), np.pad(x, 2, constant_values=-1)),
     "triu": lambda x: (np.triu(x), np.tril(x, -1), np.diag(x), np.diagonal(x, 1), np.trace(x), x.trace()),
+    "take_range": lambda x: (np.take(x, range(2, 0, -1), axis=1), x.take(range(3)), np.isin(x, range(2))),
     "take": lambda x: (np.take(x, [2, 0], axis=1), x.take(3), np.take_along_axis(x, np.argsort(x, axis=1), axis=1)),
     "searchsorted": lambda x: np.searchsorted(np.sort(x.ravel()), x.sum(axis=1)),
     "digitize": lambda x: np.digitize(x, [-1.0, 0.0, 1.0]),
