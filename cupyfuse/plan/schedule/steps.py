@@ -261,18 +261,20 @@ def column_launches(domain: Shape) -> int:
 def column_splits(domain: Shape) -> int:
     """Choose how many blocks share the rows of a strip of columns: as many as run at once, if they have enough rows.
 
-    Strips that are enough for a GPU are not shared, which takes a launch less.
+    Few rows, and strips that are enough for a GPU, are not shared, which takes a launch less.
     """
     rows, cols = domain
     strips = max(1, -(-cols // COLUMN_STRIP))
-    return 1 if strips >= _ENOUGH_STRIPS else max(1, min(_BLOCKS_OF_COLUMNS // strips, rows // _FEWEST_SHARED))
+    if rows < _FEW_SHARED or strips >= _ENOUGH_STRIPS:
+        return 1
+    return max(1, min(_BLOCKS_OF_COLUMNS // strips, rows // _FEWEST_OF_A_BLOCK))
 
 
-# Columns of a strip; blocks of 256 threads that an H200 runs at once, two on each multiprocessor; the fewest rows that
-# are worth a block; and strips that are about one for each multiprocessor. Of 60 sums, moments and gradients of norms
-# down 64 to 50257 columns, strips of 64 and 264 blocks take 1.05 of the best choice's time, half as many columns 1.11,
-# twice the blocks 1.14.
-COLUMN_STRIP, _BLOCKS_OF_COLUMNS, _FEWEST_SHARED, _ENOUGH_STRIPS = 64, 264, 64, 128
+# Columns of a strip; blocks of 256 threads that an H200 runs at once, two on each multiprocessor; rows that are worth a
+# launch more, and a block; and strips that are about one for each multiprocessor. Of 60 sums, moments and gradients of
+# norms down 64 to 50257 columns, strips of 64 and 264 blocks take 1.05 of the best choice's time, half as many columns
+# 1.11, twice the blocks 1.14.
+COLUMN_STRIP, _BLOCKS_OF_COLUMNS, _FEW_SHARED, _FEWEST_OF_A_BLOCK, _ENOUGH_STRIPS = 64, 264, 512, 64, 128
 
 
 def row_shares(domain: Shape) -> int:
