@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..chains.chain import Chain, metas_of
@@ -12,7 +11,7 @@ from ..chains.runtime import device_of, require_engine
 from ..chains.tensors import folds
 from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
-from .machine import Time
+from .host import host_scale
 from .rates import HOOKED_GRAPH, US
 
 
@@ -41,10 +40,9 @@ def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked:
             frozen=options.frozen,
             max_workspace=options.max_workspace,
         )
-        between = ""
-        if hooked:
-            found = replace(found, fused=Time(found.fused.gpu, found.fused.host + HOOKED_GRAPH))
-            between = f"; {HOOKED_GRAPH / US:.0f} of host for a graph between hooks"
+        scale = host_scale(inputs[0].device)
+        found = found.on_host(scale, scale * HOOKED_GRAPH if hooked else 0.0)
+        between = f"; {scale * HOOKED_GRAPH / US:.0f} of host for a graph between hooks" if hooked else ""
         gains = found.gains(cudagraph, options.max_workspace)
         if gains:
             require_engine(inputs[0])  # raises now rather than in the first call

@@ -19,6 +19,7 @@ from ...ir.graph import Node
 from ...settings import DEFAULT_WORKSPACE, Settings
 from ..chains.backward import Backward
 from ..chains.chain import Chain, Meta, TracedChain
+from . import rates
 from .eager import copies_permuted, eager_time
 from .machine import Machine, Time, total_time
 from .rates import GPU_WORTH, MARGIN, US
@@ -35,12 +36,14 @@ class Estimate:
         As cupyfuse runs it, and as PyTorch eager or Inductor does.
     reason : why there is no estimate; empty where there is one
     product : bytes of the largest product that all results together are smaller than: PyTorch stores it
+    doubt : seconds of the GPU by which the two may differ less, as estimates of products are off by some percent
     """
 
     fused: Time
     pytorch: Time
     reason: str = ""
     product: int = 0
+    doubt: float = 0.0
 
     def gains(self, cudagraph: bool = False, max_workspace: float = math.inf) -> bool:
         """Whether the chain is worth fusing.
@@ -71,11 +74,19 @@ class Estimate:
         # The GPU saves, and the host loses.
         return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * pytorch.gpu
 
+    def on_host(self, scale: float, added: float = 0.0) -> Estimate:
+        """Return the estimate for a host that takes `scale` times as long, and `added` seconds more for the chain."""
+        fused = Time(self.fused.gpu, self.fused.host * scale + added)
+        return replace(self, fused=fused, pytorch=Time(self.pytorch.gpu, self.pytorch.host * scale))
+
     def saved(self, cudagraph: bool = False) -> float:
-        """Return the seconds that the chain saves on the GPU, and on the host too where PyTorch's takes longer."""
+        """Return the seconds that the chain saves on the GPU, and on the host too where PyTorch's takes longer.
+
+        It is compared with what chains without products save, so `doubt` is taken off.
+        """
         if self.reason:
             return 0.0
-        gpu, host = self.pytorch.gpu - self.fused.gpu, self.pytorch.host - self.fused.host
+        gpu, host = self.pytorch.gpu - self.fused.gpu - self.doubt, self.pytorch.host - self.fused.host
         return gpu + host if self.pytorch.host > self.pytorch.gpu and not cudagraph else gpu
 
     def summary(self) -> str:
@@ -168,7 +179,8 @@ def _estimate(run: _Run) -> Estimate:
         fused, pytorch = total_time([fused, *ours]), total_time([pytorch, *theirs])
     product = max((n.nbytes for n in products), default=0)
     is_large = product > sum(n.nbytes for n in results)
-    return Estimate(fused, pytorch, product=product if is_large else 0)
+    doubt = rates.PRODUCT_ERROR * pytorch.gpu if products else 0.0
+    return Estimate(fused, pytorch, product=product if is_large else 0, doubt=doubt)
 
 
 def _copies(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[list[Time], list[Time]]:

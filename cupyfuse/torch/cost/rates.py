@@ -1,7 +1,8 @@
 """The constants of the cost model, each with its source.
 
 "rows", "gemm", "heads", "torch" and "costs" are reports in benchmarks/results/nvidia-h200, with PyTorch 2.11. Host
-times are for a host on which a small operation takes PyTorch eager 5 us; on a slower one, all of them grow alike.
+times are for a host on which a small operation takes PyTorch eager 5 us; on a slower one all of them grow alike
+(`host`).
 `python -m benchmarks costs` compares the estimates with measurements.
 """
 
@@ -12,6 +13,8 @@ US = 1e-6
 # The least gain that counts, as a share of PyTorch's time: both sides share their products, whose errors cancel; what
 # remains is off by some percent.
 MARGIN = 0.10
+# By how much the difference of two estimates with products may be off, of the time in PyTorch: costs, 0.94 to 1.02
+PRODUCT_ERROR = 0.05
 # Host seconds to be saved for each GPU second that is lost: elsewhere in a model the GPU may be the bottleneck.
 GPU_WORTH = 4.0
 
