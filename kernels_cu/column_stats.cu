@@ -98,12 +98,13 @@ __device__ __forceinline__ void column_stats(const P& p) {
     }
 }
 
-// Merge the totals of all shares. A group of Width threads has neighbouring columns; each group merges the shares a number of
-// groups apart, in their order, then the first one merges the groups. Launch: Threads threads, ceil(cols / Width) blocks.
+// Merge the totals of all shares. Threads form groups of Width, a thread for each column: group k merges shares k, k + groups and
+// so on, in order, then group 0 merges the groups in order. Launch: Threads threads, a multiple of Width; ceil(cols / Width) blocks.
 template <class P, int Threads, int Width>
 __device__ __forceinline__ void column_merge(const P& p) {
     typedef typename P::Totals0 Totals;
-    constexpr int groups = Threads / Width, ahead = 4;
+    static_assert(Threads % Width == 0, "whole groups");
+    constexpr int groups = Threads / Width, ahead = 4;  // loads in flight
     SHARED_BYTES(scratch, Threads * sizeof(Totals));
     Totals(*shared)[Width] = reinterpret_cast<Totals(*)[Width]>(scratch);
     const int place = threadIdx.x % Width, group = threadIdx.x / Width;

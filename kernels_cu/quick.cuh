@@ -154,11 +154,12 @@ __device__ __forceinline__ float quick_gelu(float x) {
     const float tail = exp2f(x * x * -0.721347520f) * quick_tail(fabsf(x));
     return x * (x < 0.0f ? tail : 1.0f - tail);
 }
-// The slope at -|x| is Phi(-|x|) - |x| phi(x), at |x| it is 1 less that; 0, not -0, far below zero.
+// The slope at -|x| is Phi(-|x|) - |x| phi(x), at |x| 1 minus that.
 __device__ __forceinline__ float quick_gelu_slope(float x) {
-    const float a = fabsf(x), above = exp2f(x * x * -0.721347520f) * fmaf(a, 0.398942280f, -quick_tail(a));
-    return x < 0.0f ? 0.0f - above : 1.0f + above;
+    const float a = fabsf(x), excess = exp2f(x * x * -0.721347520f) * fmaf(a, 0.398942280f, -quick_tail(a));
+    return x < 0.0f ? 0.0f - excess : 1.0f + excess;  // 0, not -0, far below zero
 }
+// As `gated_slope`, without Newton's step.
 __device__ __forceinline__ float quick_gated_slope(float x, float z, float rate) {
     const float e = quick_exp(-fabsf(z)), large = approximate_reciprocal(1.0f + e), small = e * large;
     return fmaf(small * large * x, rate, z < 0.0f ? small : large);

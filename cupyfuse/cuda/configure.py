@@ -23,7 +23,7 @@ _MAX_HELD = 32
 _MOST_RECOMPUTED, _MOST_INPUT_BYTES = 40, 16
 _FLOPS_OF_HELD, _LONGEST_HELD = 12, 8192
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
-_MULTIPROCESSORS, _REGISTERS = 132, 65536  # of an H200, and of each multiprocessor
+_MULTIPROCESSORS, _REGISTERS = 132, 65536  # of an H200, and of each multiprocessor; taken for those of all GPUs
 # Of a lane that holds a row, beside what it loads. On an H200 the sum of three float32 matrices of 768 columns and its
 # layer norm take 102 us with eight blocks of 64 registers, 55 with four; with a fourth of bfloat16 132 and 61; the
 # sums of one or two matrices, and softmax, 0.92 to 1.0 of the time.
@@ -105,9 +105,10 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
     vec, apart = access.vec, access.apart
     rows, cols = program.domain
     if program.by_columns:
-        strip, shares = max(vec, min(COLUMN_STRIP, 32 * vec, power_of_two(cols))), column_splits(program.domain)
-        # Where blocks are fewer than multiprocessors have room for, those of more threads keep more loads in flight.
-        threads, size = 512 if -(-cols // strip) * shares <= _MULTIPROCESSORS else 256, state_size(program.step)
+        strip = max(vec, min(COLUMN_STRIP, 32 * vec, power_of_two(cols)))
+        shares, size = column_splits(program.domain), state_size(program.step)
+        # With at most one block for each multiprocessor, 512 threads keep more loads in flight.
+        threads = 512 if -(-cols // strip) * shares <= _MULTIPROCESSORS else 256
         # Every warp has accumulators of its own in shared memory, and where shares are merged every thread.
         while max(threads, threads // 32 * strip) * size > _SHARED_BYTES and threads > 32:
             strip, threads = (strip // 2, threads) if strip > 32 else (strip, threads // 2)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from .. import devices, dtypes
 from ..ir import graph as g
 from ..ir.graph import Node
-from ..plan.schedule import Step, Tiles, state_size, strip_transposes, tiles_of
+from ..ir.products import strip_transposes
+from ..plan.schedule import Step, Tiles, state_size, tiles_of
 from ..plan.schedule.tiles import TILE_ROWS
 from .c_types import stored_type
 from .config import Config, fitting_vec

@@ -16,7 +16,8 @@ from ..cuda.split_launch import SplitProduct, operand_members
 from ..cuda.structs import Addresses, KernelCall, Struct, StructLaunch, TensorMap, integers, pointer, tensor_map
 from ..cuda.tensor_map import ALIGNMENT, MatrixBoxes
 from ..ir.graph import Node
-from ..plan.schedule import Step, base_of, depth_of, state_bytes, strip_transposes
+from ..ir.products import strip_transposes
+from ..plan.schedule import Step, base_of, depth_of, state_bytes
 from .kernel_launch import KernelArguments, LaunchSpec, Place
 
 _ITEMSIZE = 2

@@ -59,3 +59,11 @@ def sum_with_row(product: Node, readers: Sequence[Node]) -> Node | None:
         return None
     others = [i for i in readers[0].inputs if i is not product]
     return readers[0] if len(others) == 1 and others[0].shape[0] == 1 else None
+
+
+def strip_transposes(operand: Node) -> tuple[Node, bool]:
+    """Return the matrix that an operand is a transpose of, or the operand itself; and whether it is transposed."""
+    transposed = False
+    while operand.op == "transpose":
+        operand, transposed = operand.inputs[0], not transposed
+    return operand, transposed

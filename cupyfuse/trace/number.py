@@ -51,6 +51,7 @@ class NumbersOfCall:
         self.values, self._opened, self._branches, self._around = values, opened, branches, around
         self.read: set[int] = set()
         self.conditions: dict[str, tuple[Number, bool | None]] = {}
+        self._comparisons = 0  # among them
 
     def argument(self, position: int, name: str, trace: Any) -> Any:
         """Return what stands for the number at a position while the function is traced."""
@@ -71,9 +72,12 @@ class NumbersOfCall:
         Beyond so many conditions, which each call evaluates, the values of their numbers are read instead.
         """
         outcome = bool(condition.evaluate(self.values))
-        if self._branches and len(self.conditions) < _MOST_CONDITIONS:
+        if condition.text in self.conditions:
+            return outcome
+        if self._branches and self._comparisons < _MOST_CONDITIONS:
             self.conditions[condition.text] = condition, outcome
-        elif condition.text not in self.conditions:
+            self._comparisons += 1
+        else:
             self.read.update(condition.positions)
         return outcome
 
@@ -156,7 +160,7 @@ class TracedNumber:
 
     def computed(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Return what a function gives for numbers, this one among them: a traced number, or the outcome of a test."""
-        if not all(map(_is_number, operands)):
+        if not all(_is_number(o, np.float64) for o in operands):
             return function(*map(_value_of, operands))
         numbers = [_number_of(o) for o in operands]
         kind = self._call.type_of(name, function, numbers)

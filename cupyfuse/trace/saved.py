@@ -8,7 +8,7 @@ from functools import cache
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from ..ir.products import sum_with_row
+from ..ir.products import strip_transposes, sum_with_row
 from ..ir.rebuild import expression_key
 
 
@@ -104,7 +104,7 @@ def sums_with_biases(forward: Sequence[Node]) -> dict[Node, Node]:
 def operands_to_save(forward: Sequence[Node], gradients: Sequence[Node], saved: Collection[Node]) -> list[Node]:
     """List the computed 16-bit operands of the forward pass's products that products of the backward pass read, too.
 
-    The forward pass rounds and stores each for its own product, unless it eliminates that.
+    The forward pass rounds and stores each for its own product, unless rewriting eliminates that product.
 
     Parameters
     ----------
@@ -114,39 +114,33 @@ def operands_to_save(forward: Sequence[Node], gradients: Sequence[Node], saved: 
         The values that are saved anyway.
     """
     products = [n for n in g.topological(forward) if n.op == "matmul"]
-    stored_once = {base_of_transposes(i) for n in products for i in n.inputs}
-    read = [n for n in _reachable(gradients, lambda n: n in saved) if n.op == "matmul" and n not in saved]
-    found = dict.fromkeys(base_of_transposes(i) for n in read for i in n.inputs)
-    kept = [n for n in found if n in stored_once and n not in saved and _has_16_bits(n) and not n.reduction]
-    return [n for n in kept if _is_computed(n, saved)]
+    operands = {strip_transposes(i)[0] for n in products for i in n.inputs}
+    reading = [n for n in _reachable(gradients, lambda n: n in saved) if n.op == "matmul" and n not in saved]
+    read = dict.fromkeys(strip_transposes(i)[0] for n in reading for i in n.inputs)
+    # Reductions are saved in float32 (`stored`).
+    found = [n for n in read if n in operands and n not in saved and _has_16_bits(n) and not n.reduction]
+    return [n for n in found if _is_computed(n, saved)]
 
 
 def read_operands(gradients: Sequence[Node], operands: Mapping[Node, Node], saved: Collection[Node]) -> list[Node]:
-    """Let products of the backward pass read `operands`, by what is given for them; all else computes them again.
+    """Have products of the backward pass read `operands[n]` in the place of n; all else computes n again.
 
-    What else reads an operand, as its own gradient does, would lose digits by its rounding. Nodes in `saved` stay.
+    That would lose digits by n's rounding, as the gradient of n itself would. Nodes in `saved` stay.
     """
     done: dict[Node, Node] = {}
 
-    def operand(node: Node) -> Node:
-        if node.op == "transpose" and base_of_transposes(node) in operands:
-            return g.transpose(operand(node.inputs[0]))
+    def rounded(node: Node) -> Node:
+        if node.op == "transpose" and strip_transposes(node)[0] in operands:
+            return g.transpose(rounded(node.inputs[0]))
         return operands.get(node, done[node])
 
     for node in _reachable(gradients, lambda n: n in saved):
         if node in saved:
             done[node] = node
         else:
-            read = operand if node.op == "matmul" else done.__getitem__
+            read = rounded if node.op == "matmul" else done.__getitem__
             done[node] = g.with_inputs(node, [read(i) for i in node.inputs])
     return [done[n] for n in gradients]
-
-
-def base_of_transposes(node: Node) -> Node:
-    """Return the matrix that a node is a transpose of, or the node itself."""
-    while node.op == "transpose":
-        node = node.inputs[0]
-    return node
 
 
 def _is_computed(node: Node, saved: Collection[Node]) -> bool:

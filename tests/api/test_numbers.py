@@ -507,3 +507,31 @@ def test_default_values_are_constants(rng: np.random.Generator) -> None:
         "safe_divide",
         "divide",
     )
+
+
+def test_functions_of_numbers_take_no_condition_from_comparisons() -> None:
+    """Each call computes them anyway: comparisons after many of them are conditions, and no plan is for a value."""
+
+    @cf.fuse
+    def function(x: Any, k: float) -> Any:
+        total = 0.0
+        for n in range(70):
+            total = total + math.exp(k * n / 1000) if n < 3 else total
+            math.cos(k + n)
+        return x * total if k > 1.0 else x - total
+
+    def expected(x: Any, k: float) -> Any:
+        total = sum(math.exp(k * n / 1000) for n in range(3))
+        return x * total if k > 1.0 else x - total
+
+    x = np.ones((2, 3))
+    for k in (2.5, 3.5, 4.5, 0.5, 0.25):
+        np.testing.assert_allclose(function(x, k), expected(x, k))
+    assert len(function.plans) <= 4, "of a constant and of numbers, for both outcomes"
+
+
+def test_functions_of_math_take_float64() -> None:
+    function = cf.fuse(lambda x, k: x * math.pow(k, np.float64(2)))
+    for k in (1.5, 2.5, 3.5, 4.5):
+        np.testing.assert_allclose(function(np.ones(3), k), k * k)
+    assert len(function.plans) <= 2, "of a constant and of numbers"

@@ -327,3 +327,16 @@ def test_reduction_derivative_is_the_slope(row: Reduction, rng: np.random.Genera
         slope = (row.numpy(x + step, 1) - row.numpy(x - step, 1)) / (2 * h)
         factor = 6 if row.name == "mean" else 1
         assert slope[0, 0] * factor == pytest.approx(partial[0, j], rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_slopes_are_finite_where_the_operator_is(name: str, dtype: str) -> None:
+    """And so are theirs: PyTorch's of tanh GELU are NaN where cubes overflow."""
+    x = np.array([-1e15, -1e10, -40.0, 40.0, 1e10, 1e15], dtype)
+    row = POINTWISE[f"{name}_slope"]
+    with np.errstate(all="ignore"):
+        slope = row.numpy(x)
+        (second,) = row.derivative(Namespace(), slope, x)
+    np.testing.assert_allclose(slope, x > 0, atol=1e-12)
+    np.testing.assert_allclose(second, 0, atol=1e-12)

@@ -155,6 +155,12 @@ def test_tall_columns_are_shared_among_blocks() -> None:
             assert splits == 1 or (rows // splits >= 64 and splits * -(-columns // 64) <= 264)
 
 
+@pytest.mark.parametrize("shapes", [((128, 0), (0, 256)), ((0, 64), (64, 256)), ((128, 64), (64, 0))])
+def test_products_without_elements_have_an_estimate(shapes: Any) -> None:
+    plan = cf.fuse(lambda x, w: cf.relu(x @ w)).plan(*(cf.spec(shape, "bfloat16") for shape in shapes))
+    assert 0 <= plan.estimated_time < 1e-3
+
+
 # Layouts ------------------------------------------------------------------------------------------------------------
 
 BASE = np.zeros((64, 64), np.float32)

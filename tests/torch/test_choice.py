@@ -57,7 +57,7 @@ def test_graphs_between_hooks_cost_the_host() -> None:
             found = fused.explain()
             assert bool(found.fused) == fuses
             told = [*(part.estimate for part in found.fused), *(part.reason for part in found.left)]
-            assert told and all("300 of host for a graph between hooks" in text for text in told)
+            assert told and all("300 us of host for a graph between hooks" in text for text in told)
         fused = ct.fuse(fully_shard(nn.Sequential(nn.Linear(12, 7), nn.Softmax(-1))))  # PyTorch's own code
         fused(torch.randn(64, 12))
         assert "nn.Sequential, within hooks" in str(fused.explain())

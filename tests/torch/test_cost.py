@@ -16,8 +16,9 @@ from benchmarks import cost_chains as chains
 from cupyfuse import devices
 from cupyfuse.settings import DEFAULT_WORKSPACE
 from cupyfuse.torch.chains.chain import Call, Chain
+from cupyfuse.torch.chains.options import Options
+from cupyfuse.torch.cost import decision, host, rates
 from cupyfuse.torch.cost import estimate as cost
-from cupyfuse.torch.cost import host, rates
 from cupyfuse.torch.cost.estimate import Estimate, estimate
 from cupyfuse.torch.cost.machine import Machine, Time
 from cupyfuse.torch.rules.symbols import Ref
@@ -339,6 +340,38 @@ def test_equal_chains_are_estimated_once():
     first = estimate(chain, metas)
     again = estimate(dataclasses.replace(chain, names=tuple("abcdefg")), [(list(s), d) for s, d in metas])
     assert again is first and cost._estimate.cache_info().misses == 1
+
+
+@pytest.mark.choice
+@pytest.mark.parametrize("training", [False, True])
+def test_logits_that_do_not_fit_are_no_reason_to_take_the_product_out(training: bool) -> None:
+    """Alone the logsumexp of stored logits would save more time, and no memory."""
+    chain, metas = chains.head_logsumexp("bfloat16", (8192, 4096, 128256))
+    tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta", requires_grad=training) for s, _ in metas]
+    outputs = [torch.empty((8192, 1), dtype=torch.bfloat16, device="meta", requires_grad=training)]
+    fits = Options(max_workspace=4 << 30)
+    for options in (Options(), fits):
+        verdict = decision.judge_for(options, compiled=False)(chain, tensors, outputs)
+        assert verdict.whole == (verdict.gains and options is not fits)
+    assert decision.judge_for(Options(), compiled=False)(chain, tensors, outputs).whole
+
+
+def test_norms_are_no_broadcasts() -> None:
+    """Their vectors are read with the rest: a weight costs nothing beside 32768 rows."""
+    metas = [((32768, 2048), "bfloat16"), ((2048,), "bfloat16")]
+
+    def norm(inputs: int) -> float:
+        weight = Ref(1) if inputs == 2 else None
+        chain = Chain(("x", "w")[:inputs], (Call("rms_norm", (Ref(0), (2048,), weight, 1e-5), (inputs,)),), (inputs,))
+        return estimate(chain, metas[:inputs]).pytorch.gpu
+
+    assert norm(2) == pytest.approx(norm(1), rel=0.01)
+
+
+def test_one_row_has_the_traffic_of_many() -> None:
+    size = 1 << 26
+    flat, matrix = (of(chains.pointwise, "float32", shape, True, compiled=True) for shape in ((1, size), (32768, 2048)))
+    assert flat.pytorch.gpu == pytest.approx(matrix.pytorch.gpu, rel=0.02)
 
 
 def test_on_a_slow_host_a_chain_that_takes_the_host_longer_is_left() -> None:

@@ -72,9 +72,11 @@ def _gelu_tanh_slope_terms(x: Array) -> Array:
 
 
 def _gelu_tanh_slope_derivative(o: Any, x: Any) -> Any:
-    z, rate = _gelu_tanh_argument(x), _gelu_tanh_rate(x)
+    # Where a sigmoid is 0, nothing that it multiplies may be infinite.
+    z, rate = _gelu_tanh_argument(x), o.minimum(_gelu_tanh_rate(x), _MOST_RATE)
     low, high = o.sigmoid(-z), o.sigmoid(z)
-    return low * high * (2.0 * rate + x * ((low - high) * rate * rate + 4.0 * 0.134145 * SQRT_2_OVER_PI * x))
+    both, bend = low * high, 4.0 * 0.134145 * SQRT_2_OVER_PI * x
+    return 2.0 * both * rate + both * rate * x * ((low - high) * rate) + both * x * bend
 
 
 ROWS = (

@@ -20,6 +20,7 @@ from dataclasses import replace
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
+from ...ir.products import strip_transposes
 from ...settings import Settings
 from ..rounding import bias_added, is_16_bit_product
 from .columns import take_columns_out
@@ -28,7 +29,7 @@ from .memory import Layout, base_of
 from .padding import can_be_padded, operands_to_pad, unaligned_operands
 from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
 from .steps import Step, parts_by_product, stages_of, step_of, with_bytes
-from .tiles import LINE, MOST_STAGED, strip_transposes, takes_epilogues
+from .tiles import LINE, MOST_STAGED, takes_epilogues
 
 _HOW = "own {} product with float32 sums"
 _MOST_MATRICES = 2  # besides the product, that the epilogue of a split product reads: their elements take registers

@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 
 from ...ir import graph as g
 from ...ir.graph import Node
+from ...ir.products import strip_transposes
 from .memory import base_of, view_chain
 from .steps import Step
-from .tiles import LINE, strip_transposes
+from .tiles import LINE
 
 _L2_LINE = 64  # elements of 2 bytes
 _LEAST_LINES = 8  # rows longer than so many lines are padded to whole ones, by less than an eighth

@@ -23,7 +23,7 @@ from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from ...ir.library import of_linear_algebra
-from ...ir.products import split_matmul, with_factors
+from ...ir.products import split_matmul, strip_transposes, with_factors
 from ...settings import Settings
 from ..rounding import is_16_bit_product
 from .memory import base_of
@@ -38,7 +38,6 @@ from .tiles import (
     own_time,
     product_time,
     share_of_rows,
-    strip_transposes,
     takes_epilogues,
     tile_finish,
     unaligned_finish,

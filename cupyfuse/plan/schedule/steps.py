@@ -267,7 +267,8 @@ def column_splits(domain: Shape) -> int:
     strips = max(1, -(-cols // COLUMN_STRIP))
     if rows < _FEW_SHARED or strips >= _ENOUGH_STRIPS:
         return 1
-    return max(1, min(_BLOCKS_OF_COLUMNS // strips, rows // _FEWEST_OF_A_BLOCK))
+    shares = min(_BLOCKS_OF_COLUMNS // strips, rows // _FEWEST_OF_A_BLOCK)
+    return -(-rows // -(-rows // shares))  # each has rows
 
 
 # Columns of a strip; blocks of 256 threads that an H200 runs at once, two on each multiprocessor; rows that are worth a

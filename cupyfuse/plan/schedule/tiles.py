@@ -10,6 +10,7 @@ from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node, Shape
 from ...ir.operators import POINTWISE, REDUCTIONS, extended_extremum, extensions, place_bits
+from ...ir.products import strip_transposes
 from ...settings import Settings
 from ..rounding import is_16_bit_product
 from .memory import base_of
@@ -40,7 +41,8 @@ _TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
 # fetching ahead does not hide. H200, bfloat16, 4096 x 768 x 3072: a bias 32.8 us, a bfloat16 residual 46.6, two in
 # float32 72; 8192 x 4096 x 4096: 343, 381 and 436; 2048 x 5632 x 2048: 63, 69 and 74.
 _MATRIX, _MATRIX_BYTE = 2.6e-6, 0.35e-6
-# Of the time of the bytes that the L2 cache does not hold, what products take longer, those of short sums most. H200,
+# Of the time of the bytes that the L2 cache does not hold, what sums of up to so many terms take longer, longer ones
+# less. H200,
 # bfloat16: 4096 x 768 x 3072 takes 32 us, 16384 rows 116; 52 and 188 with a GELU beside it.
 _BEYOND, _CACHED, _SHALLOW = 0.4, 50 << 20, 1024
 # Of the FLOPs of an operator, those of its quick form: GELU behind 1024 x 8192 x 8192 takes 11 us more than a clamp.
@@ -236,14 +238,6 @@ def tiles_for(shape: Shape, depth: int, finish: float, processors: int, reading:
     return min(fitting, key=lambda tiles: tiles.seconds(shape, depth, finish, processors, reading))
 
 
-def strip_transposes(operand: Node) -> tuple[Node, bool]:
-    """Return the matrix that an operand is a transpose of, or the operand itself; and whether it is transposed."""
-    transposed = False
-    while operand.op == "transpose":
-        operand, transposed = operand.inputs[0], not transposed
-    return operand, transposed
-
-
 def own_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a product by our kernel with its epilogue, and of the splits of its operands."""
     split = sum(n.inputs[0].nbytes + n.nbytes for n in _splits(step)) / (_STREAM_SHARE * device.bandwidth)
@@ -276,10 +270,13 @@ def share_of_rows(itemsize: int, *lengths: int) -> float:
 
 
 def _tiles_time(step: Step, device: Device) -> float:
+    """Estimate the seconds of a product's tiles: of their arithmetic and what the L2 cache does not hold, or bytes."""
+    if not step.product.size:
+        return 0.0
     # What the split of an operand writes is what the product reads.
     moved = step.reads + step.writes - sum(n.inputs[0].nbytes for n in _splits(step))
     depth = depth_of(step.product)
-    beyond = _BEYOND * max(0, moved - _CACHED) / device.bandwidth * min(1.0, _SHALLOW / depth)
+    beyond = _BEYOND * max(0, moved - _CACHED) / device.bandwidth * _SHALLOW / max(depth, _SHALLOW)
     return max(
         product_time(step.product.shape, depth, finish_time(step), device, reading_time(step)) + beyond,
         moved / (_STREAM_SHARE * device.bandwidth),

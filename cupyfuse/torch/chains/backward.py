@@ -108,12 +108,12 @@ class Backward:
             cotangent = next((c for c in cotangents if c is not None), None)
             found = {} if cotangent is None else scale_gradients(self.saving.gradients, cotangent)
             return [found.get(k) if want else None for k, want in enumerate(wanted)]
-        found_all = derive(self.traced, cotangents, wanted)
+        derived = derive(self.traced, cotangents, wanted)
         if not self.saving.operands:
-            return found_all
-        kept = [n for n in found_all if n is not None]
-        read = iter(read_operands(kept, self.saving.operands, self.saving.values))
-        return [None if n is None else next(read) for n in found_all]
+            return derived
+        existing = [n for n in derived if n is not None]
+        replaced = iter(read_operands(existing, self.saving.operands, self.saving.values))
+        return [None if n is None else next(replaced) for n in derived]
 
     def _find_dependence(self, given: Flags, wanted: Flags) -> _Dependence:
         """Find which of the wanted gradients are computed, and which are zero."""
@@ -207,7 +207,10 @@ class Backward:
         return None if first is None else self._plan(*first).plan
 
     def _first_call(self, tensors: Tensors, wanted: Sequence[bool]) -> tuple[Flags, Flags, Tensors] | None:
-        """Return the outputs with cotangents, the wanted gradients and the arrays of the first call, without memory."""
+        """Return the outputs with cotangents, the wanted gradients and the arrays of the first call.
+
+        Saved values and cotangents have no memory.
+        """
         given = self._flags([True] * len(self.differentiable))
         if not self._find_dependence(given, tuple(wanted)).computed:
             return None

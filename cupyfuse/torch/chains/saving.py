@@ -36,7 +36,8 @@ class SavedValues:
     gradients : dict
         Where the forward pass makes the gradients: these by input number, for a cotangent of one; they are `nodes`.
     operands : dict
-        The nodes that products of the backward pass alone read, each with the argument that stands for it there.
+        Saved nodes that only products of the backward pass read, each with the argument that stands for it there; all
+        else computes them again.
     note : str
         What was chosen, and why, where products do not fit.
     """
@@ -48,7 +49,7 @@ class SavedValues:
 
     @property
     def values(self) -> set[Node]:
-        """The nodes that all of the backward pass reads."""
+        """Saved nodes that anything in the backward pass may read."""
         return set(self.nodes).difference(self.operands)
 
     def leaf(self, node: Node) -> Node:
@@ -160,9 +161,9 @@ def choose_saved(
 
 
 def _with_operands(traced: TracedChain, values: list[Node], gradients: list[Node], settings: Settings) -> SavedValues:
-    """Save operands of products beside `values`, if these fit in `max_workspace` and the forward pass stores them.
+    """Save operands of products beside `values`, if they fit in `max_workspace` and the forward pass stores them.
 
-    Eager keeps both.
+    Values and operands may take twice that: eager keeps both, too, and to compute operands again takes as much.
     """
     outputs = [v.tracer._node for v in traced.outputs]
     operands = operands_to_save(outputs, gradients, values)

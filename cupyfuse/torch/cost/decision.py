@@ -41,11 +41,12 @@ def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked:
             max_workspace=options.max_workspace,
         )
         scale = host_scale(inputs[0].device)
-        found = found.on_host(scale, scale * HOOKED_GRAPH if hooked else 0.0)
-        between = f"; {scale * HOOKED_GRAPH / US:.0f} of host for a graph between hooks" if hooked else ""
+        found = found.on_host(scale, HOOKED_GRAPH if hooked else 0.0)
+        between = f"; {scale * HOOKED_GRAPH / US:.0f} us of host for a graph between hooks" if hooked else ""
         gains = found.gains(cudagraph, options.max_workspace)
         if gains:
             require_engine(inputs[0])  # raises now rather than in the first call
-        return Verdict(gains, found.summary() + between, found.saved(cudagraph))
+        whole = gains and found.product > options.max_workspace
+        return Verdict(gains, found.summary() + between, found.saved(cudagraph), whole)
 
     return judge

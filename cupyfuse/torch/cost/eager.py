@@ -153,15 +153,18 @@ def _kernel_time(call: Call, graded: list[int], traced: TracedChain, machine: Ma
     kernels = _kernels_of(call, traced)
     if kernels is None:
         return Time(0.0, rates.EAGER_VIEW * (2 if graded else 1))
-    operands = sum(_size(traced, n) for n in references(call.arguments))
+    numbers = list(references(call.arguments))
+    operands = sum(_size(traced, n) for n in numbers)
     result = sum(_size(traced, n) for n in call.results)
     launches = kernels.full + kernels.small
     rate = rates.STREAM * kernels.rate
     moved = kernels.reads * operands + kernels.writes * result
-    # Operations of many operands, such as norms, read their vectors as they do the rest.
-    sizes = [_size(traced, n) for n in references(call.arguments)]
-    itemsize = dtypes.ITEMSIZE[traced.values[call.results[0]].dtype] if call.results[0] >= 0 else 4
-    is_broadcast = len(sizes) == 2 and min(sizes) < result == max(sizes)
+    results = [traced.values[n] for n in call.results if n >= 0]
+    elements = max((value.size for value in results), default=0)
+    itemsize = max((dtypes.ITEMSIZE[value.dtype] for value in results), default=4)
+    # Norms read their vectors as they do the rest.
+    counts = [] if RULES[call.rule].reduces else [traced.values[n].size for n in numbers]
+    is_broadcast = len(counts) == 2 and min(counts) < elements == max(counts)
     forward = rate * rates.EAGER_BROADCAST[2 if itemsize <= 2 else 4] if is_broadcast else rate
     times = [Time(rates.EAGER_LAUNCH * launches + machine.memory_time(moved, forward), rates.EAGER * launches)]
     if graded:
@@ -172,7 +175,7 @@ def _kernel_time(call: Call, graded: list[int], traced: TracedChain, machine: Ma
         times.append(Time(gpu, 2 * rates.EAGER_GRADED + rates.EAGER * kernels.backward))
         if not RULES[call.rule].reduces:
             # Gradients of operands that were broadcast are summed.
-            broadcast = sum(_size(traced, n) < result for n in graded)
+            broadcast = sum(traced.values[n].size < elements for n in graded)
             times += [_column_sum(result, itemsize, machine)] * broadcast
     return total_time(times)
 

@@ -36,7 +36,7 @@ class Estimate:
         As cupyfuse runs it, and as PyTorch eager or Inductor does.
     reason : why there is no estimate; empty where there is one
     product : bytes of the largest product that all results together are smaller than: PyTorch stores it
-    doubt : seconds of the GPU by which the two may differ less, as estimates of products are off by some percent
+    doubt : GPU seconds by which the difference may be overestimated: `PRODUCT_ERROR` of PyTorch's, 0 without products
     """
 
     fused: Time
@@ -52,8 +52,8 @@ class Estimate:
         bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the host saves several
         times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
         each case the gain has to exceed `MARGIN` of PyTorch's time. Where PyTorch stores a product that does not fit in
-        `max_workspace`, such as the logits of a large vocabulary, the chain saves that memory: about equal times are
-        enough, a loss of `MARGIN`. A chain without an estimate, or without elements, does not gain.
+        `max_workspace`, such as the logits of a large vocabulary, the chain saves that memory: a loss of up to
+        `MARGIN` is accepted. A chain without an estimate, or without elements, does not gain.
 
         With `cudagraph` the chain is part of a CUDA graph: GPU time alone decides.
         """
@@ -75,14 +75,15 @@ class Estimate:
         return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * pytorch.gpu
 
     def on_host(self, scale: float, added: float = 0.0) -> Estimate:
-        """Return the estimate for a host that takes `scale` times as long, and `added` seconds more for the chain."""
-        fused = Time(self.fused.gpu, self.fused.host * scale + added)
+        """Return the estimate for a host that takes `scale` times as long, and for the chain `added` seconds more."""
+        fused = Time(self.fused.gpu, (self.fused.host + added) * scale)
         return replace(self, fused=fused, pytorch=Time(self.pytorch.gpu, self.pytorch.host * scale))
 
     def saved(self, cudagraph: bool = False) -> float:
         """Return the seconds that the chain saves on the GPU, and on the host too where PyTorch's takes longer.
 
-        It is compared with what chains without products save, so `doubt` is taken off.
+        The partition compares it with what parts without products save, whose estimates are more certain: `doubt` is
+        taken off.
         """
         if self.reason:
             return 0.0

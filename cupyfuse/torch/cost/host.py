@@ -15,12 +15,12 @@ _scales: dict[torch.device, float] = {}
 
 
 def host_scale(place: torch.device) -> float:
-    """Return how many times as long as by the rates the host takes to enqueue work on a device: a power of two.
+    """Return by how much the host is slower than the rates assume, as a power of two, at least 1.
 
-    It is measured once for each GPU, in about two milliseconds, and at least 1; 1 for CPUs, and while a CUDA graph is
-    being captured. Rounding keeps decisions alike from process to process.
+    It is measured once for each GPU, on a stream of its own; 1 for CPUs, without a usable GPU, and while a CUDA graph
+    is being captured. Rounding keeps decisions alike from process to process; faster hosts were not measured.
     """
-    if place.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if place.type != "cuda" or not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         return 1.0
     found = _scales.get(place)
     if found is None:
@@ -29,17 +29,18 @@ def host_scale(place: torch.device) -> float:
 
 
 def rounded_scale(seconds: float) -> float:
-    """Return the power of two, at least 1, nearest to how often the rates' time of an operation goes into `seconds`."""
+    """Round seconds of an operation over those of the rates to a power of two, at least 1."""
     return float(2 ** max(0, round(math.log2(seconds / EAGER))))
 
 
 def _seconds_of_an_operation(place: torch.device) -> float:
     """Measure what the host takes to enqueue a small operation, in the best of several rounds."""
     best = math.inf
-    with _disable_current_modes(), torch.no_grad():
+    stream = torch.cuda.Stream(place)
+    with _disable_current_modes(), torch.no_grad(), torch.cuda.stream(stream):
         x = torch.ones(64, device=place)
         for _ in range(1 + _ROUNDS):  # the first loads the kernel
-            torch.cuda.synchronize(place)
+            stream.synchronize()
             began = time.perf_counter()
             for _ in range(_CALLS):
                 torch.add(x, x)

@@ -47,8 +47,9 @@ def fused_time(
         saved = backward.saving.nodes
         inputs = [without_memory(v.shape, v.dtype) for v in traced.inputs]
         plan_back = backward.plan(inputs, requires_grad)
-        times.append(Time(0.0, rates.FUNCTION + rates.CALL))
-        times += [] if plan_back is None else [_fused_step_time(step, machine) for step in plan_back.steps_of_call()]
+        if plan_back is not None:
+            times.append(Time(0.0, rates.FUNCTION + rates.CALL))
+            times += [_fused_step_time(step, machine) for step in plan_back.steps_of_call()]
     plan = build(traced.as_traced(saved), None, settings, fixed)
     times += [_fused_step_time(step, machine) for step in plan.steps_of_call()]
     if plan.prepare is not None:
@@ -198,12 +199,16 @@ def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine) -> 
 
     Of matrices that are only added to each other, the sum is what the forward pass saves.
     """
-    matrices = _with_own_gradients(step, [n for n in reads if n.shape[0] > 1])
-    constants = [n for n in step.inputs if n.shape[0] > 1 and n not in reads]
+
+    def is_vector(n: Node) -> bool:
+        return n.shape[0] == 1 < step.domain[0]
+
+    matrices = _with_own_gradients(step, [n for n in reads if not is_vector(n)])
+    constants = [n for n in step.inputs if not is_vector(n) and n not in reads]
     read = _bytes(matrices) + _bytes(constants) + _bytes(step.outputs)
     rows = _row_time(step, machine, read + _bytes(matrices), rates.STREAM, rates.INDUCTOR_GAP)
     times = [Time(rows, rates.INDUCTOR_LAUNCH * step.launches)]
-    if any(n.shape[0] == 1 for n in reads) and step.domain[0] > 1:
+    if any(map(is_vector, reads)):
         gpu = 2 * rates.INDUCTOR_GAP + machine.memory_time(read, _column_share(step))
         times.append(Time(gpu, 2 * rates.INDUCTOR_LAUNCH))
     return times

@@ -65,11 +65,15 @@ class Partition:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a chain is worth running, with the reason as text, and the seconds that it saves by estimate."""
+    """Whether a chain is worth running, with the reason as text, and the seconds that it saves by estimate.
+
+    With `whole` it is worth that for the memory of its products, whatever its parts would save without them.
+    """
 
     gains: bool
     text: str = ""
     saved: float = 0.0
+    whole: bool = False
 
 
 # Takes a chain, and its inputs and outputs as fake tensors.
@@ -143,7 +147,8 @@ def _products_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge)
     mixed: list[tuple[Cluster, list[int], Verdict]] = []
     for cluster, _, verdict in judged:
         products = [k for k in cluster.members if rule_of(k).product]
-        if products and any(not rule_of(k).product and not rule_of(k).no_op for k in cluster.members):
+        between_them = any(not rule_of(k).product and not rule_of(k).no_op for k in cluster.members)
+        if products and between_them and not verdict.whole:
             mixed.append((cluster, products, verdict))
     if not mixed:
         return {}
