@@ -86,6 +86,7 @@ def predict(torch: Any, sized: Any, tensors: Sequence[Any], compiled: bool) -> d
     """Return the model's estimates in microseconds; empty where it makes none."""
     from cupyfuse.torch.chains.runtime import device_of
     from cupyfuse.torch.cost.estimate import estimate
+    from cupyfuse.torch.cost.host import host_scale
 
     found = estimate(
         sized.chain,
@@ -97,6 +98,7 @@ def predict(torch: Any, sized: Any, tensors: Sequence[Any], compiled: bool) -> d
     )
     if found.reason:
         return {}
+    found = found.on_host(host_scale(tensors[0].device))
     values = (found.fused.gpu, found.fused.host, found.pytorch.gpu, found.pytorch.host)
     return dict(zip(PREDICTED, (v * 1e6 for v in values), strict=True))
 
