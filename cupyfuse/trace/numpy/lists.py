@@ -7,9 +7,8 @@ values. The functions here stack such lists first, as `np.array` would, and call
 from __future__ import annotations
 
 import functools
-import pkgutil
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce, update_wrapper, wraps
+from functools import reduce, wraps
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ... import dtypes
 from ..library import holds_tracers
 from ..tracer import Tracer
 from ..user_code import fail
+from .replacement import Replacement
 
 _ALL = 1 << 30
 # How many of the first arguments are arrays; others are lists of arrays, or of bounds.
@@ -123,43 +123,16 @@ _FOLDED = frozenset(_NAMES.split())
 _OF_FLOATS = ("add", "multiply")  # of masks and small integers, `reduce` is wider than the sum of two
 
 
-class Ufunc:
-    """A ufunc that also takes lists and tuples of traced arrays; otherwise the ufunc itself, equal to it."""
-
-    __wrapped__: Any
+class Ufunc(Replacement):
+    """A ufunc that also takes lists and tuples of traced arrays."""
 
     def __init__(self, original: Any):
-        update_wrapper(self, original)
-
-    # What `isinstance` reads.
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return np.ufunc
+        super().__init__(original, "numpy" if hasattr(np, original.__name__) else "scipy.special")
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":  # of an object that is not made yet
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
-
-    def __eq__(self, other: Any) -> bool:
-        return other is self or other is self.__wrapped__
-
-    def __hash__(self) -> int:
-        return hash(self.__wrapped__)
-
-    def __repr__(self) -> str:
-        return repr(self.__wrapped__)
-
-    def __copy__(self) -> Ufunc:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Ufunc:
-        return self
-
-    def __reduce__(self) -> Any:
-        # By name, as a ufunc, and what a module that was imported during a trace holds.
-        module = "numpy" if hasattr(np, self.__wrapped__.__name__) else "scipy.special"
-        return pkgutil.resolve_name, (f"{module}:{self.__wrapped__.__name__}",)
 
     def __call__(self, /, *args: Any, **options: Any) -> Any:
         return self.__wrapped__(*map(stacked, args), **_where_stacked(options))
