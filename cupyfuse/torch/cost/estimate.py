@@ -19,10 +19,9 @@ from ...ir.graph import Node
 from ...settings import DEFAULT_WORKSPACE, Settings
 from ..chains.backward import Backward
 from ..chains.chain import Chain, Meta, TracedChain
-from . import rates
 from .eager import copies_permuted, eager_time
 from .machine import Machine, Time, total_time
-from .rates import GPU_WORTH, MARGIN, US
+from .rates import GPU_WORTH, MARGIN, PRODUCT_ERROR, US
 from .schedules import fused_time, inductor_time
 
 
@@ -180,7 +179,7 @@ def _estimate(run: _Run) -> Estimate:
         fused, pytorch = total_time([fused, *ours]), total_time([pytorch, *theirs])
     product = max((n.nbytes for n in products), default=0)
     is_large = product > sum(n.nbytes for n in results)
-    doubt = rates.PRODUCT_ERROR * pytorch.gpu if products else 0.0
+    doubt = PRODUCT_ERROR * pytorch.gpu if products else 0.0
     return Estimate(fused, pytorch, product=product if is_large else 0, doubt=doubt)
 
 
