@@ -16,7 +16,7 @@ from .backward import Backward
 from .chain import TracedChain
 from .runtime import begin, load
 from .saving import SavedValues
-from .tensors import Tensors, as_matrix, layout_of
+from .tensors import Tensors, as_matrix, folds, layout_of
 
 
 class CompiledChain:
@@ -54,6 +54,7 @@ class CompiledChain:
                 self.saving = backward.saving
         self._prepacked, self._in_place = prepacked, in_place
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
+        self._copies = not all(folds(tensors[k]) for k in self._folded)
         self._layouts = dict(enumerate(map(layout_of, self.matrices(tensors))))
         self._begun: tuple[Any, Any] = None, None  # layouts of arguments, and what loads the plan for them
         self.execute: Any = None
@@ -87,13 +88,29 @@ class CompiledChain:
             matrices[k] = as_matrix(matrices[k])
         return matrices
 
+    def arguments(self, tensors: Tensors) -> Tensors:
+        """Return the inputs as `execute` takes them: folded, unless it reads no more of them than their addresses.
+
+        Those that weights are prepacked from are always folded.
+        """
+        if not self._reads_addresses:
+            return self.matrices(tensors)
+        if self._prepacked.isdisjoint(self._folded):
+            return tensors
+        return [as_matrix(t) if k in self._prepacked else t for k, t in enumerate(tensors)]
+
     @property
     def is_loaded(self) -> bool:
         return self.execute is not None
 
+    @property
+    def _reads_addresses(self) -> bool:
+        """Whether the loaded plan reads only the addresses of its arguments, which folding does not change."""
+        return not self._copies and getattr(self.execute, "quick", None) is not None
+
     def is_plain(self, outputs: int) -> bool:
         """Whether `execute` takes the inputs as they are, and returns so many results of the chain and no more."""
-        return not self._folded and len(self.plan.outputs) == outputs
+        return (not self._folded or self._reads_addresses) and len(self.plan.outputs) == outputs
 
     @cached_property
     def has_products(self) -> bool:

@@ -245,7 +245,7 @@ def _empty_saved(values: dict[int, Any], saved: str) -> list[Any]:
 def _forward(inputs: list[Any], sizes: list[int], chain: str, saved: str, options: str) -> list[Any]:
     with torch.no_grad():
         compiled = _compile(inputs, sizes, chain, saved, options)
-        return [as_base(t.contiguous()) for t in compiled(compiled.matrices(inputs))]
+        return [as_base(t.contiguous()) for t in compiled(compiled.arguments(inputs))]
 
 
 def fake_forward(inputs: list[Any], sizes: Sequence[Any], chain: str, saved: str, options: str = "") -> list[Any]:

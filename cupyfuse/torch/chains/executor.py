@@ -118,7 +118,7 @@ class Executor:
         """Return the outputs, and what is saved for the backward pass."""
         if self._execute is not None:
             return self._execute(tensors), []
-        matrices = self._compiled.matrices(tensors)
+        matrices = self._compiled.arguments(tensors)
         if self._weights is None:
             results = self._compiled(matrices)
         else:

@@ -6,7 +6,8 @@ call takes 1 us less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -14,6 +15,8 @@ from ...generated import Constants, define
 from .tensors import Tensors
 
 Matches = Callable[[Tensors], bool]
+# Takes what a backward pass is called with; returns the gradients, or None where the call is not like the earlier one.
+BackwardCall = Callable[[Tensors, Tensors, Sequence[bool]], "list[Any] | None"]
 
 
 def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callable[[], str] | None) -> Matches:
@@ -42,3 +45,40 @@ def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callabl
     lines.append(f"return {' and '.join(same)}")
     guarded = ["try:", *(f"    {line}" for line in lines), "except RuntimeError:", "    return False"]  # nested tensors
     return define("matches", "tensors", guarded, constants)
+
+
+def backward_call(
+    tensors: Tensors,
+    cotangents: Mapping[int, Any],
+    outputs: int,
+    absent: Sequence[int],
+    wanted: Sequence[bool],
+    run: Callable[[Tensors], Tensors],
+    gradients: Sequence[int | Callable[[], Any] | None],
+) -> BackwardCall:
+    """Return a function for backward passes like this one.
+
+    Parameters
+    ----------
+    tensors : the inputs and saved values that it reads
+    cotangents : those that it reads, by output
+    outputs : how many there are
+    absent : those whose cotangents are None
+    wanted : for each input, whether its gradient is wanted
+    run : takes `tensors`, then the cotangents, which it takes to lie in memory as these do
+    gradients : of each input the number of a result of `run`, what makes it, or None
+    """
+    constants = Constants(run=run)
+    name = constants.name
+    read = {f"t{k}": t for k, t in enumerate(tensors)} | {f"d{k}": c for k, c in cotangents.items()}
+    like = [f"wanted == {name(tuple(wanted))}", *(f"d{k} is None" for k in absent)]
+    like += [f"d{k} is not None" for k in cotangents]
+    for place, (each, t) in enumerate(read.items()):
+        like += [f"{each}.device == {name(t.device)}"] if place == 0 else []
+        like += [f"{each}.stride() == {name(t.stride())}", f"{each}.shape == {name(t.shape)}"]
+    unpacked = {"tensors": [f"t{k}" for k in range(len(tensors))], "cotangents": [f"d{k}" for k in range(outputs)]}
+    lines = [f"({', '.join(names)},) = {source}" for source, names in unpacked.items() if names]
+    lines += [f"if not ({' and '.join(like)}):", "    return None", f"g = run([{', '.join(read)}])"]
+    found = [f"g[{r}]" if isinstance(r, int) else "None" if r is None else f"{name(r)}()" for r in gradients]
+    lines.append(f"return [{', '.join(found)}]")
+    return define("backward", "tensors, cotangents, wanted", lines, constants)
