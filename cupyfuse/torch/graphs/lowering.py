@@ -151,6 +151,11 @@ class _Lowerer:
         self.graph: Graph = imported.graph
         self.captured = imported.captured
         self.call_maker = call_maker
+        # Results that PyTorch lays out otherwise, as the call computes them: in C order, for the calls that read them.
+        self._in_c_order: dict[int, Node] = {}
+        self._copies: list[tuple[Node, ...]] = []  # what lays each of them out, last node first
+        written = (n for operation in self.captured.operations for n in operation.written)
+        self._written = {storage_of(self.captured.tensors[n]) for n in written}
         computed = [self.captured.tensors[n] for o in self.captured.operations for n in o.results]
         self._records_gradients = torch.is_grad_enabled() or any(t.requires_grad for t in computed)
 
@@ -178,6 +183,11 @@ class _Lowerer:
             order += [*calls, *self._nodes_of(*computed)]
             items.append(item)
         partition.items = items
+        for copy in self._copies:
+            if not copy[0].users:
+                inserted.difference_update(copy)
+                for node in copy:
+                    self.graph.erase_node(node)
         self._reorder(order)
         restore_in_place(self.graph, inserted)
 
@@ -229,7 +239,9 @@ class _Lowerer:
 
     def _replace(self, fused: FusedChain, prepared: _Prepared) -> list[Node]:
         """Replace a chain's operations by a call and getters of its results; return the new nodes."""
-        tensors = [self.captured.tensors[n] for n in fused.inputs]
+        inputs = {n: self._in_c_order.get(n) for n in fused.inputs}
+        nodes = [self.imported.nodes[n] if node is None else node for n, node in inputs.items()]
+        tensors = [self.captured.tensors[n] if x is None else x.meta["example_value"] for n, x in inputs.items()]
         examples = [self.captured.tensors[n] for n in fused.outputs]
         new: list[Node] = []
 
@@ -242,7 +254,6 @@ class _Lowerer:
                 new[-1].meta["example_value"] = example
             return new[-1]
 
-        nodes = [self.imported.nodes[n] for n in fused.inputs]
         results = self.call_maker.make_call(add, fused, nodes, tensors, prepared.saved, prepared.needs)
         differentiated = self._records_gradients and any(t.requires_grad for t in tensors)
         for number, node, order, example in zip(fused.outputs, results, prepared.orders, examples, strict=True):
@@ -250,16 +261,22 @@ class _Lowerer:
                 from ..sharded.placements import placer
 
                 node = add(placer(example.placements), (node,))
-            if order:
-                # PyTorch's result has its dimensions in another order in memory.
-                with torch.no_grad():
-                    laid_out = example.permute(order)
-                    transposed = torch.empty_like(example, memory_format=torch.contiguous_format).permute(order)
-                node = add("contiguous", (add("permute", (node, order), transposed),), laid_out)
-                node = add("permute", (node, [order.index(k) for k in range(len(order))]))
             if differentiated and not example.requires_grad:
                 # For autograd every result of the call depends on all of its operands.
                 node = add("detach", (node,))
+            if order:
+                # PyTorch's result has its dimensions in another order in memory.
+                with torch.no_grad():
+                    in_c_order = torch.empty_like(example, memory_format=torch.contiguous_format)
+                    transposed, laid_out = in_c_order.permute(order), example.permute(order)
+                    in_c_order.requires_grad_(example.requires_grad)
+                node.meta["example_value"] = in_c_order
+                if storage_of(example) not in self._written:
+                    self._in_c_order[number] = node
+                transpose = add("permute", (node, order), transposed)
+                copy = add("contiguous", (transpose,), laid_out)
+                node = add("permute", (copy, [order.index(k) for k in range(len(order))]))
+                self._copies.append((node, copy, transpose))
             node.meta["example_value"] = example
             self.imported.nodes[number].replace_all_uses_with(node, delete_user_cb=lambda user: user not in new)
             self.imported.nodes[number] = node
