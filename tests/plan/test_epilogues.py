@@ -14,7 +14,7 @@ import cupyfuse as cf
 from cupyfuse import devices, settings
 from cupyfuse.ir.operators import POINTWISE
 from cupyfuse.plan.plan import Plan
-from cupyfuse.plan.schedule import Tiles, tiles_for
+from cupyfuse.plan.schedule import Tiles, fused_product, tiles_for
 from cupyfuse.plan.schedule.fused_product import stream_seconds
 from cupyfuse.plan.schedule.tiles import own_time, quick_flops
 
@@ -51,6 +51,25 @@ def test_the_estimate_decides() -> None:
     assert " us, where that would take " in apart.steps[0].how
     # So does that of rows which blocks share.
     assert plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (1024, 512), (131072, 512)).steps[0].epilogue is None
+
+
+def test_small_products_are_ours_where_the_host_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of cuBLAS takes the host several times as long as a launch; how long the GPU takes decides for others."""
+    shapes = {16: (768, 768), 64: (256, 512), 128: (1024, 1024), 1024: (1024, 1024), 16384: (1024, 1024)}
+    small = [16, 64, 128, 1024]
+
+    def ours(rows: int) -> bool:
+        depth, columns = shapes[rows]
+        plan = plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (rows, depth), (columns, depth))
+        assert kinds(plan) == ["Gemm", "RowProgram"] and plan.steps[1].fused[-1] == "divide"
+        return plan.steps[0].by_tiles
+
+    assert [rows for rows in shapes if ours(rows)] == small
+    # Work that the host does meanwhile is not what decides.
+    deep = plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (64, 8192), (512, 8192))
+    assert not deep.steps[0].by_tiles, "our kernel would take the GPU much longer"
+    monkeypatch.setattr(fused_product, "_HOST_SHARE", 0.0)
+    assert not any(map(ours, small))
 
 
 def test_quick_expressions_are_estimated_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Values that PyTorch keeps in another order in memory: results have its strides, and chains pass each other C order."""
+"""Values that PyTorch keeps in another order in memory: results have its strides, chains pass each other C order."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_chains_give_each_other_what_they_computed() -> None:
     (graph,) = graphs.seen
     assert len(graphs.chains()) >= 3
     copies = [n for n in graph.graph.nodes if n.target == "contiguous"]
-    results = {n for n in graph.graph.output_node().all_input_nodes}
+    results = set(graph.graph.output_node().all_input_nodes)
     assert len(copies) <= len(results), "those between chains are gone"
     for node in copies:
         assert set(next(iter(node.users)).users) <= {graph.graph.output_node()}

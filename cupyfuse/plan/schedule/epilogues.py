@@ -18,13 +18,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ... import dtypes
+from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...ir.products import strip_transposes
 from ...settings import Settings
 from ..rounding import bias_added, is_16_bit_product
 from .columns import take_columns_out
-from .fused_product import GAIN, FusedProduct, between, is_needed_before, stream_seconds, with_epilogue
+from .fused_product import GAIN, FusedProduct, between, is_needed_before, with_epilogue
 from .memory import Layout, base_of
 from .padding import can_be_padded, operands_to_pad, unaligned_operands
 from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
@@ -90,10 +91,8 @@ def fuse_epilogues(
                 found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
         elif product.op == "split_matmul" and not product.unscaled:
             fused = _fuse_first_reader(step, found, storage, product in results)
-            if settings.epilogues == "measured" and fused.tail is not None:
-                stored = _stored(step, storage, "the row program is faster alone")
-                if stored.seconds(device) + stream_seconds([fused.tail], device) < fused.seconds(device):
-                    fused = stored
+            if settings.epilogues == "measured":
+                fused = _stored_if_faster(fused, storage, device)
         if fused is not None:
             storage.update(fused.storage)
             found = fused.replace_in(found)
@@ -139,6 +138,7 @@ def _choose(
     if settings.epilogues != "measured":
         return own, reason
     if own is not None:
+        own = _stored_if_faster(own, storage, device)
         reason = own.reason_for_library(device)
         best = None if reason else own
     # A product with nothing but a bias behind it is not stored for another step: at most one of the two is there.
@@ -236,6 +236,15 @@ def _stored(step: Step, storage: dict[Node, str], reason: str = "") -> FusedProd
     how = _how(step) + (f"; stored, as {reason}" if reason else "")
     store = replace(store_step(step.product), outputs=())
     return FusedProduct(step, with_epilogue(step, store, True, storage, how), None, None, None, {})
+
+
+def _stored_if_faster(fused: FusedProduct, storage: dict[Node, str], device: Device) -> FusedProduct:
+    """Let our kernel store a product if the row program behind it is faster alone than as its epilogue."""
+    if fused.tail is None:
+        return fused
+    stored = _stored(fused.plain, storage, "the row program is faster alone")
+    stored = replace(stored, tail=fused.tail, rest=fused.tail)
+    return stored if stored.seconds(device) < fused.seconds(device) else fused
 
 
 def _how(step: Step) -> str:

@@ -12,6 +12,12 @@ from .steps import Step, last_stage, step_of, with_bytes
 from .tiles import library_time, own_time, quick_flops, split_epilogue_time, stream_time
 
 GAIN = 0.985  # of the time of the usual way, what another may take at most to be preferred
+# Seconds that the host takes for a call, for a product by cuBLAS, and for each launch of ours: on the host of an H200
+# that takes PyTorch 8 us for a small operation, 17 us for a product, of which 12 are cuBLAS's own, and 4 for a launch.
+_CALL, _LIBRARY_PRODUCT, _OUR_LAUNCH = 5e-6, 10e-6, 2.5e-6
+# Of what the host takes longer than the GPU, what counts: a call by itself takes all of it, one that is part of a CUDA
+# graph, or behind long ones, nothing.
+_HOST_SHARE = 0.5
 _MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain
 
 
@@ -24,7 +30,7 @@ class FusedProduct:
     plain : the step of the product alone
     gemm : the step of the product, with its epilogue if it has one
     tail : the row program that became the epilogue, whole or in part; None if the epilogue only stores the product
-    rest : the later stages of the tail; None if it was not cut in two
+    rest : the later stages of the tail, or all of it; None if the epilogue has all
     columns : the step of the tail's values of columns; None if it computes none
     storage : dtypes of the values that the cuts store
     """
@@ -53,12 +59,11 @@ class FusedProduct:
 
     def library_seconds(self, device: Device) -> float:
         """Estimate the time of the plain product by the library, and of the tail."""
-        return library_time(self.plain, device) + stream_seconds([self.tail], device)
+        return call_seconds(self.plain, [self.tail], device)
 
     def seconds(self, device: Device) -> float:
         """Estimate the time of the product, by our kernel or the library, and of what is left of the tail."""
-        product = own_time if self.gemm.by_tiles else library_time
-        return product(self.gemm, device) + stream_seconds([self.columns, self.rest], device)
+        return call_seconds(self.gemm, [self.columns, self.rest], device)
 
     def reason_for_library(self, device: Device) -> str:
         """Explain that the library is no slower, by both estimates; empty if it is slower."""
@@ -82,6 +87,18 @@ class FusedProduct:
         if self.columns is not None:
             own += stream_time(self.columns, device, 1)
         return own < stream_time(self.tail, device, 1)
+
+
+def call_seconds(gemm: Step, others: Iterable[Step | None], device: Device) -> float:
+    """Estimate the time of a product's step, by our kernel or by the library, and of row programs, as one call.
+
+    That is the GPU's time, and of what the host takes longer a share.
+    """
+    launched = [s for s in others if s is not None]
+    gpu = (own_time if gemm.by_tiles else library_time)(gemm, device) + stream_seconds(launched, device)
+    host = _CALL + (_OUR_LAUNCH * gemm.launches if gemm.by_tiles else _LIBRARY_PRODUCT)
+    host += _OUR_LAUNCH * sum(s.launches for s in launched)
+    return gpu + _HOST_SHARE * max(0.0, host - gpu)
 
 
 def stream_seconds(steps: Iterable[Step | None], device: Device) -> float:

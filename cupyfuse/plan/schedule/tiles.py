@@ -62,7 +62,6 @@ _ALIGNED_SHARE = {2: {8: 1.0, 4: 0.37, 2: 0.37, 1: 0.15}, 4: {4: 1.0, 2: 0.31, 1
 # Seconds that a tile of 256 columns takes longer where rows of a result do not begin at multiples of 16 bytes.
 # On an H200 8192 x 768 x N takes 892 us in bfloat16 for N = 50256, 1109 to 1128 for 50257, 50258 and 50260.
 _UNALIGNED_FINISH = 2.4e-6
-BIASED_HOST = 30e-6  # seconds that the host of an H200 takes for a call of cuBLASLt: 11 us more than for our kernel
 # Seconds, measured on an H200, that the epilogue of a split product adds for each FLOP of an element and each column of
 # a tile: those of all tiles but the last of each multiprocessor run under the products of the next.
 _SPLIT_FLOP = 6e-9
@@ -245,11 +244,11 @@ def own_time(step: Step, device: Device) -> float:
 
 
 def library_time(step: Step, device: Device) -> float:
-    """Estimate the seconds of a 16-bit product by cuBLAS; with a bias it splits no sums, and the host counts."""
+    """Estimate the seconds of a 16-bit product by cuBLAS; with a bias it splits no sums."""
     share = library_share(step.product, 2)
     whole = _LIBRARY_SHARE * _tiles_time(step, device) / share
     if step.by_library:
-        return max(whole + START + LAUNCH, BIASED_HOST)
+        return whole + START + LAUNCH
     flops = 2 * step.product.size * depth_of(step.product)
     split = max(flops / device.half, (step.reads + step.writes) / device.bandwidth) / (share * _SPLIT_SHARE) + _SPLIT
     return min(whole, split) + START + LAUNCH
