@@ -94,7 +94,7 @@ def test_row_work_gains_beside_eager_and_not_beside_inductor(build, dtype, shape
 @pytest.mark.parametrize(
     ("build", "dtype", "shape", "compiled"),
     [
-        (chains.linear, "float32", (2048, 768, 768), (False, True)),  # the host loses, more than a small product gains
+        (chains.linear, "float32", (2048, 768, 768), (True,)),  # the host loses, more than a small product gains
         (chains.mlp, "bfloat16", BERT, (True,)),  # forward 79 us, Inductor 91
         (chains.bias_gelu, "bfloat16", (128, 512), (False,)),  # one launch of the host's, eager two
         (chains.scaled_softmax, "float32", HEAD[:2], (True,)),  # rows that Inductor reads again
