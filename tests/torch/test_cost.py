@@ -278,11 +278,8 @@ def test_permuted_inputs_are_copied(compiled):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(
-    ("name", "rest", "copies"), [("gelu", (), 2), ("add", (Ref(1),), 1), ("linear", (Ref(1), None), 2)]
-)
-def test_the_backward_pass_copies_the_permuted_inputs_that_it_reads(name, rest, copies, compiled):
-    """It gets them as they were given. A sum's gradient reads none."""
+@pytest.mark.parametrize(("name", "rest"), [("gelu", ()), ("add", (Ref(1),)), ("linear", (Ref(1), None))])
+def test_the_backward_pass_reads_the_copy_of_a_permuted_input(name, rest, compiled):
     rows = ((8, 1500, 512), "bfloat16")
     metas = [rows, ((512, 512), "bfloat16") if name == "linear" else rows][: 1 + len(rest[:1])]
     copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(8 * 1500 * 512 * 2)
@@ -295,7 +292,7 @@ def test_the_backward_pass_copies_the_permuted_inputs_that_it_reads(name, rest, 
         for p in ((), (True, False)[: len(metas)])
     )
     assert not plain.reason and not permuted.reason, permuted.reason
-    assert permuted.fused.gpu - plain.fused.gpu == pytest.approx(copies * copy.gpu)
+    assert permuted.fused.gpu - plain.fused.gpu == pytest.approx(copy.gpu)
 
 
 def test_a_gradient_of_the_input_alone_costs_less_than_all():

@@ -17,7 +17,6 @@ from ...errors import first_line
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import DEFAULT_WORKSPACE, Settings
-from ..chains.backward import Backward
 from ..chains.chain import Chain, Meta, TracedChain
 from .eager import copies_permuted, eager_time
 from .machine import Machine, Time, total_time
@@ -126,8 +125,8 @@ def estimate(
     metas : shapes and dtypes of the inputs
     requires_grad : for each input, whether its gradient is wanted; if one is, the backward pass counts too. Empty for
         inference
-    permuted : for each input, whether the chain copies it, since its dimensions are permuted (`chains.tensors.folds`):
-        once, and once more in a backward pass that reads it. Empty for none
+    permuted : for each input, whether it is copied for the chain, since its dimensions are permuted
+        (`chains.tensors.folds`); the backward pass reads the copy. Empty for none
     precision : of float32 products
     device : None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the
         same as there, though the plan that runs may not be
@@ -186,15 +185,13 @@ def _estimate(run: _Run) -> Estimate:
 def _copies(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[list[Time], list[Time]]:
     """Return the times of the copies of permuted inputs that the chain makes, and of those that PyTorch makes.
 
-    The backward pass gets the inputs as they were given: the chain copies those that it reads once more. Inductor
-    copies what a product reads.
+    Inductor copies what a product reads.
     """
-    again = Backward(traced, run.requires_grad, run.settings).inputs if any(run.requires_grad) else []
     ours, theirs = [], []
-    for k, value in enumerate(traced.inputs):
-        if run.permuted[k]:
+    for value, permuted in zip(traced.inputs, run.permuted, strict=False):
+        if permuted:
             copy = run.machine.copy_time(value.tracer._node.nbytes)
-            ours += [copy, copy] if k in again else [copy]
+            ours.append(copy)
             read = any(value.tracer._node in n.inputs for n in products)
             theirs += [copy] if (read if run.compiled else copies_permuted(traced)) else []
     return ours, theirs

@@ -24,7 +24,7 @@ from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Activity, Runner
 from ..chains.runtime import device_of
-from ..chains.tensors import concrete_sizes
+from ..chains.tensors import concrete_sizes, folds
 from .captured import is_dense, storage_of
 from .importer import ImportedGraph
 from .inplace import restore_in_place
@@ -151,7 +151,8 @@ class _Lowerer:
         self.graph: Graph = imported.graph
         self.captured = imported.captured
         self.call_maker = call_maker
-        # Results that PyTorch lays out otherwise, as the call computes them: in C order, for the calls that read them.
+        # Values that PyTorch lays out otherwise, in C order for the calls that read them: another call's results, or
+        # copied once.
         self._in_c_order: dict[int, Node] = {}
         self._copies: list[tuple[Node, ...]] = []  # what lays each of them out, last node first
         written = (n for operation in self.captured.operations for n in operation.written)
@@ -239,9 +240,6 @@ class _Lowerer:
 
     def _replace(self, fused: FusedChain, prepared: _Prepared) -> list[Node]:
         """Replace a chain's operations by a call and getters of its results; return the new nodes."""
-        inputs = {n: self._in_c_order.get(n) for n in fused.inputs}
-        nodes = [self.imported.nodes[n] if node is None else node for n, node in inputs.items()]
-        tensors = [self.captured.tensors[n] if x is None else x.meta["example_value"] for n, x in inputs.items()]
         examples = [self.captured.tensors[n] for n in fused.outputs]
         new: list[Node] = []
 
@@ -254,6 +252,16 @@ class _Lowerer:
                 new[-1].meta["example_value"] = example
             return new[-1]
 
+        for number in fused.inputs:
+            example = self.captured.tensors[number]
+            known = number in self._in_c_order or number in self.captured.parameters or is_sharded(example)
+            if not known and not folds(example) and storage_of(example) not in self._written:
+                # The chain would copy it, as would others that read it, and their backward passes.
+                node = add("contiguous", (self.imported.nodes[number],), self._like_in_c_order(example))
+                self._in_c_order[number] = node
+        inputs = {n: self._in_c_order.get(n) for n in fused.inputs}
+        nodes = [self.imported.nodes[n] if node is None else node for n, node in inputs.items()]
+        tensors = [self.captured.tensors[n] if x is None else x.meta["example_value"] for n, x in inputs.items()]
         results = self.call_maker.make_call(add, fused, nodes, tensors, prepared.saved, prepared.needs)
         differentiated = self._records_gradients and any(t.requires_grad for t in tensors)
         for number, node, order, example in zip(fused.outputs, results, prepared.orders, examples, strict=True):
@@ -266,11 +274,9 @@ class _Lowerer:
                 node = add("detach", (node,))
             if order:
                 # PyTorch's result has its dimensions in another order in memory.
+                node.meta["example_value"] = in_c_order = self._like_in_c_order(example)
                 with torch.no_grad():
-                    in_c_order = torch.empty_like(example, memory_format=torch.contiguous_format)
                     transposed, laid_out = in_c_order.permute(order), example.permute(order)
-                    in_c_order.requires_grad_(example.requires_grad)
-                node.meta["example_value"] = in_c_order
                 if storage_of(example) not in self._written:
                     self._in_c_order[number] = node
                 transpose = add("permute", (node, order), transposed)
@@ -285,6 +291,14 @@ class _Lowerer:
                 if not node.users:
                     self.graph.erase_node(node)
         return new
+
+    @staticmethod
+    def _like_in_c_order(example: Any) -> Any:
+        """Return a fake tensor like another one, in C order."""
+        with torch.no_grad():
+            return torch.empty_like(example, memory_format=torch.contiguous_format).requires_grad_(
+                example.requires_grad
+            )
 
 
 def _order_in_memory(tensor: Any) -> list[int] | None:
