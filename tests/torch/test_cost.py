@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import cost_chains as chains
 from cupyfuse import devices
+from cupyfuse.ir.graph import Node
 from cupyfuse.settings import DEFAULT_WORKSPACE
 from cupyfuse.torch.chains.chain import Call, Chain
 from cupyfuse.torch.chains.options import Options
@@ -259,14 +260,16 @@ def test_training_takes_more_than_inference(build, compiled):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_permuted_inputs_are_copied(compiled):
     """As of the encoder of Whisper, which permutes the results of a convolution; a product needs the copy anyway."""
-    copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(8 * 1500 * 512 * 2)
-    for name, rest, too in (
-        ("gelu", (), False),
-        ("logsumexp", (2,), False),
-        ("softmax", (2,), not compiled),
-        ("linear", (Ref(1), None), True),
+    value = Node("input", (), (8 * 1500, 512), "bfloat16")
+    copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(value)
+    rows, square = ((8, 1500, 512), "bfloat16"), ((512, 512), "bfloat16")
+    for name, rest, metas, too in (
+        ("gelu", (), [rows], False),
+        ("logsumexp", (2,), [rows], False),
+        ("softmax", (2,), [rows], not compiled),
+        ("linear", (Ref(1), None), [rows, square], True),
+        ("add", (Ref(1),), [rows, rows], not compiled),  # reading two orders takes as long as a copy
     ):
-        metas = [((8, 1500, 512), "bfloat16"), ((512, 512), "bfloat16")][: 2 if name == "linear" else 1]
         builder = chains.Builder(len(metas), {})
         result = getattr(builder, name)(Ref(0), *rest)
         chain = Chain(("x", "w")[: len(metas)], tuple(builder.calls), (result.number,))
@@ -282,7 +285,8 @@ def test_permuted_inputs_are_copied(compiled):
 def test_the_backward_pass_reads_the_copy_of_a_permuted_input(name, rest, compiled):
     rows = ((8, 1500, 512), "bfloat16")
     metas = [rows, ((512, 512), "bfloat16") if name == "linear" else rows][: 1 + len(rest[:1])]
-    copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(8 * 1500 * 512 * 2)
+    value = Node("input", (), (8 * 1500, 512), "bfloat16")
+    copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(value)
     builder = chains.Builder(len(metas), {})
     result = getattr(builder, name)(Ref(0), *rest)
     chain = Chain(("x", "y")[: len(metas)], tuple(builder.calls), (result.number,))

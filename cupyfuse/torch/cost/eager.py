@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,6 +79,20 @@ _CONTIGUOUS |= {"instance_norm", "linear_cross_entropy"}
 def copies_permuted(traced: TracedChain) -> bool:
     """Whether an operation of a chain copies permuted dimensions; those before it keep them in their results."""
     return any(RULES[call.rule].product or call.rule in _CONTIGUOUS for call in traced.chain.calls)
+
+
+def reads_two_orders(traced: TracedChain, number: int, permuted: Sequence[bool]) -> bool:
+    """Whether an operation reads a permuted input beside a matrix in C order: that takes as long as a copy more.
+
+    On an H200 the sum of 8 x 1500 x 512 bfloat16 takes 41 us so, 12 else, and a copy 26.
+    """
+    shape = traced.inputs[number].shape
+    for call in traced.chain.calls:
+        read = set(references(call.arguments))
+        others = [n for n in read - {number} if n >= len(permuted) or not permuted[n]]
+        if number in read and any(traced.values[n].shape == shape for n in others):
+            return True
+    return False
 
 
 def _softmax(value: Any) -> Kernels:

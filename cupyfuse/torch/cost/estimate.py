@@ -18,7 +18,7 @@ from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import DEFAULT_WORKSPACE, Settings
 from ..chains.chain import Chain, Meta, TracedChain
-from .eager import copies_permuted, eager_time
+from .eager import copies_permuted, eager_time, reads_two_orders
 from .machine import Machine, Time, total_time
 from .rates import GPU_WORTH, MARGIN, PRODUCT_ERROR, US
 from .schedules import fused_time, inductor_time
@@ -188,10 +188,14 @@ def _copies(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[l
     Inductor copies what a product reads.
     """
     ours, theirs = [], []
-    for value, permuted in zip(traced.inputs, run.permuted, strict=False):
+    for k, (value, permuted) in enumerate(zip(traced.inputs, run.permuted, strict=False)):
         if permuted:
-            copy = run.machine.copy_time(value.tracer._node.nbytes)
+            copy = run.machine.copy_time(value.tracer._node)
             ours.append(copy)
-            read = any(value.tracer._node in n.inputs for n in products)
-            theirs += [copy] if (read if run.compiled else copies_permuted(traced)) else []
+            if run.compiled:
+                copies = any(value.tracer._node in n.inputs for n in products)
+                theirs += [copy] if copies else []
+            else:
+                theirs += [copy] if copies_permuted(traced) else []
+                theirs += [Time(copy.gpu, 0.0)] if reads_two_orders(traced, k, run.permuted) else []
     return ours, theirs

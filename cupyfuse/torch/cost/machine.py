@@ -40,9 +40,10 @@ class Machine:
         """Return the seconds that moving bytes takes at a share of the bandwidth."""
         return nbytes / (share * self.device.bandwidth)
 
-    def copy_time(self, nbytes: float) -> Time:
-        """Return the time of a copy of a tensor whose dimensions are permuted."""
-        return Time(rates.LAUNCH + self.memory_time(2 * nbytes, rates.TRANSPOSED), rates.EAGER_VIEW + rates.EAGER)
+    def copy_time(self, node: Node) -> Time:
+        """Return the time of a copy of a value whose dimensions are permuted."""
+        share = rates.TRANSPOSED[2 if dtypes.ITEMSIZE[node.dtype] <= 2 else 4]
+        return Time(rates.LAUNCH + self.memory_time(2 * node.nbytes, share), rates.EAGER_VIEW + rates.EAGER)
 
     def product_time(
         self, m: int, k: int, n: int, dtype: str, padded: bool = False, lengths: Sequence[int] = ()

@@ -102,7 +102,7 @@ def _row_time(step: Step, machine: Machine, nbytes: float, share: float, launch:
     if not step.launches:
         return 0.0
     if step.kind in ("Split", "Copy"):
-        return launch + machine.memory_time(nbytes, rates.TRANSPOSED if step.kind == "Copy" else rates.STREAM)
+        return launch + machine.memory_time(nbytes, rates.STRIDED if step.kind == "Copy" else rates.STREAM)
     reductions = any(n.reduction for n in step.nodes)
     double = any(n.dtype == "float64" for n in step.nodes)
     peak = machine.device.simt64 if double else machine.device.simt
