@@ -299,6 +299,21 @@ def test_the_backward_pass_reads_the_copy_of_a_permuted_input(name, rest, compil
     assert permuted.fused.gpu - plain.fused.gpu == pytest.approx(copy.gpu)
 
 
+def test_products_of_cublas_either_way_need_not_be_outweighed():
+    """A tenth of what differs is enough: measured in training on an H200, 135 us beside 155, and 1154 beside 1231."""
+    for build, shape in ((chains.linear_gelu, BERT), (chains.block, (16384, 768, 3072))):
+        found = of(build, "bfloat16", shape, True)
+        assert 0 < found.shared < found.fused.gpu < found.pytorch.gpu
+        gpu_alone = dataclasses.replace(
+            found,
+            fused=dataclasses.replace(found.fused, host=0.0),
+            pytorch=dataclasses.replace(found.pytorch, host=0.0),
+        )
+        assert gpu_alone.gains()
+        unshared = dataclasses.replace(gpu_alone, fused=dataclasses.replace(gpu_alone.fused, products=0.0))
+        assert not unshared.gains() and unshared.saved() < gpu_alone.saved()
+
+
 def test_a_gradient_of_the_input_alone_costs_less_than_all():
     chain, metas = chains.mlp("float32", BERT)
     some = estimate(chain, metas, requires_grad=[True] + [False] * 6)

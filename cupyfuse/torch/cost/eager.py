@@ -203,11 +203,12 @@ def _product_time(call: Call, flows: list[int], traced: TracedChain, machine: Ma
     left, right = traced.values[numbers[0]], traced.values[numbers[1]]
     depth = max(left.shape[-1], 1)
     m, n = max(left.size // depth, 1), max(right.size // depth, 1)
-    times = [Time(machine.product_time(m, depth, n, left.dtype), rates.EAGER_PRODUCT)]
+    gpu = machine.product_time(m, depth, n, left.dtype)
+    times = [Time(gpu, rates.EAGER_PRODUCT, gpu)]
     for number, sizes in ((numbers[0], (m, n, depth)), (numbers[1], (depth, m, n))):
         if number in flows:
             gpu = machine.product_time(*sizes, left.dtype, lengths=(depth, n))
-            times.append(Time(gpu, rates.EAGER_PRODUCT))
+            times.append(Time(gpu, rates.EAGER_PRODUCT, gpu))
     if flows:
         times.append(Time(0.0, 2 * rates.EAGER_GRADED))
     if any(number in flows for number in numbers[2:]):

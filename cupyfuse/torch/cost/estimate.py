@@ -34,14 +34,14 @@ class Estimate:
         As cupyfuse runs it, and as PyTorch eager or Inductor does.
     reason : why there is no estimate; empty where there is one
     product : bytes of the largest product that all results together are smaller than: PyTorch stores it
-    doubt : GPU seconds by which the difference may be overestimated: `PRODUCT_ERROR` of PyTorch's, 0 without products
+    multiplies : whether the chain has products, whose estimates are less certain
     """
 
     fused: Time
     pytorch: Time
     reason: str = ""
     product: int = 0
-    doubt: float = 0.0
+    multiplies: bool = False
 
     def gains(self, cudagraph: bool = False, max_workspace: float = math.inf) -> bool:
         """Whether the chain is worth fusing.
@@ -49,7 +49,8 @@ class Estimate:
         It is in three cases: neither host nor GPU takes longer; the GPU saves more than the host loses and is the
         bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the host saves several
         times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
-        each case the gain has to exceed `MARGIN` of PyTorch's time. Where PyTorch stores a product that does not fit in
+        each case the gain has to exceed `MARGIN` of PyTorch's time, less that of products which are cuBLAS's either
+        way: whatever these take, both take it. Where PyTorch stores a product that does not fit in
         `max_workspace`, such as the logits of a large vocabulary, the chain saves that memory: a loss of up to
         `MARGIN` is accepted. A chain without an estimate, or without elements, does not gain.
 
@@ -61,31 +62,37 @@ class Estimate:
         if cudagraph:
             return fused.gpu < pytorch.gpu
         saves_memory = self.product > max_workspace
-        margin = -MARGIN if saves_memory else MARGIN
+        margin, own = (-MARGIN, pytorch.gpu) if saves_memory else (MARGIN, pytorch.gpu - self.shared)
         gpu_saved, host_saved = pytorch.gpu - fused.gpu, pytorch.host - fused.host
         if saves_memory and pytorch.gpu > fused.host:
-            return gpu_saved + host_saved > margin * pytorch.gpu
+            return gpu_saved + host_saved > margin * own
         if gpu_saved >= 0 and host_saved >= 0:
-            return gpu_saved + host_saved > margin * (pytorch.gpu + pytorch.host)
+            return gpu_saved + host_saved > margin * (own + pytorch.host)
         if host_saved > 0:  # and the GPU loses
             return fused.gpu < fused.host and host_saved + GPU_WORTH * gpu_saved > margin * pytorch.host
         # The GPU saves, and the host loses.
-        return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * pytorch.gpu
+        return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * own
+
+    @property
+    def shared(self) -> float:
+        """GPU seconds of products that cuBLAS computes, fused or not."""
+        return min(self.fused.products, self.pytorch.products)
 
     def on_host(self, scale: float, added: float = 0.0) -> Estimate:
         """Return the estimate for a host that takes `scale` times as long, and for the chain `added` seconds more."""
-        fused = Time(self.fused.gpu, (self.fused.host + added) * scale)
-        return replace(self, fused=fused, pytorch=Time(self.pytorch.gpu, self.pytorch.host * scale))
+        fused = replace(self.fused, host=(self.fused.host + added) * scale)
+        return replace(self, fused=fused, pytorch=replace(self.pytorch, host=self.pytorch.host * scale))
 
     def saved(self, cudagraph: bool = False) -> float:
         """Return the seconds that the chain saves on the GPU, and on the host too where PyTorch's takes longer.
 
-        The partition compares it with what parts without products save, whose estimates are more certain: `doubt` is
-        taken off.
+        The partition compares it with what parts without products save, whose estimates are more certain:
+        `PRODUCT_ERROR` of PyTorch's time on the GPU, less `shared`, is taken off where there are products.
         """
         if self.reason:
             return 0.0
-        gpu, host = self.pytorch.gpu - self.fused.gpu - self.doubt, self.pytorch.host - self.fused.host
+        doubt = PRODUCT_ERROR * (self.pytorch.gpu - self.shared) if self.multiplies else 0.0
+        gpu, host = self.pytorch.gpu - self.fused.gpu - doubt, self.pytorch.host - self.fused.host
         return gpu + host if self.pytorch.host > self.pytorch.gpu and not cudagraph else gpu
 
     def summary(self) -> str:
@@ -178,8 +185,7 @@ def _estimate(run: _Run) -> Estimate:
         fused, pytorch = total_time([fused, *ours]), total_time([pytorch, *theirs])
     product = max((n.nbytes for n in products), default=0)
     is_large = product > sum(n.nbytes for n in results)
-    doubt = PRODUCT_ERROR * pytorch.gpu if products else 0.0
-    return Estimate(fused, pytorch, product=product if is_large else 0, doubt=doubt)
+    return Estimate(fused, pytorch, product=product if is_large else 0, multiplies=bool(products))
 
 
 def _copies(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[list[Time], list[Time]]:

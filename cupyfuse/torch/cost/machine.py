@@ -16,17 +16,18 @@ from . import rates
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of one call: work on the GPU, and the host's work to enqueue it."""
+    """Seconds of one call: work on the GPU, of which `products` are cuBLAS's, and the host's work to enqueue it."""
 
     gpu: float
     host: float
+    products: float = 0.0
 
 
 def total_time(times: Iterable[Time]) -> Time:
-    gpu = host = 0.0
+    gpu = host = products = 0.0
     for time in times:
-        gpu, host = gpu + time.gpu, host + time.host
-    return Time(gpu, host)
+        gpu, host, products = gpu + time.gpu, host + time.host, products + time.products
+    return Time(gpu, host, products)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 US = 1e-6
 
-# The least gain that counts, as a share of PyTorch's time: both sides share their products, whose errors cancel; what
-# remains is off by some percent.
+# The least gain that counts, as a share of PyTorch's time beside the products that cuBLAS computes either way, whose
+# errors cancel; what remains is off by some percent.
 MARGIN = 0.10
 # By how much the difference of two estimates with products may be off, of the time in PyTorch: costs, 0.94 to 1.02
 PRODUCT_ERROR = 0.05

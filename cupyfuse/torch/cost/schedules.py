@@ -80,10 +80,10 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
             gpu *= rates.SPLIT_COLUMNS if node.inputs[0].op == "transpose" else 1.0
             times.append(Time(rates.LAUNCH + gpu, rates.OUR_LAUNCH))
         elif node.op in ("matmul", "accumulate"):
-            gpu = machine.product_time(*_sizes(node), node.inputs[0].dtype)
+            product = gpu = machine.product_time(*_sizes(node), node.inputs[0].dtype)
             summed = node.op == "accumulate"
             gpu = max(gpu, sum_time(node, machine.device)) if summed else gpu + _widening_time(step, machine)
-            times.append(Time(gpu, rates.OUR_PRODUCT))
+            times.append(Time(gpu, rates.OUR_PRODUCT, product))
         else:
             host = rates.OUR_LAUNCH + (rates.OUR_LAUNCH if node.parts == 2 else rates.OUR_PRODUCT)
             gpu = machine.split_product_time(*_sizes(node), node.parts, presplit=True)
@@ -150,7 +150,7 @@ def _inductor_step_time(step: Step, machine: Machine) -> Time:
     if step.kind == "Gemm":
         products = [n for n in step.nodes if g.is_product(n)]
         gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype, padded=True) for n in products)
-        return Time(gpu, rates.INDUCTOR_PRODUCT * len(products))
+        return Time(gpu, rates.INDUCTOR_PRODUCT * len(products), gpu)
     reads, writes = _bytes(step.inputs), _bytes(step.outputs)
     share = rates.STREAM
     if any(n.reduction for n in step.nodes) and step.domain[1] > rates.INDUCTOR_HELD:
@@ -181,7 +181,7 @@ def _inductor_backward_time(steps: Sequence[Step], traced: TracedChain, requires
                     if operand in dependent:
                         written.add(base_of(operand))
                         gpu = machine.product_time(*sizes, operand.dtype, True, (k, n))
-                        times.append(Time(gpu, rates.INDUCTOR_PRODUCT))
+                        times.append(Time(gpu, rates.INDUCTOR_PRODUCT, gpu))
                 if dependent.intersection(_operands(node)):
                     times += [_padding_time(m, length, node.dtype, machine) for length in (k, n)]
         elif reads and step.launches:
