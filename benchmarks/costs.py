@@ -33,6 +33,7 @@ same inputs that computes nothing. *lost*: by the decision, where the longer of 
 """
 _PARTS = ("our GPU", "our host", "their GPU", "their host")
 PREDICTED = tuple(f"predicted: {part}" for part in _PARTS)  # facts of a case: what the model says, in microseconds
+SHARED = "predicted: products that cuBLAS computes either way"  # likewise
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +101,7 @@ def predict(torch: Any, sized: Any, tensors: Sequence[Any], compiled: bool) -> d
         return {}
     found = found.on_host(host_scale(tensors[0].device))
     values = (found.fused.gpu, found.fused.host, found.pytorch.gpu, found.pytorch.host)
-    return dict(zip(PREDICTED, (v * 1e6 for v in values), strict=True))
+    return dict(zip((*PREDICTED, SHARED), (v * 1e6 for v in (*values, found.shared)), strict=True))
 
 
 def _rival(lab: Lab, sized: Any, tensors: list[Any], name: str) -> Rival:
@@ -151,20 +152,21 @@ class Comparison:
 
     def __init__(self, case: Case, predicted: Sequence[float], measured: Sequence[float]):
         self.case, self.predicted, self.measured = case, tuple(predicted), tuple(measured)
-        self.chosen = _gains(predicted)
-        self.right = self.chosen == _gains(measured)
+        shared = case.facts.get(SHARED, 0.0)
+        self.chosen = _gains(predicted, shared)
+        self.right = self.chosen == _gains(measured, shared)
         ours, theirs = max(measured[:2]), max(measured[2:])
         self.best = min(ours, theirs)
         self.lost = (ours if self.chosen else theirs) - self.best
         self.ratios = tuple(p / m if m > 0 else math.nan for p, m in zip(predicted, measured, strict=True))
 
 
-def _gains(times: Sequence[float]) -> bool:
+def _gains(times: Sequence[float], shared: float) -> bool:
     """Decide by the rule of `cupyfuse.torch.cost`, for times in microseconds."""
     from cupyfuse.torch.cost.estimate import Estimate, Time
 
-    a, b, c, d = (t * 1e-6 for t in times)
-    return Estimate(Time(a, b), Time(c, d)).gains()
+    a, b, c, d, products = (t * 1e-6 for t in (*times, shared))
+    return Estimate(Time(a, b, products), Time(c, d, products)).gains()
 
 
 def comparisons(report: Report) -> Iterator[Comparison]:
