@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +16,7 @@ from .backend import fuse_module
 from .capturing import guards_to_keep, keeping_validation
 from .chains.options import Options
 from .chains.runner import Runner
+from .codes import Codes
 from .cost import decision
 from .distributed import has_hooks
 from .explain import Part, refusals
@@ -118,12 +119,14 @@ class Capture:
         """Return a module's call, captured at the first call and whenever a guard fails."""
         import torch._dynamo as dynamo
 
+        backend = _Backend(self, module)
         with keeping_validation():
-            context = dynamo.optimize(functools.partial(self._backend, module), guard_filter_fn=guards_to_keep)
+            context = dynamo.optimize(backend, guard_filter_fn=guards_to_keep)
         # Dynamo caches by code object, and learns which sizes vary by the code's name: each module has code of its own.
         name = f"call_{type(module).__name__}_{next(_numbers)}"
         function = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__, name)
         self._callback = callback = context.callback = FrameCallback(context.callback, self, function.__code__)
+        weakref.finalize(self, _release, callback.codes, backend, self._direct.runners).atexit = False
         captured = context(function)
         jit_tracing, is_fx_tracing = torch._C._get_tracing_state, torch.fx._symbolic_trace.is_fx_symbolic_tracing
         transforms, dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
@@ -167,7 +170,7 @@ class Capture:
         other.attach(module)
         return module.__dict__["_compiled_call_impl"] or module._call_impl
 
-    def _backend(
+    def fuse_graph(
         self, owner: torch.nn.Module, module: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
         """Fuse a graph captured from `owner`, and return what Dynamo calls in its place."""
@@ -182,6 +185,25 @@ class Capture:
         self.partitions += fuse_module(module, AsOperator(self.options), judge)
         cudagraph: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
         return cudagraph
+
+
+class _Backend:
+    """A module's backend for Dynamo, which keeps every backend: this one keeps neither the module nor its captures."""
+
+    def __init__(self, capture: Capture, owner: torch.nn.Module):
+        self._capture, self._owner = weakref.ref(capture), weakref.ref(owner)
+
+    def __call__(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        capture, owner = self._capture(), self._owner()
+        assert capture is not None and owner is not None  # a call of theirs is under way
+        return capture.fuse_graph(owner, module, example_inputs)
+
+
+def _release(codes: Codes, backend: _Backend, runners: Sequence[Runner]) -> None:
+    """Release what captures hold that are no more: Dynamo keeps graphs around a graph break whatever happens."""
+    codes.release(backend)
+    for runner in runners:
+        runner.release()
 
 
 def _add_or_count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[Any]) -> None:

@@ -120,3 +120,18 @@ class Codes:
                 reset_code(code)
             self._records[code] = _Record()
         self.failures.clear()
+
+    def release(self, backend: Any) -> None:
+        """Drop, once the module is no more, what was captured of all codes for its backend.
+
+        Dynamo keeps that, and with it the weights, for as long as a code lives, and never forgets a code.
+        """
+        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+        from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+        reset_code(self._call)
+        for code in list(self._records):  # other modules may share one, such as what follows a graph break
+            for entry in _debug_get_cache_entry_list(code):
+                if entry.backend is backend:
+                    gone = DeletedGuardManagerWrapper("the fused module is no more")
+                    entry.guard_manager.extra_state.invalidate(entry, gone)

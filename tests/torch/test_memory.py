@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from typing import Any
 
@@ -240,6 +241,39 @@ def test_a_dropout_within_a_transform_leaves_the_chains() -> None:
     fused: Any = ct.fuse(module)
     torch.testing.assert_close(fused(x), module(x))
     assert sum(len(p.chains) for p in fused._cupyfuse.partitions) == 2
+
+
+# What outlives a module -----------------------------------------------------------------------------------------------
+
+
+def _breaking(m: Any, x: Any) -> Any:
+    y = m.linear(x).softmax(-1)
+    return y.exp() if y.sum() > 0 else y
+
+
+@pytest.mark.parametrize("code", [lambda m, x: m.linear(x).softmax(-1), _breaking], ids=["one graph", "a graph break"])
+@pytest.mark.parametrize("change", [False, True], ids=["", "another method"])
+def test_modules_that_are_no_more_leave_nothing(code: Any, change: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: Any = ct.fuse(Code(code))
+
+    def use() -> list[weakref.ref[Any]]:
+        fused: Any = ct.fuse(Code(code))
+        for rows in (3, 4, 5):
+            fused(torch.randn(rows, 12)).sum().backward()
+        if change:
+            monkeypatch.setattr(Code, "forward", lambda m, x: m.code(m, x) * 2)
+        found = [fused, fused._cupyfuse, fused.linear, fused.linear.weight, fused(torch.randn(3, 12))]
+        return list(map(weakref.ref, found))
+
+    kept(torch.randn(3, 12))
+    captured = len(kept._cupyfuse.partitions)
+    gone = [use() for _ in range(3)]
+    for _ in range(3):  # what finalizers release may be cycles
+        gc.collect()
+    assert [[ref() for ref in refs] for refs in gone] == [[None] * 5] * 3
+    monkeypatch.undo()
+    kept(torch.randn(3, 12))
+    assert change or len(kept._cupyfuse.partitions) == captured  # others may share code with it
 
 
 # Chains that run by PyTorch's operations ------------------------------------------------------------------------------
