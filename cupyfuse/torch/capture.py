@@ -143,6 +143,8 @@ class Capture:
                 return module._call_impl(*args, **kwargs)
             if not methods.unchanged():
                 return self._renew(module)(*args, **kwargs)
+            if not callback.calls and _is_uninitialized(module):
+                return module._call_impl(*args, **kwargs)  # a capture draws parameters, and puts the generator back
             callback.calls += 1
             before = activity.calls
             try:
@@ -214,6 +216,11 @@ def _add_or_count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[
     if before is not None:
         part = replace(part, plans=before.plans + part.plans, captures=before.captures + 1)
     found[key, seen[key]] = part
+
+
+def _is_uninitialized(module: torch.nn.Module) -> bool:
+    """Whether a module has lazy parameters or buffers that no call has initialized yet."""
+    return any(map(torch.nn.parameter.is_lazy, (*module.parameters(), *module.buffers())))
 
 
 def _call(module: Any, *args: Any, **kwargs: Any) -> Any:

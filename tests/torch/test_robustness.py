@@ -292,6 +292,17 @@ def test_random_numbers_come_in_order(draw: Any) -> None:
     near(ct.fuse(Drawing())(x), wanted)
 
 
+def test_lazy_parameters_are_random_numbers_that_come_once() -> None:
+    def run(wrap: Callable[[nn.Module], Any]) -> tuple[Any, list[Any]]:
+        torch.manual_seed(3)
+        module = wrap(nn.Sequential(nn.LazyLinear(12), nn.GELU(), nn.LazyLinear(12), nn.Softmax(-1)))
+        return module, [(module(torch.randn(5, 12)), torch.randn(3)) for _ in range(3)]
+
+    fused, found = run(ct.fuse)
+    torch.testing.assert_close(found, run(lambda m: m)[1])
+    assert fused_chains(fused)
+
+
 def test_the_original_keeps_its_mode() -> None:
     plain = nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.5), nn.BatchNorm1d(12))
     ct.fuse(plain).eval()
