@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import torch_models as models
 from support import HOST
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch_support import OnHost, require_gpu
 
@@ -411,6 +413,32 @@ def test_nothing_is_kept_on_the_cpu() -> None:
     fused(x)
     (plan,) = ct.explain(fused).fused[0].plans
     assert plan.prepare is None and "prepacked" not in str(plan)
+
+
+@pytest.mark.parametrize("change", ["another parameter", "other memory"])
+def test_weights_of_which_nothing_is_prepacked_are_not_kept(change: str) -> None:
+    """Those of a head that was called with other batches, and without gradients, before its weights are exchanged."""
+    _, fused, x = pair(models.HEADS[0], "cpu")
+    linear = layer(fused)
+    for rows in (1, 2, 3):
+        fused(x.repeat(rows, 1))
+        with torch.no_grad():
+            fused(x.repeat(rows, 1))
+    parameter, memory = weakref.ref(linear.weight), StorageWeakRef(linear.weight.untyped_storage())
+    if change == "another parameter":
+        linear.weight = nn.Parameter(linear.weight.detach() * 2)
+    else:
+        linear.weight.data = linear.weight.detach() * 2
+    assert memory.expired() and (parameter() is None) == (change == "another parameter")
+
+
+def test_functions_keep_no_weights() -> None:
+    x, labels, weight = torch.randn(5, 12), torch.randint(0, 7, (5,)), torch.randn(7, 12, requires_grad=True)
+    ct.linear_cross_entropy(x, weight, labels).backward()
+    ct.linear_gelu(x, weight).sum().backward()
+    memory = StorageWeakRef(weight.untyped_storage())
+    del weight
+    assert memory.expired()
 
 
 def test_what_is_unchanged_is_not_prepared_again(device: str) -> None:

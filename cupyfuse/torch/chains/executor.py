@@ -11,6 +11,7 @@ import torch
 from . import autograd
 from .chain import Chain, metas_of
 from .compiled import CompiledChain
+from .matching import matcher
 from .options import Options
 from .prepacked import Budget, begin_prepacking, weight_cache
 from .runtime import device_at, is_capturing
@@ -31,6 +32,10 @@ class Executor:
     tensors : inputs like those that it will be called with
     needs : for each input, whether its gradient is wanted
     budget : limits the cache of prepacked weights
+
+    Attributes
+    ----------
+    prepacks : whether weights are prepacked, and the inputs that they depend on kept
     """
 
     def __init__(self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool], budget: Budget):
@@ -54,8 +59,11 @@ class Executor:
         self._execute = (getattr(compiled.execute, "quick", None) or compiled.execute) if is_plain else None
         needed = sorted(self._weights.needed) if self._weights is not None else []
         trained = [] if options.frozen else [k for k in needed if tensors[k].requires_grad]
-        self._inputs = FixedInputs(sorted(chain.fixed), needed, trained)
-        self.is_current = self._inputs.unchanged  # whether `bind` has nothing to do
+        fixed = sorted(chain.fixed)
+        self.prepacks = self._weights is not None
+        # Whether `bind` has nothing to do. Where nothing is prepacked of the fixed inputs, they are not kept either.
+        self._inputs = FixedInputs(fixed if self.prepacks else [], needed, trained)
+        self.is_current = self._inputs.unchanged if self.prepacks else matcher(tensors, fixed, fixed=fixed)
         self._lock = threading.RLock()
 
     @property
@@ -70,10 +78,10 @@ class Executor:
 
     def bind(self, tensors: Tensors) -> None:
         """Record the fixed inputs of a call; weights prepacked from others, or before a change, become invalid."""
-        if self._inputs.recorded and self.is_current(tensors):
+        if self._weights is None or (self._inputs.recorded and self.is_current(tensors)):
             return
         with self._lock:
-            if self._weights is not None and self._inputs.recorded:
+            if self._inputs.recorded:
                 replaced = self._inputs.replaced(tensors)
                 if replaced and tensors[0].is_cuda and is_capturing():
                     # Their memory may be the graph's own, and gone with it: `run` caches nothing.

@@ -6,7 +6,7 @@ call takes 1 us less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,12 @@ Matches = Callable[[Tensors], bool]
 BackwardCall = Callable[[Tensors, Tensors, Sequence[bool]], "list[Any] | None"]
 
 
-def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callable[[], str] | None) -> Matches:
+def matcher(
+    tensors: Tensors,
+    numbers: Sequence[int],
+    current_precision: Callable[[], str] | None = None,
+    fixed: Collection[int] = (),
+) -> Matches:
     """Return a function that tells whether inputs are like these, in a call with the same settings of PyTorch's.
 
     Parameters
@@ -27,6 +32,7 @@ def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callabl
     tensors : plain strided tensors
     numbers : which of them are compared
     current_precision : returns the precision of products; None for chains that do not depend on it
+    fixed : those of the numbers of which weights may be prepacked, where they are not of inference mode
     """
     constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype)
     name = constants.name
@@ -39,6 +45,8 @@ def matcher(tensors: Tensors, numbers: Sequence[int], current_precision: Callabl
         same += [f"t{k}.dtype is {name(t.dtype)}", f"t{k}.requires_grad is {t.requires_grad}"]
         same += [f"t{k}.device == {name(t.device)}", f"t{k}.is_neg() is {t.is_neg()}"]
         same.append(f"t{k}._is_zerotensor() is {t._is_zerotensor()}")  # one without memory
+        if k in fixed:
+            same.append(f"t{k}.is_inference() is {t.is_inference()}")
     same += [f"grad() is {torch.is_grad_enabled()}", f"default() is {name(torch.get_default_dtype())}"]
     if current_precision is not None:
         same.append(f"{name(current_precision)}() == {current_precision()!r}")

@@ -75,7 +75,9 @@ class Runner:
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
         if not is_intercepted():
             for matches, found in self._recognized:
-                if matches(tensors) and (found.is_current(tensors) or found.bind_changed(tensors)):
+                if matches(tensors) and (
+                    not found.prepacks or found.is_current(tensors) or found.bind_changed(tensors)
+                ):
                     return found(tensors)
         executor = self._executor_for(tensors)
         if not isinstance(executor, str):
@@ -145,7 +147,11 @@ class Runner:
         """Recognise further inputs like those of a call that an executor has had before."""
         others = [each for each in self._recognized if each[1] is not executor]
         reads_precision = executor.has_products and self.options.precision is None
-        matches = matcher(tensors, self._varying, matmul_precision if reads_precision else None)
+        precision = matmul_precision if reads_precision else None
+        if executor.prepacks:
+            matches = matcher(tensors, self._varying, precision)
+        else:
+            matches = matcher(tensors, range(len(tensors)), precision, self.chain.fixed)
         self._recognized = [(matches, executor), *others][:_MOST_RECOGNIZED]
 
     def _find_or_compile(self, key: Hashable, tensors: Tensors, grad: bool) -> Executor | ShardedExecutor | str:
