@@ -134,6 +134,22 @@ def test_inputs_that_are_no_strided_memory_are_left_to_pytorch(name: str) -> Non
     assert len(runner._recognized) == 1 and sum(runner.refusals.values()) == 3
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_weights_that_others_replace_are_compared(name: str) -> None:
+    """Of a chain that prepacks nothing of its weights, and so keeps none to compare others with."""
+    other = OTHERS[name]()
+    if other.is_nested or other.device.type == "meta":
+        pytest.skip("adds to no other tensor")
+    step = Step("add", (Ref(1),))
+    runner = Runner(build_chain((Step("tanh", ()), step), ("input", "weight"), fixed=frozenset({1})))
+    x = tensor(other.shape)
+    for _ in range(3):
+        runner((tensor(), tensor()))
+        got, want = runner((x, other))[0], torch.tanh(x) + other
+        assert type(got) is type(want) and got.requires_grad == want.requires_grad
+        torch.testing.assert_close(got.detach(), want.detach())
+
+
 def test_intercepted_calls_are_left_to_pytorch() -> None:
     runner, x = runner_of(), tensor()
     for _ in range(3):

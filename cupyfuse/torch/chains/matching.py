@@ -32,7 +32,7 @@ def matcher(
     tensors : plain strided tensors
     numbers : which of them are compared
     current_precision : returns the precision of products; None for chains that do not depend on it
-    fixed : those of the numbers of which weights may be prepacked, where they are not of inference mode
+    fixed : those of the numbers of which weights may be prepacked, unless they are of inference mode
     """
     constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype)
     name = constants.name
@@ -45,8 +45,8 @@ def matcher(
         same += [f"t{k}.dtype is {name(t.dtype)}", f"t{k}.requires_grad is {t.requires_grad}"]
         same += [f"t{k}.device == {name(t.device)}", f"t{k}.is_neg() is {t.is_neg()}"]
         same.append(f"t{k}._is_zerotensor() is {t._is_zerotensor()}")  # one without memory
-        if k in fixed:
-            same.append(f"t{k}.is_inference() is {t.is_inference()}")
+        if k in fixed and t.is_inference():
+            same.append(f"t{k}.is_inference()")
     same += [f"grad() is {torch.is_grad_enabled()}", f"default() is {name(torch.get_default_dtype())}"]
     if current_precision is not None:
         same.append(f"{name(current_precision)}() == {current_precision()!r}")
