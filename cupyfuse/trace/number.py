@@ -13,7 +13,7 @@ from .tracer import Tracer
 
 _NUMBERS = (int, float, bool)
 _DIVISIONS = ("truediv", "mod", "floordiv")
-_ERRORS = (ArithmeticError, ValueError)  # of arithmetic and of the functions of `math`
+_ERRORS = (ArithmeticError, TypeError, ValueError)  # of arithmetic and of functions of numbers
 _NO_NUMBERS = (str, bytes, type(None), tuple, list, dict, set, frozenset)  # which equal no number
 _MOST_CONDITIONS = 64  # of a plan
 _LONGEST = 128  # size of an expression that each call computes; the value of a longer one is read
@@ -98,6 +98,16 @@ class NumbersOfCall:
         number = function_of_numbers(f"{name} as {kind.__name__}", function, operands, kind)
         self.conditions[number.text] = number, None
         return kind
+
+    def check_float(self, operand: Any) -> None:
+        """Raise OverflowError if an integer, which floats beside it take as a float, is too large for one in this call.
+
+        Other calls of the plan are such where it is not.
+        """
+        if isinstance(operand, TracedInteger):
+            self.type_of("float", float, (operand.number,))
+        elif type(operand) is int:
+            float(operand)
 
     def check_divisor(self, divisor: Number | float) -> None:
         """Raise ZeroDivisionError if a number is zero in this call; others of the plan are calls where it is not."""
@@ -188,7 +198,11 @@ class TracedNumber:
         name, is_numpys = f"np.{ufunc.__name__}", getattr(np, ufunc.__name__, None) == ufunc
         if is_numpys and method == "__call__" and not options and all(_is_number(i, np.float64) for i in inputs):
             function, numbers = _quiet(ufunc), [_number_of(i) for i in inputs]
-            if _gives_double(function, [i.value if isinstance(i, TracedNumber) else i for i in inputs]):
+            if any(isinstance(i, TracedInteger) for i in inputs):  # which may be too large for NumPy
+                kind = self._call.type_of(name, function, numbers)
+            else:
+                kind = type(function(*[i.value if isinstance(i, TracedNumber) else i for i in inputs]))
+            if kind is np.float64:
                 return self.result(function_of_numbers(name, function, numbers, np.float64), np.float64)
         return getattr(ufunc, method)(*map(_value_of, inputs), **options)
 
@@ -221,6 +235,7 @@ class TracedInteger(TracedNumber):
 
     def as_float(self) -> Any:
         """Return it as a float, which arrays of floats take as they take integers."""
+        self._call.check_float(self)
         return self.result(function_of_numbers("float", float, (self._number,)), float)
 
 
@@ -235,14 +250,6 @@ def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*values)
 
     return quiet
-
-
-def _gives_double(function: Callable[..., Any], values: Sequence[Any]) -> bool:
-    """Whether a function of NumPy's gives a float64 of numbers, as it then does of others, or raises TypeError."""
-    try:
-        return type(function(*values)) is np.float64
-    except TypeError:  # of an integer that is too large for NumPy's own: who reads it gets the error
-        return False
 
 
 def _value_of(operand: Any) -> Any:
@@ -267,8 +274,10 @@ def _type_of(operand: Any) -> type:
 def _kind_of_result(name: str, left: Any, right: Any) -> type | None:
     """Return the type of a binary operator's result; None if that, or whether there is one, depends on the values."""
     has_float = float in (_type_of(left), _type_of(right))
+    if name == "truediv" and not has_float:
+        return None  # the quotient may be too large for a float
     if name != "pow":
-        return float if has_float or name == "truediv" else int
+        return float if has_float else int
     is_integer = not has_float and not isinstance(right, TracedNumber) and right >= 0
     return int if is_integer else None  # else it may be complex, or too large for a float
 
@@ -287,6 +296,9 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
         if not _is_number(other, np.float64):
             return NotImplemented if _takes_over(other) else function(_value_of(left), _value_of(right))
         operands = (_number_of(left), _number_of(right))
+        if isinstance(left, float) or isinstance(right, float):
+            for operand in (left, right):
+                self._call.check_float(operand)
         if np.float64 in (left.__class__, right.__class__):
             return self.result(function_of_numbers(name, _quiet(function), operands, np.float64), np.float64)
         if name in _DIVISIONS:

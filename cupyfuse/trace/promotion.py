@@ -68,6 +68,7 @@ def convert(op: str, operands: list[Tracer]) -> Converted:
     if not POINTWISE[op].takes_floats and (dtypes.is_float(dtype) or dtypes.is_complex(dtype)):
         fail(f"{op} of {dtype} arrays", "it works on integers and masks (comparisons); convert with .astype first")
     if all(map(dtypes.is_float, strong)) and not dtypes.is_opaque(dtype):
+        _check_floats(operands)
         return Converted(operands)
     if any(map(dtypes.is_opaque, (*strong, dtype))):
         return Converted(operands, library=True)
@@ -127,6 +128,16 @@ def _check_range(operands: Sequence[Tracer], dtype: str) -> None:
         value = t._node.value
         if t._node.op == "const" and not limits.min <= value <= limits.max:
             raise OverflowError(f"Python integer {value} out of bounds for {dtype}\n  at {user_line()}")
+
+
+def _check_floats(operands: Sequence[Tracer]) -> None:
+    """Raise OverflowError if a Python integer is too large for a float, as which arrays of floats take it."""
+    for t in operands:
+        if t._node.op == "const" and type(t._node.value) is int:
+            try:
+                float(t._node.value)
+            except OverflowError as error:
+                raise OverflowError(f"{error}\n  at {user_line()}") from None
 
 
 def _comparable(x: Tracer) -> Tracer:

@@ -140,6 +140,35 @@ def test_an_integer_that_a_float_cannot_hold() -> None:
     assert_equal(fused(X, 5), X * 5)
 
 
+# Of an integer, which may be too large for a float or for NumPy.
+TOO_LARGE: list[tuple[Callable[[Any, Any], Any], int]] = [
+    (lambda x, t: x * (t + 0.5), 3),
+    (lambda x, t: x * (t / 3), 3),
+    (lambda x, t: x * ((t * 2) % 2.5), 3),
+    (lambda x, t: x * (10**400 + t * 0.5), 3),
+    (lambda x, t: x * (np.float64(2.0) * t), 3),
+    (lambda x, t: x * np.sqrt(t), 3),
+    (lambda x, t: np.maximum(x * t, t), 3),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TOO_LARGE)))
+def test_errors_of_integers_that_are_too_large_are_caught(number: int) -> None:
+    """In plans that other integers have made, too; and calls with these have their own plan again."""
+    function, plans = TOO_LARGE[number]
+
+    def catching(x: Any, t: int) -> Any:
+        try:
+            return function(x, t)
+        except (OverflowError, TypeError):
+            return x + 7
+
+    fused = cf.fuse(catching)
+    for t in (3, 5, 10**400, 8, 4 * 10**400, 9, 12):
+        assert_same(fused(X, t), catching(X, t))
+    assert len(fused.plans) == plans
+
+
 def test_numbers_that_python_refuses_are_errors_of_that_call_alone() -> None:
     fused = cf.fuse(lambda x, t: x * (1 / t))
     for t in (1, 2, 4):
