@@ -32,7 +32,7 @@ def _cached_but_for_traced(cached: Any) -> Any:
 
     @functools.wraps(cached)
     def call(*args: Any, **kwargs: Any) -> Any:
-        is_traced = any(isinstance(v, np.generic) and type(v) is Tracer for v in (*args, *kwargs.values()))
+        is_traced = any(type(v) is Tracer and (v._is_scalar or v._is_python) for v in (*args, *kwargs.values()))
         return (cached.__wrapped__ if is_traced else cached)(*args, **kwargs)
 
     call.__dict__.update(

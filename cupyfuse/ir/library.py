@@ -173,6 +173,7 @@ def _is_complex(result: Any) -> bool:
 
 _WRITING, _SETITEM = "writing.", "setitem"
 PYTHON_INTEGER = "int"  # a number, and the dtype of arrays beside it, which NumPy checks that it fits into
+PYTHON_OPERATOR = "operator."  # with its name, of Python's numbers: the dtype that the result has, and the operands
 _INDEXED = ("getitem", _SETITEM, "take", "put", "take_along_axis", "put_along_axis", "at")
 
 
@@ -191,6 +192,8 @@ def display_name(function: str) -> str:
     named = {"getitem": "x[index]", "setitem": "x[index] = y", PYTHON_INTEGER: "a Python integer beside narrow ones"}
     if function in named:
         return named[function]
+    if function.startswith(PYTHON_OPERATOR):
+        return f"{function} of Python's numbers"
     return function if function.startswith("scipy.") else f"np.{public_name(function)}"
 
 
@@ -203,6 +206,8 @@ def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Calla
         return getitem
     if name == PYTHON_INTEGER:
         return lambda number, dtype: namespace.asarray(np.array(int(number), dtype))
+    if name.startswith(PYTHON_OPERATOR):
+        return partial(_of_python_numbers, pkgutil.resolve_name(name), namespace)
     if name == _SETITEM or name.startswith(_WRITING):
         write = setitem if name == _SETITEM else attrgetter(name.removeprefix(_WRITING))(namespace)
         changed = partial(_changed_by, write)
@@ -214,6 +219,17 @@ def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Calla
         return pkgutil.resolve_name(prefix + name)
     except ImportError as error:
         raise AttributeError(str(error)) from error
+
+
+def _of_python_numbers(function: Callable[..., Any], namespace: Any, dtype: str, *numbers: Any) -> Any:
+    """Return an operator's result for numbers of Python's as an array; it raises what Python raises."""
+    result = function(*[n if isinstance(n, (int, float)) else n.item() for n in numbers])
+    if np.result_type(type(result)) != dtype:
+        raise TypeError(
+            f"{function.__name__} of Python's numbers gives a {type(result).__name__} for these values, where a plan "
+            f"has {dtype}; return the numbers, and compute it outside of the fused function"
+        )
+    return namespace.asarray(np.array(result, dtype))
 
 
 def _changed_by(write: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:

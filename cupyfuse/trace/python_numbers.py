@@ -6,19 +6,23 @@ Python's operators, `round`, `min` and `max` of them alone give such numbers aga
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes
-from ..ir.library import PYTHON_INTEGER
+from ..ir.library import PYTHON_INTEGER, PYTHON_OPERATOR
 from ..ir.operators import COMPARISONS, POINTWISE
+from .user_code import user_line
 from .value import NamedConstant, TracedValue
 
 _WEAK = (int, float, complex)  # Python's True is as strong as NumPy's
 _CLASSES = (bool, *_WEAK, NamedConstant)
 _BY_DTYPE: dict[str, type] = {"int64": int, "float64": float, "complex128": complex}
+_WIDE = {"b": "bool", "i": "int64", "u": "int64", "c": "complex128"}  # by the kinds of dtypes, all but floats
+_RAISING = ("truediv", "floordiv", "mod", "pow")
 _LOGIC = (*COMPARISONS, "and", "or", "xor", "rand", "ror", "rxor")
 
 
@@ -29,10 +33,32 @@ def is_python(value: Any) -> bool:
     return value.__class__ in _CLASSES
 
 
+def class_of(number: Any) -> type:
+    """Return the class of a traced number that is Python's."""
+    return _BY_DTYPE.get(number._node.dtype, bool)
+
+
 def as_python(number: Any) -> Any:
     """Mark a traced scalar as a number that is Python's where the plain function runs."""
     number._is_python = True
     return number
+
+
+def item_of(array: Any, *index: Any) -> Any:
+    """Return the only element of an array, or the one at an index, as a number of Python's: `ndarray.item`."""
+    if len(index) == 1 and isinstance(index[0], tuple):
+        index = index[0]
+    if len(index) not in (0, 1, array.ndim):
+        raise ValueError(f"incorrect number of indices for array\n  at {user_line()}")
+    if len(index) == 1 and array.ndim != 1:
+        array = array.copy().ravel()
+    found = array[tuple(map(operator.index, index))] if index else array
+    if found.size != 1:
+        raise ValueError(f"can only convert an array of size 1 to a Python scalar\n  at {user_line()}")
+    scalar = found._trace.reshape(found._as_result(), (), "C")
+    if found._node.dtype == "uint64":  # an integer of Python's, as int64 if that holds it
+        return as_python(scalar._trace.call_library(PYTHON_INTEGER, [scalar, "int64"])._as_result())
+    return as_python(scalar.astype(_WIDE.get(found.dtype.kind, "float64"))._as_result())
 
 
 def is_weak(value: Any) -> bool:
@@ -45,19 +71,51 @@ def python_operator(name: str, method: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(method)
     def call(self: Any, *others: Any) -> Any:
-        """Call the method on numbers as Python takes them: True as 1, and negative powers of integers as floats."""
+        """Call the method on numbers as Python takes them: True as 1; a step computes what raises for some values."""
         if self._is_python and any(isinstance(o, (list, tuple, str)) for o in others):
             self._needs_value()  # as many copies of a list
         if not self._is_python or not all(map(is_python, others)):
             return method(self, *others)
         if self._node.dtype == "bool" and name not in _LOGIC:
             self = self.astype("int64")
-        if name == "pow" and type(others[0]) is int and others[0] < 0:
-            self = self.astype("float64")
+        if (operation := name.removeprefix("r")) in _RAISING:
+            operands = (others[0], self) if name != operation else (self, others[0])
+            if _may_raise(operation, *operands):
+                return as_python(_by_python(self._trace, operation, *operands))
         result = method(self, *others)
         return result if result is NotImplemented else as_python(result)
 
     return call
+
+
+def _may_raise(name: str, left: Any, right: Any) -> bool:
+    """Whether an operator raises for some values of its operands, or gives numbers of other types than of others."""
+    if isinstance(right, TracedValue) or type(right) not in (bool, int, float):
+        return True
+    if name != "pow":
+        return right == 0
+    return right < 0 or float in (_kind_of(left), type(right))
+
+
+def _by_python(trace: Any, name: str, left: Any, right: Any) -> Any:
+    """Add a step that computes an operator of numbers as Python does, with its errors."""
+    kinds = [_kind_of(operand) for operand in (left, right)]
+    is_float = (
+        float in kinds or name == "truediv" or (name == "pow" and not isinstance(right, TracedValue) and right < 0)
+    )
+    operands = [
+        trace.tracer_of(o) if isinstance(o, TracedValue) or type(o) not in _CLASSES else o for o in (left, right)
+    ]
+    result = trace.call_library(PYTHON_OPERATOR + name, ["float64" if is_float else "int64", *operands])
+    result._is_array = False
+    return result
+
+
+def _kind_of(operand: Any) -> type:
+    """Return whether a number of Python's is a float; others are integers, and True and False."""
+    if isinstance(operand, TracedValue):
+        return float if dtypes.is_float(operand._node.dtype) else int
+    return float if issubclass(operand.__class__, float) else int
 
 
 # Promotion ------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ..ir.parts import View
 from .arithmetic import takes_over
 from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
-from .python_numbers import weak_in_loop_dtypes
+from .python_numbers import class_of, item_of, weak_in_loop_dtypes
 from .user_code import fail, is_called_from_compiled_code, user_line
 from .watched import Site
 
@@ -102,9 +102,11 @@ class Tracer(Changes):
     def _is_scalar(self) -> bool:
         return not self._axes.shape and not self._is_array
 
-    # What `isinstance` reads: np.ndarray, or the type of a NumPy scalar.
+    # What `isinstance` reads: np.ndarray, or the type of a NumPy scalar, or of a Python number.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
+        if self._is_python:
+            return class_of(self)
         return self.dtype.type if self._is_scalar else np.ndarray
 
     @property
@@ -224,6 +226,9 @@ class Tracer(Changes):
         if dtype not in (None, np.ndarray) and np.dtype(dtype) != self.dtype:
             fail(f".view({dtype})", "bytes of traced arrays cannot be read as another dtype; use .astype")
         return self._view(range(self.ndim))
+
+    def item(self, *index: Any) -> Any:
+        return item_of(self, *index)
 
     def fill(self, value: Any) -> None:
         self[...] = value

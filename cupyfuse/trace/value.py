@@ -117,10 +117,11 @@ class TracedValue:
     def _needs_value(self, *_: Any, **__: Any) -> NoReturn:
         fail(
             "a conversion of a traced array to a Python or NumPy value",
-            "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself",
+            "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself, "
+            "and .item() for a Python number that is computed with or returned",
         )
 
-    __float__ = __int__ = __index__ = __complex__ = item = tolist = __dlpack__ = _needs_value
+    __float__ = __int__ = __index__ = __complex__ = tolist = __dlpack__ = _needs_value
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         fail(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from masks import arguments, check, on_engines, program
@@ -27,6 +30,10 @@ NUMBERS = (
     "a.max() * np.float64(2) * a[both].size | np.array([a[both].size, 2]) | np.allclose(a, a) * a | "
     "round(a[0, 0]) * a | np.dot(u, a[both].size) | "
     "x[both].shape, x[rows].size | "
+    "a.max().item(), a.max().item() * 2 * a, a[0, 0].item() > 1, -a.min().item(), a.sum().item() / 3, a.item(1) | "
+    "a.item(0, 1), a.item((1, 0)), a.item(-1), (a > 1).item(0), a[:1, :1].item() * a, a.argmax().item() // 2 | "
+    "isinstance(a.argmax().item(), int), isinstance(a[both].size / 2, float), isinstance((a > 1).item(0), bool) | "
+    "a / (abs(a.max().item()) + 1), 1 / (a.argmax().item() + 1), a.argmax().item() % 3, 2 ** a[both].size | "
     "n = a[both].size; n += 1; n **= 2; n, a * n | (a[both] / a[both].size).sum()"
 )
 
@@ -61,6 +68,44 @@ def test_a_float_argument_beside_a_number_of_elements_is_a_parameter() -> None:
             mean, total = scaled(x, x > 2, k)
             assert (mean, type(mean), total, type(total)) == (4, np.float32, 3 * k, float)
         assert len(scaled._runnables) == 1
+
+
+RAISING: list[tuple[Callable[[Any], Any], type[Exception]]] = [
+    (lambda x: 1 / x[x > 9].size, ZeroDivisionError),
+    (lambda x: 7 // x[x > 9].size, ZeroDivisionError),
+    (lambda x: 7 % x.item(0), ZeroDivisionError),
+    (lambda x: divmod(7, x[x > 9].size), ZeroDivisionError),
+    (lambda x: x[x > 9].size ** -1, ZeroDivisionError),
+    (lambda x: x.item(0) ** -0.5, ZeroDivisionError),
+    (lambda x: 2.0 ** (x[x < 9].size * 1000), OverflowError),
+    (lambda x: (x.max().item() * 1e200) ** 2, OverflowError),
+]
+
+
+@pytest.mark.parametrize("number", range(len(RAISING)))
+def test_arithmetic_of_numbers_raises_as_pythons(number: int) -> None:
+    """They were infinities and zeros, as NumPy's numbers give."""
+    function, error = RAISING[number]
+    x = np.arange(4, dtype=np.float32)
+    with pytest.raises(error) as expected:
+        function(x)
+    with force_plans(), pytest.raises(error) as found:
+        cf.fuse(function)(x)
+    assert str(found.value) == str(expected.value)
+
+
+def test_powers_of_numbers_that_become_complex_are_an_error() -> None:
+    with force_plans(), pytest.raises(TypeError, match="gives a complex for these values, where a plan has float64"):
+        cf.fuse(lambda x: (x.min().item() - 1) ** 0.5)(np.arange(4.0))
+
+
+def test_item_of_several_elements() -> None:
+    x = np.ones((2, 3))
+    for function in (lambda x: x.item(), lambda x: x.item(1, 1, 1), lambda x: x.item(6), lambda x: x.item(0, 3)):
+        with pytest.raises((ValueError, IndexError)) as expected:
+            function(x)
+        with pytest.raises(type(expected.value)):
+            cf.fuse(function)(x)
 
 
 def test_lists_are_not_repeated_by_a_number_of_elements() -> None:

@@ -39,7 +39,6 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.max() and x, "branch on an array's values"),
     (lambda x: x * float(x.max()), "conversion .* value"),
     (lambda x: x * int(x.max()), "conversion .* value"),
-    (lambda x: x * x.max().item(), "conversion .* value"),
     (lambda x: x * math.sqrt(x.sum()), "conversion .* value"),
     (lambda x: x + x.tolist(), "conversion .* value"),
     (lambda x: range(x.max()), "conversion .* value"),
