@@ -15,7 +15,7 @@ from ..trace.user_code import definition_of
 from ..trace.watched import unwatched
 from . import arrays
 from .constants import constant_key
-from .structures import structure_of
+from .structures import is_dataclass, is_namedtuple, structure_of
 
 
 class Results:
@@ -87,7 +87,7 @@ class Results:
                 f"the function returns a {cls.__name__}: expected arrays, numbers, or tuples, lists, dicts and "
                 "dataclasses of these; create other objects outside, or teach their type to cf.register"
             )
-        self._add_key(structure.key)
+        self._add_key(_key_of(structure.key))
         items = [self._flatten(child) for child in structure.children]
         return lambda leaves, numbers: structure.rebuild([item(leaves, numbers) for item in items])
 
@@ -110,6 +110,14 @@ class Results:
     def key_for(self, numbers: Sequence[float]) -> list[Any]:
         """Return the key of the results of a call with these numbers."""
         return [constant_key(part.evaluate(numbers)) if type(part) is Number else part for part in self.key]
+
+
+def _key_of(key: Any) -> Any:
+    """Return the key of a structure, with the names of a class of records, which each trace may make anew."""
+    cls = key[0]
+    if not isinstance(cls, type) or not (is_namedtuple(cls) or is_dataclass(cls)):
+        return key
+    return cls.__module__, cls.__qualname__, getattr(cls, "_fields", ()), *key[1:]
 
 
 def _python_number(value: Any) -> Any:

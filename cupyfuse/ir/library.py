@@ -172,6 +172,8 @@ def _is_complex(result: Any) -> bool:
 
 
 _WRITING, _SETITEM = "writing.", "setitem"
+SET_PART = {"real": "writing.real", "imag": "writing.imag"}  # of complex arrays, by the names of the attributes
+VIEW = "view"  # an array, and another dtype of its size
 PYTHON_INTEGER = "int"  # a number, and the dtype of arrays beside it, which NumPy checks that it fits into
 PYTHON_OPERATOR = "operator."  # with its name, of Python's numbers: the dtype that the result has, and the operands
 _INDEXED = ("getitem", _SETITEM, "take", "put", "take_along_axis", "put_along_axis", "at")
@@ -189,9 +191,16 @@ def public_name(function: str) -> str:
 
 def display_name(function: str) -> str:
     """Return a function's name as in a user's code, for messages and reports."""
-    named = {"getitem": "x[index]", "setitem": "x[index] = y", PYTHON_INTEGER: "a Python integer beside narrow ones"}
+    named = {
+        "getitem": "x[index]",
+        "setitem": "x[index] = y",
+        VIEW: "x.view",
+        PYTHON_INTEGER: "a Python integer beside narrow ones",
+    }
     if function in named:
         return named[function]
+    if function in SET_PART.values():
+        return f"x.{public_name(function)} = y"
     if function.startswith(PYTHON_OPERATOR):
         return f"{function} of Python's numbers"
     return function if function.startswith("scipy.") else f"np.{public_name(function)}"
@@ -204,12 +213,14 @@ def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Calla
     """
     if name == "getitem":
         return getitem
+    if name == VIEW:
+        return lambda array, dtype: array.view(dtype)
     if name == PYTHON_INTEGER:
         return lambda number, dtype: namespace.asarray(np.array(int(number), dtype))
     if name.startswith(PYTHON_OPERATOR):
         return partial(_of_python_numbers, pkgutil.resolve_name(name), namespace)
     if name == _SETITEM or name.startswith(_WRITING):
-        write = setitem if name == _SETITEM else attrgetter(name.removeprefix(_WRITING))(namespace)
+        write = _writing(name, namespace)
         changed = partial(_changed_by, write)
         return changed if in_place else on_copy(changed)
     if not name.startswith("scipy."):
@@ -219,6 +230,16 @@ def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Calla
         return pkgutil.resolve_name(prefix + name)
     except ImportError as error:
         raise AttributeError(str(error)) from error
+
+
+def _writing(name: str, namespace: Any) -> Callable[..., Any]:
+    """Return a function that writes to its first operand."""
+    if name == _SETITEM:
+        return setitem
+    if name in SET_PART.values():
+        return lambda array, part: setattr(array, public_name(name), part)
+    found: Callable[..., Any] = attrgetter(public_name(name))(namespace)
+    return found
 
 
 def _of_python_numbers(function: Callable[..., Any], namespace: Any, dtype: str, *numbers: Any) -> Any:

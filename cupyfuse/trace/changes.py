@@ -45,9 +45,9 @@ class Changes(Arithmetic):
         """Assign all elements, as in-place operators and out= do: cast to this dtype within the same kind."""
         new = self._trace.tracer_of(value)
         if not self._is_scalar and not dtypes.can_assign(new._node.dtype, self._node.dtype):
-            fail(
-                f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
-                "the casting rule 'same_kind' forbids it, as in NumPy; convert the value with .astype first",
+            raise TypeError(
+                f"Cannot cast the result of an in-place change from {new.dtype!r} to {self.dtype!r} with casting rule "
+                f"'same_kind': convert it with .astype first\n  at {user_line()}"
             )
         self._replace(new)
         return self

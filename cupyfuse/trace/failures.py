@@ -12,7 +12,7 @@ from ..ir.library import Elements, LibraryCall, Operand, public_name, resolve_fu
 # Functions, and methods of ufuncs, that take any values.
 _TAKE_ANY = (
     *("sort", "argsort", "partition", "argpartition", "searchsorted", "concatenate"),
-    *("cumsum", "cumprod", "reduce", "accumulate", "outer"),
+    *("cumsum", "cumprod", "reduce", "accumulate", "outer", "real", "imag", "view"),
 )
 # Those of which, as of indexing, the second argument alone decides: counts, indices, exponents of integers.
 _SECOND_DECIDES = ("repeat", "reduceat", "power")

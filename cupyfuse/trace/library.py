@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import graph as g
-from ..ir.library import Elements, LibraryCall, NamedFunction, Operand, display_name, flatten
+from ..ir.library import SET_PART, VIEW, Elements, LibraryCall, NamedFunction, Operand, display_name, flatten
 from .axes import Axes
 from .broadcasting import axis_labels
 from .failures import changes_midway, raises_for_values
@@ -55,7 +55,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         )
     results = infer_results(FutureCall(function, template, named, found.tracers, found.are_selected))
     nodes = tuple(_c_order_node(t) for t in found.tracers)
-    keep_dtype = function.startswith(_OF_SPACING)
+    keep_dtype = function.startswith(_OF_SPACING) or function == VIEW
     wide = [n if keep_dtype or (n.dtype == "float16" and _is_stored(n)) else _widen(n) for n in nodes]
     every: list[Result] = flatten(results)
     shapes = tuple(t.shape for t in found.tracers)
@@ -64,7 +64,9 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         trace.note_raise(changes_midway(call))
     with trace.call(name, found.tracers) as record:
         tracers = [record(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
-    if any(r.is_view for r in every):  # the step copies, so that changes in place would not reach the other array
+    if (
+        any(r.is_view for r in every) and function not in SET_PART
+    ):  # the step copies, so that changes in place would not reach the other array
         for t in (*found.tracers, *tracers):
             t._mark_shared()
     replacements = iter(tracers)

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
+from ..ir.library import SET_PART, VIEW
 from ..ir.operators import POINTWISE
 from ..ir.parts import View
 from .arithmetic import takes_over
@@ -121,15 +122,25 @@ class Tracer(Changes):
 
     @property
     def real(self) -> Any:
-        return self._trace.call_library("real", [self]) if dtypes.is_complex(self._node.dtype) else self
+        return self._make_view(_get_part, _put_part, "real") if dtypes.is_complex(self._node.dtype) else self
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        self.real[...] = value
 
     @property
     def imag(self) -> Any:
         if dtypes.is_complex(self._node.dtype):
-            return self._trace.call_library("imag", [self])
+            return self._make_view(_get_part, _put_part, "imag")
         zeros = self._trace.call_function(_ZEROS_LIKE, (self,), {})._with_kind_of(self)
         zeros._read_only = not zeros._is_scalar
         return zeros
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if not dtypes.is_complex(self._node.dtype):
+            raise TypeError(f"array does not have imaginary part to set\n  at {user_line()}")
+        self.imag[...] = value
 
     def __setitem__(self, index: Any, value: Any) -> None:
         is_part = isinstance(value, Tracer) and value._parent is not None and value._root is self._root
@@ -223,8 +234,13 @@ class Tracer(Changes):
         if is_class and dtype is not np.ndarray:
             way_out = "traced arrays are plain ones; in place of a masked array use x[mask], where= or np.where"
             fail(f"an array of the class {dtype.__name__}", way_out)
-        if dtype not in (None, np.ndarray) and np.dtype(dtype) != self.dtype:
-            fail(f".view({dtype})", "bytes of traced arrays cannot be read as another dtype; use .astype")
+        if dtype is not None and not is_class and np.dtype(dtype) != self.dtype:
+            if np.dtype(dtype).itemsize != self.itemsize or "bfloat16" in (np.dtype(dtype).name, self._node.dtype):
+                fail(
+                    f".view({dtype})", "bytes are read as another dtype of NumPy's of the same size alone; use .astype"
+                )
+            viewed: Tracer = self._trace.call_library(VIEW, [self, np.dtype(dtype)])
+            return viewed
         return self._view(range(self.ndim))
 
     def item(self, *index: Any) -> Any:
@@ -388,6 +404,18 @@ def _in_loop_dtypes(ufunc: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return inputs
     found = zip(inputs, loops[: len(inputs)], strict=True)
     return tuple(i.astype(d) if isinstance(i, Tracer) and i.dtype != d else i for i, d in found)
+
+
+def _get_part(x: Tracer, name: str) -> Tracer:
+    """Return the real or the imaginary part of a complex array."""
+    part: Tracer = x._trace.call_library(name, [x])
+    return part
+
+
+def _put_part(x: Tracer, name: str, value: Tracer) -> Tracer:
+    """Return a complex array with another real or imaginary part."""
+    changed: Tracer = x._trace.call_library(SET_PART[name], [x, value])
+    return changed
 
 
 def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:

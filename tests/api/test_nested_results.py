@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -174,3 +176,25 @@ def test_text_of_an_arrays_values_is_refused(function: Callable[..., Any]) -> No
     fused = cf.fuse(lambda x, s: (print(x), x * s, f"{x.shape} {x.dtype} {s} {len(x)}")[1:])
     result, text = fused(x, 0.5)
     assert text == "(2, 3) float64 0.5 2" and (result == 0.5).all()
+
+
+def test_records_of_classes_that_the_function_makes() -> None:
+    """Each trace makes another class, of the same names and fields."""
+
+    def function(x: Any) -> Any:
+        @dataclasses.dataclass
+        class Norm:
+            mean: Any
+            scale: float = 2.0
+
+        pair = collections.namedtuple("pair", "total norm")
+        return pair(x.sum(axis=1), Norm(x.mean(axis=1)))
+
+    with force_plans():
+        fused = cf.fuse(function)
+        for x in (X, 2 * X):
+            found, expected = fused(x), function(x)
+            assert type(found).__name__ == "pair" and found._fields == ("total", "norm")
+            np.testing.assert_allclose(found.total, expected.total)
+            np.testing.assert_allclose(found.norm.mean, expected.norm.mean)
+            assert (type(found.norm).__qualname__, found.norm.scale) == (type(expected.norm).__qualname__, 2.0)

@@ -60,7 +60,7 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.linalg.norm(x[x[:, 0] > 0], -np.inf), r"a norm of a matrix of masked elements"),
     (lambda x: np.linalg.norm(x[x[:, 0] > 0], 2), r"a norm of masked rows"),
     (lambda x: x[True, x > 0], r"indexing with a mask beside other indices"),
-    (lambda x: x.view(np.int32), r"view\(.*int32.*bytes of traced arrays"),
+    (lambda x: x.view(np.int16), r"view\(.*int16.*of the same size alone; use \.astype"),
     (lambda x: x.view(np.recarray), r"an array of the class recarray.*plain ones"),
     (lambda x: np.ma.masked_where(x > 0, x).sum(), r"class MaskedArray.*use x\[mask\], where= or np\.where"),
     (lambda x: np.ma.masked_array(x, x > 0), r"compiled code that reads arrays in memory"),

@@ -87,7 +87,8 @@ def _converting_tracers(original: Callable[..., Any], convert: Callable[..., Any
 
 def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
     """Return a traced array, or a list of them, as an array of a dtype; `copy` as for `numpy.asarray`."""
-    if copy is False and not (isinstance(x, Tracer) and not x._is_scalar and dtype in (None, x.dtype)):
+    same_dtype = isinstance(x, Tracer) and (dtype is None or np.dtype(dtype) == x.dtype)
+    if copy is False and (not same_dtype or x._is_scalar):
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
     if dtype is not None and np.dtype(dtype).hasobject:
         fail("an array of objects", "traced arrays hold numbers; use a list or tuple of arrays")
