@@ -1,14 +1,19 @@
-"""`Changes`: changes in place of traced arrays, and the views and reshaped arrays that share their memory."""
+"""`Changes`: changes in place of traced arrays, and the views, parts and reshaped arrays that share their memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .. import dtypes
 from ..ir import graph as g
+from ..ir.library import SET_PART
 from .arithmetic import Arithmetic
 from .user_code import fail, user_line
+
+_ZEROS_LIKE = np.zeros_like  # another stands for it in the module `numpy` while a trace runs
 
 
 class Changes(Arithmetic):
@@ -31,6 +36,29 @@ class Changes(Arithmetic):
     _selection: Any
     _shared: bool
     _views: list[Any]
+
+    # Parts of complex arrays
+    @property
+    def real(self) -> Any:
+        return self._make_view(_get_part, _put_part, "real") if dtypes.is_complex(self._node.dtype) else self
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        self.real[...] = value
+
+    @property
+    def imag(self) -> Any:
+        if dtypes.is_complex(self._node.dtype):
+            return self._make_view(_get_part, _put_part, "imag")
+        zeros = self._trace.call_function(_ZEROS_LIKE, (self,), {})._with_kind_of(self)
+        zeros._read_only = not zeros._is_scalar
+        return zeros
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if not dtypes.is_complex(self._node.dtype):
+            raise TypeError(f"array does not have imaginary part to set\n  at {user_line()}")
+        self.imag[...] = value
 
     # Changes in place change the tracer itself, since other variables of the user's function may refer to it.
     def _assign(self, value: Any) -> None:
@@ -160,3 +188,15 @@ class Changes(Arithmetic):
     def _updated(self, value: Any) -> Any:
         """Return the result of an in-place operator: the updated array itself, or the new value of a scalar."""
         return value if self._is_scalar else self._assign_all(value)
+
+
+def _get_part(x: Any, name: str) -> Any:
+    """Return the real or the imaginary part of a complex array."""
+    part: Any = x._trace.call_library(name, [x])
+    return part
+
+
+def _put_part(x: Any, name: str, value: Any) -> Any:
+    """Return a complex array with another real or imaginary part."""
+    changed: Any = x._trace.call_library(SET_PART[name], [x, value])
+    return changed

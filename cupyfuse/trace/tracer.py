@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
-from ..ir.library import SET_PART, VIEW
+from ..ir.library import VIEW
 from ..ir.operators import POINTWISE
 from ..ir.parts import View
 from .arithmetic import takes_over
@@ -26,7 +26,7 @@ from .watched import Site
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
 # Others stand for these in the module `numpy` while a trace runs.
 _OF_NUMPY = frozenset(value for value in vars(np).values() if isinstance(value, np.ufunc))
-_ZEROS_LIKE, _CLIP, _DOT, _COMPRESS, _ANY, _ALL = np.zeros_like, np.clip, np.dot, np.compress, np.any, np.all
+_CLIP, _DOT, _COMPRESS, _ANY, _ALL = np.clip, np.dot, np.compress, np.any, np.all
 
 
 class TraceProtocol(Protocol):
@@ -119,28 +119,6 @@ class Tracer(Changes):
         if self.ndim < 2:
             raise ValueError(f"mT: an array of {self.ndim} dimensions holds no matrices\n  at {user_line()}")
         return self.swapaxes(-2, -1)
-
-    @property
-    def real(self) -> Any:
-        return self._make_view(_get_part, _put_part, "real") if dtypes.is_complex(self._node.dtype) else self
-
-    @real.setter
-    def real(self, value: Any) -> None:
-        self.real[...] = value
-
-    @property
-    def imag(self) -> Any:
-        if dtypes.is_complex(self._node.dtype):
-            return self._make_view(_get_part, _put_part, "imag")
-        zeros = self._trace.call_function(_ZEROS_LIKE, (self,), {})._with_kind_of(self)
-        zeros._read_only = not zeros._is_scalar
-        return zeros
-
-    @imag.setter
-    def imag(self, value: Any) -> None:
-        if not dtypes.is_complex(self._node.dtype):
-            raise TypeError(f"array does not have imaginary part to set\n  at {user_line()}")
-        self.imag[...] = value
 
     def __setitem__(self, index: Any, value: Any) -> None:
         is_part = isinstance(value, Tracer) and value._parent is not None and value._root is self._root
@@ -404,18 +382,6 @@ def _in_loop_dtypes(ufunc: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return inputs
     found = zip(inputs, loops[: len(inputs)], strict=True)
     return tuple(i.astype(d) if isinstance(i, Tracer) and i.dtype != d else i for i, d in found)
-
-
-def _get_part(x: Tracer, name: str) -> Tracer:
-    """Return the real or the imaginary part of a complex array."""
-    part: Tracer = x._trace.call_library(name, [x])
-    return part
-
-
-def _put_part(x: Tracer, name: str, value: Tracer) -> Tracer:
-    """Return a complex array with another real or imaginary part."""
-    changed: Tracer = x._trace.call_library(SET_PART[name], [x, value])
-    return changed
 
 
 def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:

@@ -271,7 +271,7 @@ def test_masked_elements_keep_what_their_dtype_holds() -> None:
         a[k] //= 2.5
         return a
 
-    with force_plans(), pytest.raises(TypeError, match="in-place change from dtype.'float64'. to dtype.'int8'"):
+    with force_plans(), pytest.raises(TypeError, match=r"in-place change from dtype.'float64'. to dtype.'int8'"):
         cf.fuse(halves)(np.array([9, 100, 6], np.int8), np.ones(3, bool))
 
 
