@@ -28,6 +28,8 @@ _POINTWISE: dict[Any, int] = {
 }
 # Functions that compute each element of their first argument by itself, from the others as a whole.
 _OF_EACH = (np.interp, np.digitize, np.isin)
+# Functions that fill as many elements with one number.
+_UNIFORM = (np.zeros_like, np.ones_like, np.empty_like, np.full_like)
 _ALLCLOSE, _ISCLOSE = np.allclose, np.isclose
 _SIGNED = {"uint8": "int16", "uint16": "int32", "uint32": "int64"}  # which hold the numbers of unsigned dtypes
 
@@ -170,6 +172,12 @@ class Masked(Reductions):
             if func in OF_SHAPE and len(args) == 1 and not options:
                 return getattr(self, func.__name__)
             if func in _OF_EACH and not any(isinstance(a, Masked) for a in (*args[1:], *options.values())):
+                return self._of(func(self.whole, *args[1:], **options))
+            if (
+                func in _UNIFORM
+                and options.get("shape") is None
+                and all(map(_is_number, (*args[1:], *options.values())))
+            ):
                 return self._of(func(self.whole, *args[1:], **options))
         return self.whole._trace.call_function(func, args, options)
 

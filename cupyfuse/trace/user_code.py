@@ -76,6 +76,12 @@ def _line_of(error: Exception) -> str:
 _ASKED_FOR_ARRAY = re.compile(
     r"\bTracer\b(?!.* at )|__array_(interface|struct)__|^setting an array element with a sequence"
 )
+NEEDED_INTEGER = (
+    "a conversion of a traced array to a Python value, as a length, an axis or an index of a list: values are not "
+    "known while the function is traced, and shapes cannot depend on them; take the whole array, and choose by "
+    "np.where or a mask"
+)
+_ASKED_FOR_INTEGER = re.compile(r"\b(?:got|not) '?<traced array, shape \(\)")
 
 
 # What Python says of an assignment to an attribute of a traced array: to a property, and to one that it has not.
@@ -166,6 +172,8 @@ def refusals_reach_the_caller() -> Iterator[None]:
                 f"cannot fuse np.ndarray.{found[1]} of a traced array: take it from the array itself, as x.{found[1]}"
                 f"\n  at {_line_of(error)}"
             ) from error
+        if type(error) is TypeError and _ASKED_FOR_INTEGER.search(str(error)):
+            raise TraceError(f"cannot fuse {NEEDED_INTEGER}\n  at {_line_of(error)}") from error
         said = str(error).partition("\n  at ")[0]
         if type(error) in (AttributeError, TypeError, ValueError) and _ASKED_FOR_ARRAY.search(said):
             raise TraceError(

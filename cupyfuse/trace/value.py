@@ -9,7 +9,7 @@ from .. import dtypes
 from ..errors import TraceAttributeError
 from ..ir import graph as g
 from .axes import Axes
-from .user_code import fail, user_line
+from .user_code import NEEDED_INTEGER, fail, user_line
 
 # Array methods that are NumPy's functions of the same name, and those of them that change the array in place.
 METHODS = (
@@ -121,7 +121,10 @@ class TracedValue:
             "and .item() for a Python number that is computed with or returned",
         )
 
-    __float__ = __int__ = __index__ = __complex__ = tolist = __dlpack__ = _needs_value
+    def __index__(self) -> NoReturn:
+        fail(*NEEDED_INTEGER.split(": ", 1))
+
+    __float__ = __int__ = __complex__ = tolist = __dlpack__ = _needs_value
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         fail(

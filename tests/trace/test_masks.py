@@ -38,6 +38,8 @@ SELECTIONS = (
     "np.average(a[rows], axis=0, weights=u[rows] ** 2) | np.average(a[both], None, a[both] ** 2) | "
     "(a.sum() - a[both]).sum() | np.subtract(u[0], a[both]).sum() | "
     "(u[0] > a[both]).sum(), (a[both] == u[0]).sum() | np.where(a[both] > 1, a[both], 0).sum() | "
+    "np.ones_like(a[both]).sum(), (np.full_like(a[both], 2) * a[both]).sum(), np.full_like(a[both], a.max()).sum() | "
+    "np.zeros_like(a[both], dtype=np.int32).sum() + np.ones_like(a[both]).max() | "
     "np.clip(a[both], a_min=0, a_max=2).sum(), a[both].clip(min=1).sum() | np.round(a[both] / 3, 1).sum() | "
     "a[both].astype(np.float32).sum(), a[both].copy().sum(), a[both].round().sum() | "
     "a.sum() * a[both].ndim * x[both].ndim | a[both][a[both] > 1].sum() | a[rows][a[rows] > 1].sum() | "

@@ -41,7 +41,9 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x * int(x.max()), "conversion .* value"),
     (lambda x: x * math.sqrt(x.sum()), "conversion .* value"),
     (lambda x: x + x.tolist(), "conversion .* value"),
-    (lambda x: range(x.max()), "conversion .* value"),
+    (lambda x: range(x.max()), "conversion .* value, as a length"),
+    (lambda x: np.full(x.argmax(), 2.0), "conversion .* value, as a length"),
+    (lambda x: np.ones(x[x > 1].size), "conversion .* value, as a length"),
     (lambda x: f"{x.sum():.2f}", "conversion .* value"),
     (lambda x: x * 2 if 1 in x else x, r"`in`.*\(x == value\)\.any\(\)"),
 ]

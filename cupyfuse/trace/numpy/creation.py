@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ..arithmetic import takes_over
 from ..broadcasting import expand
 from ..tracer import TraceProtocol, Tracer
 from ..watched import Watched, created, site_of, unwatched, watched
@@ -58,7 +59,7 @@ def creating(original: Callable[..., Any]) -> Callable[..., Any]:
         """Create an array; one that is filled with a traced value is traced in any case."""
         if name in _FILLED:
             fill = stacked(options.get("fill_value", args[1] if len(args) > 1 else None))
-            if isinstance(fill, Tracer):
+            if isinstance(fill, Tracer) and not (args and takes_over(type(args[0]))):  # of masked elements
                 return _FILLED[name](fill, *args, **options)
         made = original(*args, **options)
         return _trace_created(made, name in _UNIFORM, name.startswith("empty"))
