@@ -173,11 +173,8 @@ class Masked(Reductions):
                 return getattr(self, func.__name__)
             if func in _OF_EACH and not any(isinstance(a, Masked) for a in (*args[1:], *options.values())):
                 return self._of(func(self.whole, *args[1:], **options))
-            if (
-                func in _UNIFORM
-                and options.get("shape") is None
-                and all(map(_is_number, (*args[1:], *options.values())))
-            ):
+            fill = [*args[1:2], options.get("fill_value")][0] if func is _FULL_LIKE else 0
+            if func in _UNIFORM and options.get("shape") is None and _is_number(fill):
                 return self._of(func(self.whole, *args[1:], **options))
         return self.whole._trace.call_function(func, args, options)
 
