@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..trace import NUMPY_NUMBERS
 from ..trace.numpy import is_distribution, is_multimethod
 
 
@@ -31,13 +32,13 @@ class Identity:
 
 
 # Types of arguments and variables that may be numbers of a plan, which are no constants of it.
-NUMBERS = (int, float, np.float64)
+NUMBERS = (int, float, *NUMPY_NUMBERS)
 _PLAIN = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), type(np._NoValue))
 
 
 def value_key(number: float) -> Hashable:
     """Return a key that is equal only for numbers of one type that no function can tell apart: integers, or floats."""
-    return number if type(number) is int else number.hex()
+    return number if isinstance(number, (int, np.integer)) else float(number).hex()
 
 
 def constant_key(value: Any) -> Hashable:

@@ -153,9 +153,12 @@ class MatchWriter:
     def _differs(self, value: float | str, name: str) -> str:
         """Return the condition that a variable holds another number or string."""
         constant = self.constant(value)
-        if isinstance(value, float):
-            cls, text = self.constant(type(value)), self.constant(value.hex())
-            return f"({name} is not {constant} and (type({name}) is not {cls} or {name}.hex() != {text}))"
+        if isinstance(value, (float, np.floating)):
+            cls, text = self.constant(type(value)), self.constant(float(value).hex())
+            return f"({name} is not {constant} and (type({name}) is not {cls} or float({name}).hex() != {text}))"
+        if isinstance(value, np.integer):
+            cls = self.constant(type(value))
+            return f"({name} is not {constant} and (type({name}) is not {cls} or {name} != {constant}))"
         return f"({name} is not {constant} and (type({name}) is not {type(value).__name__} or {name} != {constant}))"
 
     def _add_array(self, value: Any, name: str, cls: str, *further: str) -> None:

@@ -11,7 +11,7 @@ from ..errors import TraceError
 from ..ir import graph as g
 from ..ir.rebuild import operation_key
 from ..plan.plan import Traced
-from ..trace import NumbersOfCall, Trace, Tracer, refusals_reach_the_caller
+from ..trace import NUMPY_NUMBERS, NumbersOfCall, Trace, Tracer, refusals_reach_the_caller
 from ..trace.numpy import traced_conversions
 from ..trace.user_code import took_array_of_compiled_code
 from ..trace.watched import Site
@@ -237,4 +237,4 @@ def _constant_of_call(node: g.Node, values: Sequence[float]) -> Hashable:
     has a NumPy number, which is cast to its dtype.
     """
     value: Any = node.value if node.number is None else node.number.evaluate(values)
-    return repr(float(value) if type(value) is int or isinstance(value, float) else value)
+    return repr(float(value) if type(value) is int or isinstance(value, (float, *NUMPY_NUMBERS)) else value)

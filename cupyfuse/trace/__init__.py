@@ -18,7 +18,7 @@ from .products import matmul
 from .trace import ASSIGNMENT, Call, Trace
 from .tracer import Tracer
 from .user_code import fail, refusals_reach_the_caller, user_line
-from .value import DESCRIPTION, NamedConstant
+from .value import DESCRIPTION, NUMPY_NUMBERS, NamedConstant
 
 __all__ = [
     "ASSIGNMENT",
@@ -26,6 +26,7 @@ __all__ = [
     "AxisLabels",
     "Call",
     "DESCRIPTION",
+    "NUMPY_NUMBERS",
     "NamedConstant",
     "NumbersOfCall",
     "Trace",

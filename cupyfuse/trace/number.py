@@ -10,8 +10,10 @@ import numpy as np
 
 from ..ir.numbers import Number, function_of_numbers
 from .tracer import Tracer
+from .value import NUMPY_INTEGERS, NUMPY_NUMBERS
 
-_NUMBERS = (int, float, bool)
+_NUMBERS = (int, float, bool, *NUMPY_NUMBERS)
+_EXACT_AS_FLOAT = 2**53  # the largest integer such that all below are floats, too
 _DIVISIONS = ("truediv", "mod", "floordiv")
 _ERRORS = (ArithmeticError, TypeError, ValueError)  # of arithmetic and of functions of numbers
 _NO_NUMBERS = (str, bytes, type(None), tuple, list, dict, set, frozenset)  # which equal no number
@@ -170,7 +172,7 @@ class TracedNumber:
 
     def computed(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Return what a function gives for numbers, this one among them: a traced number, or the outcome of a test."""
-        if not all(_is_number(o, np.float64) for o in operands):
+        if not all(_is_number(o) for o in operands):
             return function(*map(_value_of, operands))
         numbers = [_number_of(o) for o in operands]
         kind = self._call.type_of(name, function, numbers)
@@ -186,7 +188,23 @@ class TracedNumber:
             return number.read()
         return _CLASSES[kind](number, self.name, self._call, self._trace)
 
+    def of_numpys(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> TracedNumber | None:
+        """Return what NumPy gives for numbers, some its own: a traced number; None if it is none.
+
+        The type of the result depends on theirs, and on the values of integers whether there is one.
+        """
+        quiet, numbers = _quiet(function), [_number_of(o) for o in operands]
+        if any(issubclass(o.__class__, (int, np.integer)) for o in operands if isinstance(o, TracedNumber)):
+            kind = self._call.type_of(name, quiet, numbers)
+        else:
+            kind = type(quiet(*[o.value if isinstance(o, TracedNumber) else o for o in operands]))
+        if kind not in NUMPY_NUMBERS:
+            return None
+        return self.result(function_of_numbers(name, quiet, numbers, kind), kind)
+
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_TYPE:
+            return getattr(self._type(), name)
         return getattr(self.read(), name)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
@@ -196,14 +214,10 @@ class TracedNumber:
         if any(type(i) is Tracer for i in inputs):
             return NotImplemented  # Tracer.__array_ufunc__ takes the call
         name, is_numpys = f"np.{ufunc.__name__}", getattr(np, ufunc.__name__, None) == ufunc
-        if is_numpys and method == "__call__" and not options and all(_is_number(i, np.float64) for i in inputs):
-            function, numbers = _quiet(ufunc), [_number_of(i) for i in inputs]
-            if any(isinstance(i, TracedInteger) for i in inputs):  # which may be too large for NumPy
-                kind = self._call.type_of(name, function, numbers)
-            else:
-                kind = type(function(*[i.value if isinstance(i, TracedNumber) else i for i in inputs]))
-            if kind is np.float64:
-                return self.result(function_of_numbers(name, function, numbers, np.float64), np.float64)
+        if is_numpys and method == "__call__" and not options and all(_is_number(i) for i in inputs):
+            result = self.of_numpys(name, ufunc, inputs)
+            if result is not None:
+                return result
         return getattr(ufunc, method)(*map(_value_of, inputs), **options)
 
     def __reduce__(self) -> Any:
@@ -220,11 +234,17 @@ class TracedFloat(TracedNumber):
     _type = float
 
 
-class TracedDouble(TracedNumber):
-    """A NumPy float64 to the user's code, as NumPy's functions of floats give."""
+class TracedScalar(TracedNumber):
+    """A number of NumPy's to the user's code, as its functions of numbers give."""
 
     __slots__ = ()
-    _type = np.float64
+
+    def as_float(self) -> Any:
+        """Return the number as a float, which a cast to its dtype makes it again; None if no float is that number."""
+        number: Any = self
+        if self._type is np.int64 and not -_EXACT_AS_FLOAT <= number <= _EXACT_AS_FLOAT:
+            return None
+        return self.result(function_of_numbers("float", float, (self._number,)), float)
 
 
 class TracedInteger(TracedNumber):
@@ -239,11 +259,18 @@ class TracedInteger(TracedNumber):
         return self.result(function_of_numbers("float", float, (self._number,)), float)
 
 
-_CLASSES = {int: TracedInteger, float: TracedFloat, np.float64: TracedDouble}
+def _class_of(kind: type) -> type[TracedNumber]:
+    """Return the class of traced numbers that are of one of NumPy's types."""
+    return type(f"Traced_{kind.__name__}", (TracedScalar,), {"__slots__": (), "_type": kind})
+
+
+_CLASSES: dict[type, type[TracedNumber]] = {int: TracedInteger, float: TracedFloat}
+_CLASSES |= {kind: _class_of(kind) for kind in NUMPY_NUMBERS}
+_OF_TYPE = ("dtype", "shape", "ndim", "size", "itemsize", "nbytes")  # attributes that numbers of a type share
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of NumPy's float64 without its warnings, as plans have none."""
+    """Return a function of NumPy's numbers without its warnings, as plans have none."""
 
     def quiet(*values: Any) -> Any:
         with np.errstate(all="ignore"):
@@ -257,9 +284,14 @@ def _value_of(operand: Any) -> Any:
     return operand.read() if isinstance(operand, TracedNumber) else operand
 
 
-def _is_number(operand: Any, *types: type) -> bool:
-    """Whether an operand is a traced number, one of Python's, or one of some more types."""
-    return isinstance(operand, TracedNumber) or type(operand) in (*_NUMBERS, *types)
+def _is_number(operand: Any) -> bool:
+    """Whether an operand is a traced number, or one of a type that may be traced."""
+    return isinstance(operand, TracedNumber) or type(operand) in _NUMBERS
+
+
+def _is_numpys(operand: Any) -> bool:
+    """Whether a number is NumPy's, traced or not."""
+    return operand.__class__ in NUMPY_NUMBERS
 
 
 def _number_of(operand: Any) -> Number | float:
@@ -293,14 +325,15 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
 
     def method(self: TracedNumber, other: Any) -> Any:
         left, right = (other, self) if swapped else (self, other)
-        if not _is_number(other, np.float64):
+        if not _is_number(other):
             return NotImplemented if _takes_over(other) else function(_value_of(left), _value_of(right))
         operands = (_number_of(left), _number_of(right))
+        if _is_numpys(left) or _is_numpys(right):
+            result = self.of_numpys(name, function, (left, right))
+            return function(_value_of(left), _value_of(right)) if result is None else result
         if isinstance(left, float) or isinstance(right, float):
             for operand in (left, right):
                 self._call.check_float(operand)
-        if np.float64 in (left.__class__, right.__class__):
-            return self.result(function_of_numbers(name, _quiet(function), operands, np.float64), np.float64)
         if name in _DIVISIONS:
             self._call.check_divisor(operands[1])
         kind = _kind_of_result(name, left, right) or self._call.type_of(name, function, operands)
@@ -313,7 +346,7 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
 
 def _unary_arithmetic(name: str) -> Callable[[TracedNumber], Any]:
     """Return a unary operator's method, which computes with traced numbers."""
-    function = getattr(operator, name)
+    function = _quiet(getattr(operator, name))
     return lambda self: self.result(function_of_numbers(name, function, (self._number,), self._type), self._type)
 
 
@@ -322,9 +355,9 @@ def _comparison(name: str) -> Callable[[TracedNumber, Any], Any]:
     function = getattr(operator, name)
 
     def method(self: TracedNumber, other: Any) -> Any:
-        if _is_number(other, np.float64):
+        if _is_number(other):
             operands = self._number, _number_of(other)
-            if np.float64 not in (self.__class__, other.__class__):
+            if not _is_numpys(self) and not _is_numpys(other):
                 return self._call.holds(function_of_numbers(name, function, operands, bool))
             return np.bool_(self._call.holds(function_of_numbers(name, function, operands, np.bool_)))
         if _takes_over(other) or type(other) in _NO_NUMBERS:
@@ -358,11 +391,13 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(TracedNumber, f"__{_name}__", _comparison(_name))
 for _name in ("int", "float", "trunc", "floor", "ceil", "round", "hash", "repr", "str", "format"):
     setattr(TracedNumber, f"__{_name}__", _method_of(f"__{_name}__"))
-for _name in ("index", "invert"):
-    setattr(TracedInteger, f"__{_name}__", _method_of(f"__{_name}__"))
-for _name in ("and_", "or_", "xor", "lshift", "rshift"):
-    for _swapped in (False, True):
-        _label = f"__{'r' if _swapped else ''}{_name.rstrip('_')}__"
-        setattr(TracedInteger, _label, _binary_reading(getattr(operator, _name), _swapped))
+_INTEGERS = [TracedInteger, *(_CLASSES[kind] for kind in NUMPY_INTEGERS)]
+for _class in _INTEGERS:
+    for _name in ("index", "invert"):
+        setattr(_class, f"__{_name}__", _method_of(f"__{_name}__"))
+    for _name in ("and_", "or_", "xor", "lshift", "rshift"):
+        for _swapped in (False, True):
+            _label = f"__{'r' if _swapped else ''}{_name.rstrip('_')}__"
+            setattr(_class, _label, _binary_reading(getattr(operator, _name), _swapped))
 for _swapped in (False, True):
     setattr(TracedNumber, f"__{'r' if _swapped else ''}divmod__", _binary_reading(divmod, _swapped))

@@ -43,8 +43,12 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
             fail("a number of another fused function's trace", "pass it as an argument")
         if type(value) is TracedInteger:
             return trace.array(g.const(value.read()), ())
-        node = g.number(value.number, value.name)
-        return trace.array(node if type(value) is TracedFloat else g.cast(node, "float64"), ())
+        if type(value) is TracedFloat:
+            return trace.array(g.number(value.number, value.name), ())
+        number = value.as_float()
+        if number is None:
+            return as_tracer(value.read(), trace)
+        return trace.array(g.cast(g.number(number.number, value.name), value.dtype.name), ())
     if isinstance(value, NamedConstant):
         return trace.array(g.const(float(value), value.name), ())
     if type(value) in (bool, int, float, complex):

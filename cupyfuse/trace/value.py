@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
+import numpy as np
+
 from .. import dtypes
 from ..errors import TraceAttributeError
 from ..ir import graph as g
@@ -18,6 +20,10 @@ METHODS = (
     *("repeat", "take", "put", "trace", "diagonal", "choose", "nonzero"),
 )
 IN_PLACE_METHODS = ("sort", "partition")
+
+# NumPy's numbers that may change from call to call.
+NUMPY_INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32)
+NUMPY_NUMBERS = (np.float64, np.float32, np.float16, *NUMPY_INTEGERS)
 
 # How traced arrays are printed, by which text that was made of one is found.
 DESCRIPTION = "<traced array"

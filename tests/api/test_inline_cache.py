@@ -92,6 +92,9 @@ VALUES: dict[str, Callable[[], Any]] = {
     "nan": lambda: float("nan"),
     "numpy float": lambda: np.float64(1.0),
     "narrow numpy float": lambda: np.float32(1.0),
+    "another narrow numpy float": lambda: np.float32(-0.0),
+    "numpy integer": lambda: np.int64(1),
+    "numpy bool": lambda: np.bool_(True),
     "none": lambda: None,
     "text": lambda: "a",
     "another text": lambda: "b",
@@ -146,7 +149,7 @@ def recognised(fused: Any, *values: Any) -> bool:
 
 REFUSED = {"its own text", "dict of its own text"}
 WALKED = {"member", "type", "ordered dict", "function", "half without its slot", "list of one twice"} | {
-    "narrow numpy float",
+    "numpy bool",
     "dict of numbers",
     "dict of truths",
 }
@@ -342,6 +345,8 @@ def test_what_bound_objects_hold_is_compared() -> None:
     others["row"] = np.float64(2.0)
     check()
     others["row"] = np.float32(2.0)
+    check()
+    others["row"] = np.complex64(2.0)
     check(is_recognised=False)
 
 

@@ -1196,8 +1196,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "NumPy's numbers are weak in promotion as Python's",
         "cupyfuse/trace/operations.py",
-        'node if type(value) is TracedFloat else g.cast(node, "float64")',
-        "node",
+        "g.cast(g.number(number.number, value.name), value.dtype.name)",
+        "g.number(number.number, value.name)",
         ("tests/api/test_numbers.py", "-k", "computed_in_each_call"),
     ),
     Mutant(

@@ -80,7 +80,9 @@ def _initial_value(initial: Any, dtype: str, trace: Any) -> Any:
     """Return the initial value of a reduction in the dtype of its result, to which NumPy converts it."""
     if isinstance(initial, (Tracer, TracedNumber, NamedConstant)):
         return as_tracer(initial, trace).astype(dtype)
-    return dtypes.to_numpy(dtype).type(np.asarray(initial).item())
+    held = np.empty((), dtypes.to_numpy(dtype))
+    held.fill(initial)
+    return held[()]
 
 
 def is_empty(a: Tracer, axis: Any) -> bool:
