@@ -26,12 +26,15 @@ class _Forms:
         The numbers of the last call that was added.
     needed, open : set of int
         Positions of constants whose values the function was found to read, and of those that it did not.
+    traces_arrays : bool
+        Whether arrays that the function makes of numbers may be traced; not where it was found to read their values.
     """
 
     forms: list[Dependence] = field(default_factory=list)
     newest: Sequence[float] = ()
     needed: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)
+    traces_arrays: bool = True
 
 
 class PlanCache:
@@ -72,6 +75,17 @@ class PlanCache:
         """Whether further plans of a key have to be for values of numbers alone."""
         forms = self._found.get(key)
         return isinstance(forms, _Forms) and len(forms.forms) >= _MOST_FORMS
+
+    def traces_arrays(self, key: Hashable) -> bool:
+        """Whether arrays that are made of numbers may be traced in a new plan, since there is one for other numbers."""
+        forms = self._found.get(key)
+        return isinstance(forms, _Forms) and bool(forms.forms) and forms.traces_arrays
+
+    def note_arrays(self, key: Hashable) -> None:
+        """Note that a function needs the values of the arrays that it makes of numbers."""
+        forms = self._found.get(key)
+        if isinstance(forms, _Forms):
+            forms.traces_arrays = False
 
     def candidates(self, key: Hashable, numbers: Sequence[float], changing: Set[int]) -> frozenset[int]:
         """Return the positions of constants that may be left open in a new plan, since they change from call to call.

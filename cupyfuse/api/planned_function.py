@@ -216,9 +216,10 @@ class PlannedFunction:
         for_shards: bool = False,
         opened: Container[int] = (),
         branches: bool = True,
+        arrays: bool = False,
     ) -> Tracing:
         environment, parameters, strict = self.environment, self.parameters, self._strict
-        numbers = NumbersOfCall(signature.numbers, opened, branches, signature.changing)
+        numbers = NumbersOfCall(signature.numbers, opened, branches, signature.changing, arrays)
         return trace_function(environment, parameters, values, signature, strict, numbers, for_shards)
 
     def _trace_open(
@@ -231,20 +232,27 @@ class PlannedFunction:
         """Trace the function with constants that change from call to call open, where it lets them be its numbers.
 
         These are integers, and numbers around functions. What the function does has to be what it does with constants.
+        So are arrays that it makes of floats which change: they are traced.
         Parameters as for `compile`.
         """
         branches = not cache.is_full(key)
         traced = self._trace(values, signature, branches=branches)
+        asks_for_types = self.environment.asks_for_types(signature)
+        arrays = traced.numbers.makes_arrays and branches and cache.traces_arrays(key) and not asks_for_types
+        if arrays:
+            found = self._attempt(values, signature, arrays=True)
+            arrays = found is not None and found.numbers.read < traced.numbers.read
+            if found is None or not arrays:
+                cache.note_arrays(key)
+            else:
+                traced = found
         opened = cache.candidates(key, signature.numbers, signature.changing) if branches else frozenset()
-        if not opened or self.environment.asks_for_types(signature):
+        if not opened or asks_for_types:
             return traced
 
         def attempt(positions: frozenset[int]) -> Tracing | None:
-            try:
-                found = self._trace(values, signature, opened=positions)
-            except Exception:  # of any kind: with these numbers the user's own code fails, as where it needs an int
-                return None
-            return found if found.does_the_same(traced) else None
+            found = self._attempt(values, signature, positions, arrays)
+            return found if found is not None and found.does_the_same(traced) else None
 
         accepted, best = opened, attempt(opened)
         if best is None:
@@ -255,6 +263,15 @@ class PlannedFunction:
         read = opened - accepted if best is None else (opened - accepted) | best.numbers.read
         cache.note(key, opened, read)
         return traced if best is None else best
+
+    def _attempt(
+        self, values: Sequence[Any], signature: Signature, opened: Container[int] = (), arrays: bool = False
+    ) -> Tracing | None:
+        """Trace the function with more traced than it may take; None where it fails."""
+        try:
+            return self._trace(values, signature, opened=opened, arrays=arrays)
+        except Exception:  # of any kind: with these numbers the user's own code fails, as where it needs an int
+            return None
 
     def plan_for(
         self, values: Sequence[Any], default: str, constants: Container[str], bound: frozenset[int] = frozenset()

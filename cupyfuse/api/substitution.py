@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..trace import NumbersOfCall, Trace, Tracer
+from ..trace import NumbersOfCall, Trace, Tracer, traced_number
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import reads_of
@@ -115,7 +115,7 @@ class Substitution:
             return self._tracer_of(value)
         if cls in NUMBERS:
             place = self._places.next_number()
-            return value if place is None else self._numbers.argument(place, name, self._trace)
+            return value if place is None else traced_number(self._numbers, place, name, self._trace)
         if id(value) in self._held:
             return self._object(self._held[id(value)])
         if (replacement := replacement_of(value)) is not None:

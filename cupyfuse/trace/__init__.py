@@ -12,7 +12,8 @@ and `saved` build backward passes.
 
 from .axes import Axes, AxisLabels, normalize_axes
 from .broadcasting import broadcast_to, matrix_node, reshape
-from .number import NumbersOfCall, TracedNumber
+from .number import TracedNumber, traced_number
+from .numbers_of_call import NumbersOfCall
 from .operations import apply, as_tracer, clip, power, reduce, variance
 from .products import matmul
 from .trace import ASSIGNMENT, Call, Trace
@@ -42,6 +43,7 @@ __all__ = [
     "normalize_axes",
     "power",
     "reduce",
+    "traced_number",
     "refusals_reach_the_caller",
     "reshape",
     "user_line",

@@ -3,135 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..ir.numbers import Number, function_of_numbers
+from .numbers_of_call import NumbersOfCall
 from .tracer import Tracer
 from .value import NUMPY_INTEGERS, NUMPY_NUMBERS
 
 _NUMBERS = (int, float, bool, *NUMPY_NUMBERS)
 _EXACT_AS_FLOAT = 2**53  # the largest integer such that all below are floats, too
 _DIVISIONS = ("truediv", "mod", "floordiv")
-_ERRORS = (ArithmeticError, TypeError, ValueError)  # of arithmetic and of functions of numbers
 _NO_NUMBERS = (str, bytes, type(None), tuple, list, dict, set, frozenset)  # which equal no number
-_MOST_CONDITIONS = 64  # of a plan
 _LONGEST = 128  # size of an expression that each call computes; the value of a longer one is read
-
-
-class NumbersOfCall:
-    """The numbers that the traced call brings, and what the trace finds out about them.
-
-    Parameters
-    ----------
-    values : sequence of float or int
-    opened : container of int
-        Positions of the constants that are traced.
-    branches : bool
-        Whether comparisons are conditions of the plan; else they read the values of their numbers.
-    around : container of int
-        Positions of the numbers that are no arguments. They are constants unless opened, as integers are.
-
-    Attributes
-    ----------
-    read : set of int
-        Positions of the numbers whose values the trace depends on.
-    conditions : dict
-        Comparisons of numbers that it depends on, and how they turned out, by their texts; and numbers that have to be
-        of the types that they have in the traced call, with None.
-    """
-
-    def __init__(
-        self,
-        values: Sequence[float],
-        opened: Container[int] = (),
-        branches: bool = True,
-        around: Container[int] = (),
-    ):
-        self.values, self._opened, self._branches, self._around = values, opened, branches, around
-        self.read: set[int] = set()
-        self.conditions: dict[str, tuple[Number, bool | None]] = {}
-        self._comparisons = 0  # among them
-
-    def argument(self, position: int, name: str, trace: Any) -> Any:
-        """Return what stands for the number at a position while the function is traced."""
-        value = self.values[position]
-
-        def read() -> float:
-            self.read.add(position)
-            return value
-
-        if (type(value) is not float or position in self._around) and position not in self._opened:
-            return read()
-        number = Number(f"n{position}", operator.itemgetter(position), read, frozenset({position}))
-        return _CLASSES[type(value)](number, name, self, trace)
-
-    def holds(self, condition: Number) -> bool:
-        """Return whether a condition holds for this call; the plan then serves calls alone with the same outcome.
-
-        Beyond so many conditions, which each call evaluates, the values of their numbers are read instead.
-        """
-        outcome = bool(condition.evaluate(self.values))
-        if condition.text in self.conditions:
-            return outcome
-        if self._branches and self._comparisons < _MOST_CONDITIONS:
-            self.conditions[condition.text] = condition, outcome
-            self._comparisons += 1
-        else:
-            self.read.update(condition.positions)
-        return outcome
-
-    def type_of(self, name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> type:
-        """Return the type of a function's result for this call, or raise what the function raises.
-
-        The plan then serves calls with the same type alone, or those where the function raises it. These conditions are
-        not among those that are counted, since each call computes the function anyway.
-        """
-        values = [o.evaluate(self.values) if isinstance(o, Number) else o for o in operands]
-        try:
-            kind = type(function(*values))
-        except _ERRORS as error:
-            name = f"{name} raises {type(error).__name__}"
-            raises = function_of_numbers(name, _raises(function, type(error)), operands, bool)
-            self.conditions[raises.text] = raises, True
-            raise
-        number = function_of_numbers(f"{name} as {kind.__name__}", function, operands, kind)
-        self.conditions[number.text] = number, None
-        return kind
-
-    def check_float(self, operand: Any) -> None:
-        """Raise OverflowError if an integer, which floats beside it take as a float, is too large for one in this call.
-
-        Other calls of the plan are such where it is not.
-        """
-        if isinstance(operand, TracedInteger):
-            self.type_of("float", float, (operand.number,))
-        elif type(operand) is int:
-            float(operand)
-
-    def check_divisor(self, divisor: Number | float) -> None:
-        """Raise ZeroDivisionError if a number is zero in this call; others of the plan are calls where it is not."""
-        if isinstance(divisor, Number):
-            is_zero = not self.holds(function_of_numbers("ne", operator.ne, (divisor, 0), bool))
-        else:
-            is_zero = divisor == 0
-        if is_zero:
-            raise ZeroDivisionError("division by zero")
-
-
-def _raises(function: Callable[..., Any], expected: type) -> Callable[..., bool]:
-    """Return a function that tells whether another one raises an error of a type."""
-
-    def raises(*values: Any) -> bool:
-        try:
-            function(*values)
-        except _ERRORS as error:
-            return type(error) is expected
-        return False
-
-    return raises
 
 
 class TracedNumber:
@@ -169,6 +55,11 @@ class TracedNumber:
     def read(self) -> Any:
         """Return the value in the traced call, for which alone the plan is then."""
         return self._number.read()
+
+    def in_array(self) -> Any:
+        """Return what stands for the number in an array that is made of it: a traced scalar, or the value."""
+        self._call.makes_arrays = True
+        return self._trace.tracer_of(self) if self._call.arrays else self.read()
 
     def computed(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Return what a function gives for numbers, this one among them: a traced number, or the outcome of a test."""
@@ -213,6 +104,10 @@ class TracedNumber:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if any(type(i) is Tracer for i in inputs):
             return NotImplemented  # Tracer.__array_ufunc__ takes the call
+        if any(isinstance(i, np.ndarray) for i in inputs) and not options:
+            inputs = tuple(i.in_array() if isinstance(i, TracedNumber) else i for i in inputs)
+            if any(type(i) is Tracer for i in inputs):
+                return getattr(ufunc, method)(*inputs)
         name, is_numpys = f"np.{ufunc.__name__}", getattr(np, ufunc.__name__, None) == ufunc
         if is_numpys and method == "__call__" and not options and all(_is_number(i) for i in inputs):
             result = self.of_numpys(name, ufunc, inputs)
@@ -253,9 +148,12 @@ class TracedInteger(TracedNumber):
     __slots__ = ()
     _type = int
 
+    def in_array(self) -> Any:
+        return self.read()
+
     def as_float(self) -> Any:
         """Return it as a float, which arrays of floats take as they take integers."""
-        self._call.check_float(self)
+        _check_float(self)
         return self.result(function_of_numbers("float", float, (self._number,)), float)
 
 
@@ -267,6 +165,23 @@ def _class_of(kind: type) -> type[TracedNumber]:
 _CLASSES: dict[type, type[TracedNumber]] = {int: TracedInteger, float: TracedFloat}
 _CLASSES |= {kind: _class_of(kind) for kind in NUMPY_NUMBERS}
 _OF_TYPE = ("dtype", "shape", "ndim", "size", "itemsize", "nbytes")  # attributes that numbers of a type share
+
+
+def traced_number(call: NumbersOfCall, position: int, name: str, trace: Any) -> Any:
+    """Return what stands for the number at a position of a call while the function is traced."""
+    number = call.number(position)
+    return _CLASSES[type(call.values[position])](number, name, call, trace) if isinstance(number, Number) else number
+
+
+def _check_float(operand: Any) -> None:
+    """Raise OverflowError if an integer, which floats beside it take as a float, is too large for one in this call.
+
+    Other calls of the plan are such where it is not.
+    """
+    if isinstance(operand, TracedInteger):
+        operand._call.type_of("float", float, (operand.number,))
+    elif type(operand) is int:
+        float(operand)
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -333,7 +248,7 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
             return function(_value_of(left), _value_of(right)) if result is None else result
         if isinstance(left, float) or isinstance(right, float):
             for operand in (left, right):
-                self._call.check_float(operand)
+                _check_float(operand)
         if name in _DIVISIONS:
             self._call.check_divisor(operands[1])
         kind = _kind_of_result(name, left, right) or self._call.type_of(name, function, operands)

@@ -119,7 +119,7 @@ READING: list[Callable[[Any, float], Any]] = [
     lambda x, k: x + len(f"{k:.1f}"),
     lambda x, k: x + {0.5: 1.0}.get(k, 7.0),
     lambda x, k: x + k.is_integer(),
-    lambda x, k: x + np.full(3, k),
+    lambda x, k: x + np.full(3, float(k)),
     lambda x, k: x + np.asarray(k),
 ]
 # With the number of plans for the values of the test.

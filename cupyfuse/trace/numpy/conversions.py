@@ -78,6 +78,8 @@ def _converting_tracers(original: Callable[..., Any], convert: Callable[..., Any
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
         """Convert if the first argument is traced, else call NumPy's function."""
+        if args and type(args[0]) in (list, tuple):
+            args = lists.with_numbers(args[0]), *args[1:]
         if args and (isinstance(args[0], Tracer) or holds_tracers(args[0])):
             return convert(*args, **options)
         return original(*args, **options)

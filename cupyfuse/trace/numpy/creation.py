@@ -19,6 +19,8 @@ import numpy as np
 from ... import dtypes
 from ..arithmetic import takes_over
 from ..broadcasting import expand
+from ..library import call_library
+from ..number import TracedNumber
 from ..tracer import TraceProtocol, Tracer
 from ..watched import Watched, created, site_of, unwatched, watched
 from .lists import stacked
@@ -59,8 +61,14 @@ def creating(original: Callable[..., Any]) -> Callable[..., Any]:
         """Create an array; one that is filled with a traced value is traced in any case."""
         if name in _FILLED:
             fill = stacked(options.get("fill_value", args[1] if len(args) > 1 else None))
+            if isinstance(fill, TracedNumber) and not (args and isinstance(args[0], Tracer)):
+                fill = fill.in_array()
             if isinstance(fill, Tracer) and not (args and takes_over(type(args[0]))):  # of masked elements
                 return _FILLED[name](fill, *args, **options)
+        if name == "linspace" and any(isinstance(end, TracedNumber) for end in args[:2]):
+            args = tuple(end.in_array() if isinstance(end, TracedNumber) else end for end in args)
+            if any(isinstance(end, Tracer) for end in args[:2]):
+                return _linspace(*args, **options)
         made = original(*args, **options)
         return _trace_created(made, name in _UNIFORM, name.startswith("empty"))
 
@@ -96,6 +104,16 @@ def _full_like(fill: Tracer, a: Any, fill_value: Any = None, dtype: Any = None, 
     """Create an array with a traced fill value, as `numpy.full_like`."""
     a, shape = np.asanyarray(a), options.pop("shape", None)
     return _full(fill, a.shape if shape is None else shape, None, a.dtype if dtype is None else dtype)
+
+
+def _linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:
+    """Create evenly spaced numbers between traced ones as `numpy.linspace` does."""
+    if options:
+        return call_library("linspace", [start, stop, num, endpoint], options)
+    intervals = num - 1 if endpoint else num
+    step = (stop - start) / intervals if intervals > 0 else stop - start
+    spaced = np.arange(num) * step + start
+    return np.where(np.arange(num) == num - 1, stop, spaced) if endpoint and num > 1 else spaced
 
 
 _FILLED: dict[str, Callable[..., Any]] = {"full": _full, "full_like": _full_like}

@@ -15,6 +15,7 @@ import numpy as np
 
 from ... import dtypes
 from ..library import holds_tracers
+from ..number import TracedNumber
 from ..tracer import Tracer
 from ..user_code import fail
 from .replacement import Replacement
@@ -43,6 +44,13 @@ def stack(values: Sequence[Any], dtype: Any = None) -> Tracer:
     else:  # each item is converted by itself: through a common dtype, integers would lose digits
         arrays = [v.astype(dtype) if isinstance(v, Tracer) else np.asarray(v, dtype) for v in items]
     return np.stack(arrays)  # type: ignore[return-value]
+
+
+def with_numbers(value: Any) -> Any:
+    """Return a nested list or tuple with what stands for the traced numbers in it, in an array that is made of it."""
+    if type(value) not in (list, tuple):
+        return value.in_array() if isinstance(value, TracedNumber) else value
+    return type(value)(map(with_numbers, value))
 
 
 def _check_promotion(kinds: Sequence[Any]) -> None:
