@@ -28,6 +28,8 @@ _OF_ARRAYS = [
     *("np.sum({0}, axis={3} % 2, keepdims=True)", "({0} + {1}[{3} % 3])", "({0} + np.full(4, {3} % 9))"),
     *("({0} * np.sqrt(abs({2})))", "({0}.reshape({3} % 2 + 1, -1).sum() + {1})", "({0} ** ({3} % 3 + 1))"),
     *("({0} + np.arange({3} % 4 + 1).sum())", "({0} + np.float32({3} % 7))", "({0} // ({2} + 0.25))"),
+    *("({0} + np.full(4, {2}))", "({0} * np.array([{2}, 1, {3}, 0.5]))", "({0} + np.linspace(0, {2}, 4))"),
+    *("({0} * 0.5 ** (np.arange(4) * abs({2})))", "({0} - np.arange(4.0) * {2})", "({0} * np.int16({3} % 7))"),
     *("({0} * ({3} if type({3}) is int else 0))", "({0} + {{1: 2, 2: 3}}.get({3}, 0))"),
 ]
 _RESULTS = ["number", "t + 1", "{'s': s, 'k': [k * 2]}", "a * number", "(t, number)", "a"]
@@ -55,6 +57,8 @@ class NumberProgram(ProgramModule):
         super().__init__(
             f"number_program_{seed}", f"import math\nimport numpy as np\n{self.text}\ndef make(): return f"
         )
+        kinds = [np.int64, np.int32, np.int16, int, float, np.float32, np.float64]
+        self._numpys = [self._draw.choice(kinds) for _ in range(5)] if self._draw.random() < 0.3 else []
         dtype = self._draw.choice(["int32", "int64", "int8"])
         self._arrays = (
             rng.standard_normal((3, 4), np.float32),
@@ -78,6 +82,8 @@ class NumberProgram(ProgramModule):
         choice = self._draw.choice
         t, s, k = choice([call, call + 1, -call, 3, 1000, 0]), choice([1, 2, 2, 5]), choice([0.5, 0.5, 1.5, -2.0, 0.0])
         n, m = choice([4, 4, call]), choice([1, 1, call])
+        if self._numpys:  # numbers of NumPy's, each of one type
+            t, s, k, n, m = (kind(value) for kind, value in zip(self._numpys, (t, s, k, n, m), strict=True))
         self.numbers = t, s, k, n, m  # of the last call
         return {"t": t, "s": s, "k": k, "held": _Held(n), "more": {"m": m}}
 

@@ -230,6 +230,8 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
     keepdims = _flag(keepdims)
     if weights is None:
         mean = reduce("mean", a, axis, keepdims)
+        if not mean.size:
+            raise ZeroDivisionError(f"division by zero\n  at {user_line()}")  # elements by averages
         number = _initial_value(float(count(a, axis)), mean._node.dtype, trace)
         total = expand(as_tracer(number, trace), mean.shape)._as_result()
     else:
