@@ -175,7 +175,7 @@ _WRITING, _SETITEM = "writing.", "setitem"
 SET_PART = {"real": "writing.real", "imag": "writing.imag"}  # of complex arrays, by the names of the attributes
 VIEW = "view"  # an array, and another dtype of its size
 PYTHON_INTEGER = "int"  # a number, and the dtype of arrays beside it, which NumPy checks that it fits into
-PYTHON_OPERATOR = "operator."  # with its name, of Python's numbers: the dtype that the result has, and the operands
+OF_PYTHON = ("operator.", "math.")  # with a name: the dtype of the result, and operands that are Python's numbers
 _INDEXED = ("getitem", _SETITEM, "take", "put", "take_along_axis", "put_along_axis", "at")
 
 
@@ -201,7 +201,7 @@ def display_name(function: str) -> str:
         return named[function]
     if function in SET_PART.values():
         return f"x.{public_name(function)} = y"
-    if function.startswith(PYTHON_OPERATOR):
+    if function.startswith(OF_PYTHON):
         return f"{function} of Python's numbers"
     return function if function.startswith("scipy.") else f"np.{public_name(function)}"
 
@@ -217,7 +217,7 @@ def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Calla
         return lambda array, dtype: array.view(dtype)
     if name == PYTHON_INTEGER:
         return lambda number, dtype: namespace.asarray(np.array(int(number), dtype))
-    if name.startswith(PYTHON_OPERATOR):
+    if name.startswith(OF_PYTHON):
         return partial(_of_python_numbers, pkgutil.resolve_name(name), namespace)
     if name == _SETITEM or name.startswith(_WRITING):
         write = _writing(name, namespace)

@@ -12,6 +12,8 @@ from .python_numbers import python_operator
 from .user_code import fail
 from .value import TracedValue
 
+_FULL_LIKE = np.full_like  # another stands for it in the module `numpy` while a trace runs
+
 
 class Arithmetic(TracedValue):
     """A traced value with Python's operators; `Tracer` implements the change of in-place ones."""
@@ -81,10 +83,21 @@ class Arithmetic(TracedValue):
         return self._trace.apply("less_equal", self, other)
 
     def __eq__(self, other: Any) -> Any:
+        if other is None or type(other) is str:
+            return self._uniform_outcome(other, False)
         return self._trace.apply("equal", self, other)
 
     def __ne__(self, other: Any) -> Any:
+        if other is None or type(other) is str:
+            return self._uniform_outcome(other, True)
         return self._trace.apply("not_equal", self, other)
+
+    def _uniform_outcome(self, other: Any, outcome: bool) -> Any:
+        """Return the outcome of a comparison with None or a text, which no number equals, for each element."""
+        if other is None and self._is_scalar:
+            return outcome
+        made = self._trace.call_function(_FULL_LIKE, (self, outcome), {"dtype": bool})
+        return made if self.ndim else made._as_result()
 
     def __and__(self, other: Any) -> Any:
         return self._trace.apply("bitwise_and", self, other)

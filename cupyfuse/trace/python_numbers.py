@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..ir.library import PYTHON_INTEGER, PYTHON_OPERATOR
+from ..ir.library import PYTHON_INTEGER
 from ..ir.operators import COMPARISONS, POINTWISE
 from .user_code import user_line
 from .value import NamedConstant, TracedValue
@@ -81,7 +81,7 @@ def python_operator(name: str, method: Callable[..., Any]) -> Callable[..., Any]
         if (operation := name.removeprefix("r")) in _RAISING:
             operands = (others[0], self) if name != operation else (self, others[0])
             if _may_raise(operation, *operands):
-                return as_python(_by_python(self._trace, operation, *operands))
+                return by_python(f"operator.{operation}", _dtype_of_result(operation, *operands), operands)
         result = method(self, *others)
         return result if result is NotImplemented else as_python(result)
 
@@ -97,18 +97,20 @@ def _may_raise(name: str, left: Any, right: Any) -> bool:
     return right < 0 or float in (_kind_of(left), type(right))
 
 
-def _by_python(trace: Any, name: str, left: Any, right: Any) -> Any:
-    """Add a step that computes an operator of numbers as Python does, with its errors."""
-    kinds = [_kind_of(operand) for operand in (left, right)]
-    is_float = (
-        float in kinds or name == "truediv" or (name == "pow" and not isinstance(right, TracedValue) and right < 0)
-    )
-    operands = [
-        trace.tracer_of(o) if isinstance(o, TracedValue) or type(o) not in _CLASSES else o for o in (left, right)
-    ]
-    result = trace.call_library(PYTHON_OPERATOR + name, ["float64" if is_float else "int64", *operands])
+def _dtype_of_result(name: str, left: Any, right: Any) -> str:
+    """Return the dtype of what an operator that may raise gives."""
+    if float in (_kind_of(left), _kind_of(right)) or name == "truediv":
+        return "float64"
+    return "float64" if name == "pow" and not isinstance(right, TracedValue) and right < 0 else "int64"
+
+
+def by_python(function: str, dtype: str, operands: Sequence[Any]) -> Any:
+    """Add a step that computes a function of numbers, some traced, as Python does, with its errors."""
+    trace = next(o._trace for o in operands if isinstance(o, TracedValue))
+    given = [o if type(o) in _CLASSES else trace.tracer_of(o) for o in operands]
+    result = trace.call_library(function, [dtype, *given])
     result._is_array = False
-    return result
+    return as_python(result)
 
 
 def _kind_of(operand: Any) -> type:

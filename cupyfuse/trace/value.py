@@ -97,6 +97,9 @@ class TracedValue:
 
     # Errors: these need values
     def __bool__(self) -> NoReturn:
+        if self.size != 1:
+            found = "an array with more than one element" if self.size else "an empty array"
+            raise ValueError(f"The truth value of {found} is ambiguous. Use a.any() or a.all()\n  at {user_line()}")
         fail(
             "a Python branch on an array's values",
             "they are not known while the function is traced; choose with np.where(condition, a, b), or branch on "

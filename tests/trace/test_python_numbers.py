@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,40 @@ def test_arithmetic_of_numbers_raises_as_pythons(number: int) -> None:
     with force_plans(), pytest.raises(error) as found:
         cf.fuse(function)(x)
     assert str(found.value) == str(expected.value)
+
+
+# Functions of `math` of an array's numbers, and of a float argument.
+OF_MATH: list[Callable[[Any, float], Any]] = [
+    lambda x, k: (x * math.sqrt(x.max()), math.exp(-x.max().item()), math.log(x.max(), 2), math.log(k, x.max())),
+    lambda x, k: (math.hypot(x.max(), x.min()), math.copysign(k, x.min()), x * math.log1p(x.var()) / math.sqrt(4)),
+    lambda x, k: (math.isnan(x.sum()), math.isfinite(x.max()), [math.tanh(v) for v in x[0]], math.sqrt(x[x > 0].size)),
+    lambda x, k: math.sqrt(x.min()),
+    lambda x, k: math.log(x.sum() * 0),
+    lambda x, k: math.exp(x.max() * 1e4),
+    lambda x, k: math.pow(x.min(), k),
+    lambda x, k: math.sqrt(x),
+]
+
+
+@pytest.mark.parametrize("number", range(len(OF_MATH)))
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_functions_of_math_are_pythons(number: int, dtype: str) -> None:
+    """Floats that are weak in promotion, and Python's errors."""
+    function = OF_MATH[number]
+    fused = cf.fuse(function)
+    for x, k in ((np.arange(-2, 10).reshape(3, 4), 1.5), (np.arange(2, 14).reshape(3, 4), 2.5)):
+        x = x.astype(dtype)
+        try:
+            expected = function(x, k)
+        except (ValueError, OverflowError, TypeError) as error:
+            with force_plans(), pytest.raises(type(error)):
+                fused(x, k)
+            continue
+        with force_plans():
+            found = fused(x, k)
+        for a, b in zip(found, expected, strict=True) if isinstance(expected, tuple) else [(found, expected)]:
+            assert type(a) is type(b) and getattr(a, "dtype", None) == getattr(b, "dtype", None)
+            np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_powers_of_numbers_that_become_complex_are_an_error() -> None:

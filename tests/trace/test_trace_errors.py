@@ -39,7 +39,7 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.max() and x, "branch on an array's values"),
     (lambda x: x * float(x.max()), "conversion .* value"),
     (lambda x: x * int(x.max()), "conversion .* value"),
-    (lambda x: x * math.sqrt(x.sum()), "conversion .* value"),
+    (lambda x: x * math.floor(x.sum()), "conversion .* value"),
     (lambda x: x + x.tolist(), "conversion .* value"),
     (lambda x: range(x.max()), "conversion .* value, as a length"),
     (lambda x: np.full(x.argmax(), 2.0), "conversion .* value, as a length"),
@@ -85,7 +85,7 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: {x.sum(): 1}.get(x.sum(), 0), r"a number computed from arrays as a key"),
     (lambda x: x.strides, r"\.strides: .*sliding_window_view"),
     (lambda x: x[x > 0] + x[0], r"masked elements and an array"),
-    (lambda x: max(x[0], x[1]), r"branch on an array's values"),
+    (lambda x: max(x[0, 0], x[:1, 1]), r"branch on an array's values"),
     (lambda x: x[x[:, 0] > 0].T @ x, r"a product of masked elements"),
     (lambda x: x @ x[x[:, 0] > 0].T, r"masked elements"),
     (lambda x: x[x > 0].reshape(2, -1), r"\.reshape of masked elements"),
@@ -353,3 +353,39 @@ def test_long_chains(steps: int) -> None:
     b = np.full(2, 0.5)
     expected = (X.astype(float) @ np.ones((3, 2)) + steps * b).sum(axis=1)
     np.testing.assert_allclose(cf.fuse(chain)(X.astype(float), np.ones((2, 3)), b), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x if x > 0 else -x,
+        lambda x: max(x[0], x[1]),
+        lambda x: x and 1,
+        lambda x: x[:0] or x,
+        lambda x: x in (None, 2),
+        lambda x: 1 if x != "a" else 2,
+    ],
+)
+def test_arrays_of_several_elements_have_no_truth_value(function: Callable[..., Any]) -> None:
+    """NumPy's error, which a function may catch."""
+
+    def catching(x: Any) -> Any:
+        try:
+            return function(x)
+        except ValueError:
+            return x + 1
+
+    for f in (function, cf.fuse(function)):
+        with pytest.raises(ValueError, match=r"truth value of an .* is ambiguous"):
+            f(X)
+    np.testing.assert_array_equal(cf.fuse(catching)(X), X + 1)
+
+
+def test_comparisons_with_none_and_text() -> None:
+    def function(x: Any) -> Any:
+        s = x.sum()
+        return x == None, x != "a", s == None, s != None, s == "a", np.asarray(s) == None, x[:0] == None  # noqa: E711
+
+    for found, expected in zip(cf.fuse(function)(X), function(X), strict=True):
+        assert type(found) is type(expected)
+        np.testing.assert_array_equal(found, expected, strict=True)

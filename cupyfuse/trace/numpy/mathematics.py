@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..number import TracedNumber
+from ..python_numbers import by_python
+from ..tracer import Tracer
 from .replacement import Replacement
 
 # Of floats and integers, to a float or a bool. `exp2` and `cbrt` are new in Python 3.11.
@@ -28,6 +30,10 @@ class Function(Replacement):
         super().__init__(original, "math")
 
     def __call__(self, /, *args: Any) -> Any:
+        for value in args:
+            if type(value) is Tracer and not value.ndim:
+                name = self.__wrapped__.__name__
+                return by_python(f"math.{name}", "bool" if name.startswith("is") else "float64", args)
         for value in args:
             if isinstance(value, TracedNumber):
                 return value.computed(f"math.{self.__wrapped__.__name__}", self.__wrapped__, args)
