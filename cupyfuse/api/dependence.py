@@ -27,7 +27,8 @@ class Dependence:
         """Whether the conditions hold."""
         try:
             for number, outcome in self.conditions:
-                if number.evaluate(numbers) is not outcome and outcome is not None:
+                found = number.evaluate(numbers)  # a bool of Python's or of NumPy's
+                if outcome is not None and bool(found) is not outcome:
                     return False
             return True
         except (ArithmeticError, TypeError, ValueError):  # the function may not come to it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import pickle
@@ -17,6 +18,7 @@ from support import Engine, assert_close, assert_equal, dtype_of, normal
 
 import cupyfuse as cf
 from cupyfuse.api import cache
+from cupyfuse.api.planned_function import PlannedFunction
 from cupyfuse.settings import force_plans
 
 VALUES = (0.5, -0.0, 0.0, 3.0, 1.0, -1.0, 1e300, math.inf, -math.inf, math.nan, 2.0**-1074, 0.1)
@@ -402,6 +404,22 @@ def test_narrow_numbers_of_numpys(number: int, kind: type, dtype: str) -> None:
                     np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=tolerance)
     # An integer that no float is has a plan of its own; sums of uint8 are of uint64, which library steps compute.
     assert not serves_all or (number == 6 and dtype == "uint8") or len(fused.plans) <= (4 if kind is np.int64 else 2)
+
+
+@pytest.mark.parametrize("kind", [float, int, np.float64, np.float32, np.int64, np.uint8])
+def test_calls_with_known_outcomes_are_not_traced_again(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons of NumPy's numbers give NumPy's bools, for which each call was traced again."""
+    fused, compiled = cf.fuse(lambda x, k: x * k if k > 4 else x - k), []
+    compile_plan = PlannedFunction.compile
+    monkeypatch.setattr(PlannedFunction, "compile", lambda *a, **o: compiled.append(1) or compile_plan(*a, **o))
+    for forced in (True, False):
+        with force_plans() if forced else contextlib.nullcontext():
+            for k in (1, 9, 2, 7):
+                fused(ONES, kind(k))
+            count = len(compiled)
+            for k in (3, 8, 5, 1, 40, 2):
+                np.testing.assert_array_equal(fused(ONES, kind(k)), fused.__wrapped__(ONES, kind(k)))
+            assert len(compiled) == count
 
 
 def test_a_result_that_is_the_next_argument() -> None:
