@@ -145,7 +145,7 @@ class Block(nn.Module):
 def test_products_are_left_for_what_is_between_them(dtype: torch.dtype) -> None:
     """In 16 bits, where PyTorch's add their biases: the rest gains more alone than as one chain with them."""
     block = Block(768, dtype)
-    attended, x = (torch.randn(2048, 768, dtype=dtype) for _ in range(2))
+    attended, x = (torch.randn(8192, 768, dtype=dtype) for _ in range(2))
     fused = ct.fuse(block)
     with torch.no_grad():
         for found, expected in zip(fused(attended, x), block(attended, x), strict=True):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from support import HOST
 from torch import nn
-from torch_support import OnHost, close, require_gpu
+from torch_support import Graphs, OnHost, close, require_gpu
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.chains import backward, compiled
@@ -142,9 +142,26 @@ def test_backward_passes_are_looked_up_once(device: str, searches: list[Any]) ->
         for out in (fused(x)[0], fused(x)[0]):
             out.backward(torch.ones_like(out))
         assert len(searches) == count
-    out = fused(x)[0]
-    out.backward(shaped(torch.ones_like(out), "transposed"))
+    for _ in range(3):  # two in turn
+        for how in ("apart", "contiguous"):
+            out = fused(x)[0]
+            out.backward(shaped(torch.ones_like(out), how))
     assert len(searches) == 2
+
+
+def test_backward_passes_of_operators_are_looked_up_once(device: str, searches: list[Any]) -> None:
+    """As compilers run them."""
+    model = TwoResults().to(device)
+    compiled_model = torch.compile(copy.deepcopy(model), backend=Graphs())
+    x = torch.randn(2, 3, 12, device=device)
+    for _ in range(3):
+        for each in (model, compiled_model):
+            first, second = each(x)
+            (first.sin().sum() + second.sum()).backward()
+    for expected, got in zip(model.parameters(), compiled_model.parameters(), strict=True):
+        assert expected.grad is not None and got.grad is not None
+        torch.testing.assert_close(got.grad, expected.grad, rtol=1e-5, atol=1e-5)
+    assert len(searches) == 1
 
 
 def test_saved_tensors_that_come_back_otherwise_are_noticed(device: str, searches: list[Any]) -> None:

@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 
 from ...devices import Device
 from ...ir.graph import Node
+from .host import CALL, LAUNCH, PRODUCT
 from .memory import base_of
 from .steps import Step, last_stage, step_of, with_bytes
 from .tiles import library_time, own_time, quick_flops, split_epilogue_time, stream_time
 
 GAIN = 0.985  # of the time of the usual way, what another may take at most to be preferred
-# Seconds that the host takes for a call, for a product by cuBLAS, and for each launch of ours: on the host of an H200
-# that takes PyTorch 8 us for a small operation, 17 us for a product, of which 12 are cuBLAS's own, and 4 for a launch.
-_CALL, _LIBRARY_PRODUCT, _OUR_LAUNCH = 5e-6, 10e-6, 2.5e-6
 # Of what the host takes longer than the GPU, what counts: a call by itself takes all of it, one that is part of a CUDA
 # graph, or behind long ones, nothing.
 _HOST_SHARE = 0.5
@@ -29,8 +27,8 @@ class FusedProduct:
     ----------
     plain : the step of the product alone
     gemm : the step of the product, with its epilogue if it has one
-    tail : the row program that became the epilogue, whole or in part; None if the epilogue only stores the product
-    rest : the later stages of the tail, or all of it; None if the epilogue has all
+    tail : the row program behind the product, in whose place `columns`, `gemm` and `rest` are; None if it stays
+    rest : what the epilogue leaves of the tail, which may be all; None if it leaves nothing
     columns : the step of the tail's values of columns; None if it computes none
     storage : dtypes of the values that the cuts store
     """
@@ -58,7 +56,7 @@ class FusedProduct:
         return result
 
     def library_seconds(self, device: Device) -> float:
-        """Estimate the time of the plain product by the library, and of the tail."""
+        """Estimate the time of the plain product, as a rule by the library, and of the tail."""
         return call_seconds(self.plain, [self.tail], device)
 
     def seconds(self, device: Device) -> float:
@@ -66,7 +64,7 @@ class FusedProduct:
         return call_seconds(self.gemm, [self.columns, self.rest], device)
 
     def reason_for_library(self, device: Device) -> str:
-        """Explain that the library is no slower, by both estimates; empty if it is slower."""
+        """Explain that the library is no slower, by both estimates of `call_seconds`; empty if it is slower."""
         plain, own = self.library_seconds(device), self.seconds(device)
         if own < GAIN * plain:
             return ""
@@ -96,8 +94,8 @@ def call_seconds(gemm: Step, others: Iterable[Step | None], device: Device) -> f
     """
     launched = [s for s in others if s is not None]
     gpu = (own_time if gemm.by_tiles else library_time)(gemm, device) + stream_seconds(launched, device)
-    host = _CALL + (_OUR_LAUNCH * gemm.launches if gemm.by_tiles else _LIBRARY_PRODUCT)
-    host += _OUR_LAUNCH * sum(s.launches for s in launched)
+    host = CALL + (LAUNCH * gemm.launches if gemm.by_tiles else PRODUCT)
+    host += LAUNCH * sum(s.launches for s in launched)
     return gpu + _HOST_SHARE * max(0.0, host - gpu)
 
 

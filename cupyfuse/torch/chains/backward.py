@@ -27,19 +27,21 @@ from .saving import SavedValues, backward_graph, choose_saved, cotangents_of, de
 from .tensors import Tensors, as_matrix, layout_of, without_memory
 
 Flags = tuple[bool, ...]
+_MOST_RECOGNIZED = 4  # plans whose calls are recognised: of alike layers, or of outputs that are used in turn
 
 
 @dataclass
 class _BackwardPlan:
     """A backward plan, and the result of each gradient.
 
-    `execute` is None until it is loaded, by `finish` where that is begun.
+    `execute` is None until it is loaded, by `finish` where that is begun. `again` runs calls like the first one.
     """
 
     plan: Plan
     finish: Callable[[], Any] | None
     gradients: list[tuple[int, int]]
     execute: Any = None
+    again: BackwardCall | None = None
 
 
 class _Dependence(NamedTuple):
@@ -94,7 +96,7 @@ class Backward:
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
         self._plans: dict[Hashable, _BackwardPlan] = {}
         self._dependence: dict[Hashable, _Dependence] = {}
-        self._like_last: BackwardCall | None = None  # runs calls like the last one
+        self._recognized: list[BackwardCall] = []  # the last one first
 
     def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
         """Find the nodes that depend on inputs whose gradient is wanted."""
@@ -133,7 +135,7 @@ class Backward:
         self._dependence[given, wanted] = found = _Dependence(computed, zero)
         return found
 
-    def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
+    def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Flags) -> list[Any]:
         """Compute the gradients, one for each input of the chain; None where nothing depends on it.
 
         Parameters
@@ -142,19 +144,18 @@ class Backward:
         cotangents : one for each output, or None for zero
         wanted : for each input, whether its gradient is wanted
         """
-        if self._like_last is not None:
-            found = self._like_last(tensors, cotangents, wanted)
+        for again in self._recognized:
+            found = again(tensors, cotangents, wanted)
             if found is not None:
                 return found
         given = self._flags([c is not None for c in cotangents])
-        choice = given, tuple(wanted)
-        dependence = self._find_dependence(*choice)
+        dependence = self._find_dependence(given, wanted)
         pairs = [(v, c) for v, c, present in zip(self.traced.outputs, cotangents, given, strict=True) if present]
         result: list[Any] = [None] * len(self._inputs)
         for k in dependence.zero:
             result[k] = self._zeros(k, pairs[0][1].device)
         if dependence.computed:
-            for k, grad in self._run(tensors, pairs, *choice):
+            for k, grad in self._run(tensors, pairs, given, wanted):
                 result[k] = grad
         return result
 
@@ -179,13 +180,17 @@ class Backward:
         arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         loaded = self._find_loaded(given, wanted, arrays)
         results = loaded.execute(arrays)
-        raw = [*tensors, *(c for _, c in pairs)]
-        in_place = all(a.data_ptr() == t.data_ptr() for a, t in zip(arrays, raw, strict=True))
+        unfolded = [*tensors, *(c for _, c in pairs)]
+        uncopied = all(a.data_ptr() == t.data_ptr() for a, t in zip(arrays, unfolded, strict=True))
         quick = getattr(loaded.execute, "quick", None)  # reads no more of arrays than their addresses
-        self._like_last = self._recognize(quick, loaded, tensors, pairs, given, wanted) if quick and in_place else None
+        if uncopied and quick is not None:
+            again = loaded.again or self._write_call(quick, loaded, tensors, pairs, given, wanted)
+            loaded.again = again
+            others = [each for each in self._recognized if each is not again]
+            self._recognized = [again, *others][:_MOST_RECOGNIZED]
         return [(k, results[place]) for k, place in loaded.gradients]
 
-    def _recognize(
+    def _write_call(
         self,
         run: Callable[[Tensors], Tensors],
         loaded: _BackwardPlan,
@@ -194,7 +199,7 @@ class Backward:
         given: Flags,
         wanted: Flags,
     ) -> BackwardCall:
-        """Return what recognises calls like this one, and runs them with the tensors as they are."""
+        """Return a function that recognises calls like this one, and runs them with the tensors as they are."""
         dependence, device = self._find_dependence(given, wanted), pairs[0][1].device
         gradients: list[int | Callable[[], Any] | None] = [None] * len(wanted)
         for k in dependence.zero:

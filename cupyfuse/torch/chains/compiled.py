@@ -33,7 +33,7 @@ class CompiledChain:
 
     Attributes
     ----------
-    execute : runs the plan on matrices, then prepacked weights; None until it is loaded
+    execute : runs the plan on `arguments`, then prepacked weights; None until it is loaded
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class CompiledChain:
                 self.saving = backward.saving
         self._prepacked, self._in_place = prepacked, in_place
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
-        self._copies = not all(folds(tensors[k]) for k in self._folded)
+        self._folding_copies = not all(folds(tensors[k]) for k in self._folded)
         self._layouts = dict(enumerate(map(layout_of, self.matrices(tensors))))
         self._begun: tuple[Any, Any] = None, None  # layouts of arguments, and what loads the plan for them
         self.execute: Any = None
@@ -91,7 +91,7 @@ class CompiledChain:
     def arguments(self, tensors: Tensors) -> Tensors:
         """Return the inputs as `execute` takes them: folded, unless it reads no more of them than their addresses.
 
-        Those that weights are prepacked from are always folded.
+        Those that weights are prepacked from are always folded: the plan that prepacks reads their shapes.
         """
         if not self._reads_addresses:
             return self.matrices(tensors)
@@ -106,7 +106,7 @@ class CompiledChain:
     @property
     def _reads_addresses(self) -> bool:
         """Whether the loaded plan reads only the addresses of its arguments, which folding does not change."""
-        return not self._copies and getattr(self.execute, "quick", None) is not None
+        return not self._folding_copies and getattr(self.execute, "quick", None) is not None
 
     def is_plain(self, outputs: int) -> bool:
         """Whether `execute` takes the inputs as they are, and returns so many results of the chain and no more."""
@@ -129,7 +129,7 @@ class CompiledChain:
         self.execute = finish() if is_begun else load(self.plan, arrays)
 
     def __call__(self, arrays: Tensors) -> list[Any]:
-        """Run on matrices, then prepacked weights; return the plan's results."""
+        """Run on `arguments`, then prepacked weights; return the plan's results."""
         if self.execute is None:
             self.load(arrays)
         results: list[Any] = self.execute(arrays)

@@ -275,7 +275,7 @@ def _backward(
 ) -> list[Any]:
     with torch.no_grad():
         backward = _find_backward(inputs, sizes, chain, saves, options, needs)
-        found = backward([*(inputs[k] for k in backward.inputs), *saved], gradients, needs)
+        found = backward([*(inputs[k] for k in backward.inputs), *saved], gradients, tuple(needs))
     wanted = [(t, like) for t, like, need in zip(found, inputs, needs, strict=True) if need]
     return [torch.zeros_like(like, memory_format=_CONTIGUOUS) if t is None else t for t, like in wanted]
 

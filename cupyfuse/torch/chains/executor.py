@@ -61,7 +61,7 @@ class Executor:
         trained = [] if options.frozen else [k for k in needed if tensors[k].requires_grad]
         fixed = sorted(chain.fixed)
         self.prepacks = self._weights is not None
-        # Whether `bind` has nothing to do. Where nothing is prepacked of the fixed inputs, they are not kept either.
+        # Whether `bind` has nothing to do. Where nothing is prepacked, no fixed inputs are kept, and any like these do.
         self._inputs = FixedInputs(fixed if self.prepacks else [], needed, trained)
         self.is_current = self._inputs.unchanged if self.prepacks else matcher(tensors, fixed, fixed=fixed)
         self._lock = threading.RLock()
@@ -126,15 +126,15 @@ class Executor:
         """Return the outputs, and what is saved for the backward pass."""
         if self._execute is not None:
             return self._execute(tensors), []
-        matrices = self._compiled.arguments(tensors)
+        arguments = self._compiled.arguments(tensors)
         if self._weights is None:
-            results = self._compiled(matrices)
+            results = self._compiled(arguments)
         else:
             # Until the launches that read the prepacked weights are enqueued, no other thread may prepack.
             with self._lock:
                 cached = self._inputs.same_tensors(tensors)
-                weights = self._weights(matrices, tensors) if cached else self._weights.compute(matrices)
-                results = self._compiled([*matrices, *weights])
+                weights = self._weights(arguments, tensors) if cached else self._weights.compute(arguments)
+                results = self._compiled([*arguments, *weights])
         return results[: self._outputs], results[self._outputs :]
 
 

@@ -16,7 +16,7 @@ from .tensors import Tensors
 
 Matches = Callable[[Tensors], bool]
 # Takes what a backward pass is called with; returns the gradients, or None where the call is not like the earlier one.
-BackwardCall = Callable[[Tensors, Tensors, Sequence[bool]], "list[Any] | None"]
+BackwardCall = Callable[[Tensors, Tensors, "tuple[bool, ...]"], "list[Any] | None"]
 
 
 def matcher(
@@ -60,18 +60,21 @@ def backward_call(
     cotangents: Mapping[int, Any],
     outputs: int,
     absent: Sequence[int],
-    wanted: Sequence[bool],
+    wanted: tuple[bool, ...],
     run: Callable[[Tensors], Tensors],
     gradients: Sequence[int | Callable[[], Any] | None],
 ) -> BackwardCall:
     """Return a function for backward passes like this one.
+
+    It compares what decides between plans: shapes and strides, and the device that all tensors share; autograd has seen
+    to the dtypes.
 
     Parameters
     ----------
     tensors : the inputs and saved values that it reads
     cotangents : those that it reads, by output
     outputs : how many there are
-    absent : those whose cotangents are None
+    absent : the differentiable ones whose cotangents are None
     wanted : for each input, whether its gradient is wanted
     run : takes `tensors`, then the cotangents, which it takes to lie in memory as these do
     gradients : of each input the number of a result of `run`, what makes it, or None
@@ -79,10 +82,11 @@ def backward_call(
     constants = Constants(run=run)
     name = constants.name
     read = {f"t{k}": t for k, t in enumerate(tensors)} | {f"d{k}": c for k, c in cotangents.items()}
-    like = [f"wanted == {name(tuple(wanted))}", *(f"d{k} is None" for k in absent)]
+    like = [f"wanted == {name(wanted)}", *(f"d{k} is None" for k in absent)]
     like += [f"d{k} is not None" for k in cotangents]
-    for place, (each, t) in enumerate(read.items()):
-        like += [f"{each}.device == {name(t.device)}"] if place == 0 else []
+    first, tensor = next(iter(read.items()))
+    like.append(f"{first}.device == {name(tensor.device)}")
+    for each, t in read.items():
         like += [f"{each}.stride() == {name(t.stride())}", f"{each}.shape == {name(t.shape)}"]
     unpacked = {"tensors": [f"t{k}" for k in range(len(tensors))], "cotangents": [f"d{k}" for k in range(outputs)]}
     lines = [f"({', '.join(names)},) = {source}" for source, names in unpacked.items() if names]

@@ -18,7 +18,7 @@ from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import DEFAULT_WORKSPACE, Settings
 from ..chains.chain import Chain, Meta, TracedChain
-from .eager import copies_permuted, eager_time, reads_two_orders
+from .eager import copies_permuted, eager_time, reads_of_two_orders
 from .machine import Machine, Time, total_time
 from .rates import GPU_WORTH, MARGIN, PRODUCT_ERROR, US
 from .schedules import fused_time, inductor_time
@@ -49,8 +49,8 @@ class Estimate:
         It is in three cases: neither host nor GPU takes longer; the GPU saves more than the host loses and is the
         bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the host saves several
         times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
-        each case the gain has to exceed `MARGIN` of PyTorch's time, less that of products which are cuBLAS's either
-        way: whatever these take, both take it. Where PyTorch stores a product that does not fit in
+        each case the gain has to exceed `MARGIN` of PyTorch's time that counts in it; `shared` does not count, since
+        both sides take it, whatever it is. Where PyTorch stores a product that does not fit in
         `max_workspace`, such as the logits of a large vocabulary, the chain saves that memory: a loss of up to
         `MARGIN` is accepted. A chain without an estimate, or without elements, does not gain.
 
@@ -62,20 +62,20 @@ class Estimate:
         if cudagraph:
             return fused.gpu < pytorch.gpu
         saves_memory = self.product > max_workspace
-        margin, own = (-MARGIN, pytorch.gpu) if saves_memory else (MARGIN, pytorch.gpu - self.shared)
+        margin, differing = (-MARGIN, pytorch.gpu) if saves_memory else (MARGIN, pytorch.gpu - self.shared)
         gpu_saved, host_saved = pytorch.gpu - fused.gpu, pytorch.host - fused.host
         if saves_memory and pytorch.gpu > fused.host:
-            return gpu_saved + host_saved > margin * own
+            return gpu_saved + host_saved > margin * differing
         if gpu_saved >= 0 and host_saved >= 0:
-            return gpu_saved + host_saved > margin * (own + pytorch.host)
+            return gpu_saved + host_saved > margin * (differing + pytorch.host)
         if host_saved > 0:  # and the GPU loses
             return fused.gpu < fused.host and host_saved + GPU_WORTH * gpu_saved > margin * pytorch.host
         # The GPU saves, and the host loses.
-        return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * own
+        return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * differing
 
     @property
     def shared(self) -> float:
-        """GPU seconds of products that cuBLAS computes, fused or not."""
+        """GPU seconds of products that cuBLAS computes either way: the smaller of what it has in the two."""
         return min(self.fused.products, self.pytorch.products)
 
     def on_host(self, scale: float, added: float = 0.0) -> Estimate:
@@ -84,14 +84,14 @@ class Estimate:
         return replace(self, fused=fused, pytorch=replace(self.pytorch, host=self.pytorch.host * scale))
 
     def saved(self, cudagraph: bool = False) -> float:
-        """Return the seconds that the chain saves on the GPU, and on the host too where PyTorch's takes longer.
+        """Return the seconds that the chain saves on the GPU, and on the host too where that is PyTorch's bottleneck.
 
         The partition compares it with what parts without products save, whose estimates are more certain:
-        `PRODUCT_ERROR` of PyTorch's time on the GPU, less `shared`, is taken off where there are products.
+        `PRODUCT_ERROR` of PyTorch's time on the GPU is taken off where there are products.
         """
         if self.reason:
             return 0.0
-        doubt = PRODUCT_ERROR * (self.pytorch.gpu - self.shared) if self.multiplies else 0.0
+        doubt = PRODUCT_ERROR * self.pytorch.gpu if self.multiplies else 0.0
         gpu, host = self.pytorch.gpu - self.fused.gpu - doubt, self.pytorch.host - self.fused.host
         return gpu + host if self.pytorch.host > self.pytorch.gpu and not cudagraph else gpu
 
@@ -181,27 +181,22 @@ def _estimate(run: _Run) -> Estimate:
     results = [v.tracer._node for v in traced.outputs]
     products = [n for n in g.topological(results) if n.op == "matmul"]
     if any(run.permuted):
-        ours, theirs = _copies(run, traced, products)
+        ours, theirs = _copy_times(run, traced, products)
         fused, pytorch = total_time([fused, *ours]), total_time([pytorch, *theirs])
     product = max((n.nbytes for n in products), default=0)
     is_large = product > sum(n.nbytes for n in results)
     return Estimate(fused, pytorch, product=product if is_large else 0, multiplies=bool(products))
 
 
-def _copies(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[list[Time], list[Time]]:
-    """Return the times of the copies of permuted inputs that the chain makes, and of those that PyTorch makes.
+def _copy_times(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[list[Time], list[Time]]:
+    """Return the times of the copies of permuted inputs that are made for the chain, and of those that PyTorch makes.
 
-    Inductor copies what a product reads.
+    Inductor copies what a product reads. Eager copies what else needs C order, and takes as long where an operation
+    reads two orders.
     """
-    ours, theirs = [], []
-    for k, (value, permuted) in enumerate(zip(traced.inputs, run.permuted, strict=False)):
-        if permuted:
-            copy = run.machine.copy_time(value.tracer._node)
-            ours.append(copy)
-            if run.compiled:
-                copies = any(value.tracer._node in n.inputs for n in products)
-                theirs += [copy] if copies else []
-            else:
-                theirs += [copy] if copies_permuted(traced) else []
-                theirs += [Time(copy.gpu, 0.0)] if reads_two_orders(traced, k, run.permuted) else []
-    return ours, theirs
+    machine, copied = run.machine, [v.tracer._node for v, p in zip(traced.inputs, run.permuted, strict=False) if p]
+    ours = [machine.copy_time(node) for node in copied]
+    if run.compiled:
+        return ours, [machine.copy_time(node) for node in copied if any(node in n.inputs for n in products)]
+    mixed = [Time(machine.copy_time(v.tracer._node).gpu, 0.0) for v in reads_of_two_orders(traced, run.permuted)]
+    return ours, [*mixed, *(ours if copies_permuted(traced) else ())]

@@ -8,6 +8,8 @@ times are for a host on which a small operation takes PyTorch eager 5 us; on a s
 
 from __future__ import annotations
 
+from ...plan.schedule import host
+
 US = 1e-6
 
 # The least gain that counts, as a share of PyTorch's time beside the products that cuBLAS computes either way, whose
@@ -63,15 +65,13 @@ SPLIT_COLUMNS, SPLIT_END = 2.2, 8.0
 QUEUED = 3.5 * US
 
 # Host seconds
-CALL = 4.0 * US  # a chain: finding its executor, allocating its outputs
-OUR_LAUNCH = 2.5 * US
-OUR_PRODUCT = 8.0 * US  # cuBLAS: its handle, its mode, its call
+CALL, OUR_LAUNCH, OUR_PRODUCT = host.CALL, host.LAUNCH, host.PRODUCT
 FUNCTION = 28.0 * US  # a node of autograd, forward and backward: softmax(relu(2 x)) of 64 x 512 beside eager
 # A graph between hooks of `fully_shard`, which Dynamo enters and leaves: distributed, bfloat16 on two H100s
 HOOKED_GRAPH = 300.0 * US
 EAGER = 5.0 * US  # an operation that launches one kernel
-EAGER_PRODUCT = 8.0 * US
+EAGER_PRODUCT = 11.0 * US
 EAGER_VIEW = 1.5 * US
 EAGER_GRADED = 4.0 * US  # what autograd adds to an operation, and once more to its backward
 INDUCTOR_LAUNCH = 4.0 * US
-INDUCTOR_PRODUCT = 7.0 * US
+INDUCTOR_PRODUCT = 9.0 * US

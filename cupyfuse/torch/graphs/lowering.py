@@ -151,10 +151,12 @@ class _Lowerer:
         self.graph: Graph = imported.graph
         self.captured = imported.captured
         self.call_maker = call_maker
-        # Values that PyTorch lays out otherwise, in C order for the calls that read them: another call's results, or
-        # copied once.
+        # By number, a value that PyTorch keeps in another order in memory, in C order for the calls that read it: the
+        # result of a call as it is, or a copy of an input.
         self._in_c_order: dict[int, Node] = {}
-        self._copies: list[tuple[Node, ...]] = []  # what lays each of them out, last node first
+        # For each of these results the nodes that copy it into PyTorch's order, for all other readers; the last first.
+        self._laid_out: list[tuple[Node, ...]] = []
+        # What is changed in place is not read from a copy, nor from before the copy.
         written = (n for operation in self.captured.operations for n in operation.written)
         self._written = {storage_of(self.captured.tensors[n]) for n in written}
         computed = [self.captured.tensors[n] for o in self.captured.operations for n in o.results]
@@ -184,13 +186,17 @@ class _Lowerer:
             order += [*calls, *self._nodes_of(*computed)]
             items.append(item)
         partition.items = items
-        for copy in self._copies:
-            if not copy[0].users:
-                inserted.difference_update(copy)
-                for node in copy:
-                    self.graph.erase_node(node)
+        self._drop_unread(inserted)
         self._reorder(order)
         restore_in_place(self.graph, inserted)
+
+    def _drop_unread(self, inserted: set[Node]) -> None:
+        """Drop the results in PyTorch's order that nothing reads, as calls read them in C order."""
+        for nodes in self._laid_out:
+            if not nodes[0].users:
+                inserted.difference_update(nodes)
+                for node in nodes:
+                    self.graph.erase_node(node)
 
     def _nodes_of(self, *operations: int) -> list[Node]:
         return [node for k in operations for node in self.imported.nodes_of(k)]
@@ -252,16 +258,11 @@ class _Lowerer:
                 new[-1].meta["example_value"] = example
             return new[-1]
 
+        nodes, tensors = [], []
         for number in fused.inputs:
-            example = self.captured.tensors[number]
-            known = number in self._in_c_order or number in self.captured.parameters or is_sharded(example)
-            if not known and not folds(example) and storage_of(example) not in self._written:
-                # The chain would copy it, as would others that read it, and their backward passes.
-                node = add("contiguous", (self.imported.nodes[number],), self._like_in_c_order(example))
-                self._in_c_order[number] = node
-        inputs = {n: self._in_c_order.get(n) for n in fused.inputs}
-        nodes = [self.imported.nodes[n] if node is None else node for n, node in inputs.items()]
-        tensors = [self.captured.tensors[n] if x is None else x.meta["example_value"] for n, x in inputs.items()]
+            node, example = self._read_in_c_order(number, add)
+            nodes.append(node)
+            tensors.append(example)
         results = self.call_maker.make_call(add, fused, nodes, tensors, prepared.saved, prepared.needs)
         differentiated = self._records_gradients and any(t.requires_grad for t in tensors)
         for number, node, order, example in zip(fused.outputs, results, prepared.orders, examples, strict=True):
@@ -282,7 +283,7 @@ class _Lowerer:
                 transpose = add("permute", (node, order), transposed)
                 copy = add("contiguous", (transpose,), laid_out)
                 node = add("permute", (copy, [order.index(k) for k in range(len(order))]))
-                self._copies.append((node, copy, transpose))
+                self._laid_out.append((node, copy, transpose))
             node.meta["example_value"] = example
             self.imported.nodes[number].replace_all_uses_with(node, delete_user_cb=lambda user: user not in new)
             self.imported.nodes[number] = node
@@ -291,6 +292,20 @@ class _Lowerer:
                 if not node.users:
                     self.graph.erase_node(node)
         return new
+
+    def _read_in_c_order(self, number: int, add: AddNode) -> tuple[Node, Any]:
+        """Return the node and the fake tensor of a chain's input, in C order where the call would copy it.
+
+        So do other calls, and backward passes: all read one copy. Parameters keep their identity, by which weights that
+        are prepacked from them are known.
+        """
+        example = self.captured.tensors[number]
+        node = self._in_c_order.get(number)
+        stays = number in self.captured.parameters or is_sharded(example) or storage_of(example) in self._written
+        if node is None and not stays and not folds(example):
+            node = add("contiguous", (self.imported.nodes[number],), self._like_in_c_order(example))
+            self._in_c_order[number] = node
+        return (self.imported.nodes[number], example) if node is None else (node, node.meta["example_value"])
 
     @staticmethod
     def _like_in_c_order(example: Any) -> Any:
