@@ -202,7 +202,7 @@ class _Backend:
 
 
 def _release(codes: Codes, backend: _Backend, runners: Sequence[Runner]) -> None:
-    """Release what captures hold that are no more: Dynamo keeps graphs around a graph break whatever happens."""
+    """Release what a capture held, once it is no more: Dynamo keeps graphs around a graph break whatever happens."""
     codes.release(backend)
     for runner in runners:
         runner.release()

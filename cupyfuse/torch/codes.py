@@ -122,7 +122,7 @@ class Codes:
         self.failures.clear()
 
     def release(self, backend: Any) -> None:
-        """Drop, once the module is no more, what was captured of all codes for its backend.
+        """Drop, once the capture is no more, what was captured of all codes for its backend.
 
         Dynamo keeps that, and with it the weights, for as long as a code lives, and never forgets a code.
         """
@@ -133,5 +133,5 @@ class Codes:
         for code in list(self._records):  # other modules may share one, such as what follows a graph break
             for entry in _debug_get_cache_entry_list(code):
                 if entry.backend is backend:
-                    gone = DeletedGuardManagerWrapper("the fused module is no more")
+                    gone = DeletedGuardManagerWrapper("the capture is no more")
                     entry.guard_manager.extra_state.invalidate(entry, gone)

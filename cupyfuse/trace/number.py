@@ -82,7 +82,7 @@ class TracedNumber:
     def of_numpys(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> TracedNumber | None:
         """Return what NumPy gives for numbers, some its own: a traced number; None if it is none.
 
-        The type of the result depends on theirs, and on the values of integers whether there is one.
+        The type of the result depends on theirs; for integers, values decide whether the function raises.
         """
         quiet, numbers = _quiet(function), [_number_of(o) for o in operands]
         if any(issubclass(o.__class__, (int, np.integer)) for o in operands if isinstance(o, TracedNumber)):
@@ -135,7 +135,10 @@ class TracedScalar(TracedNumber):
     __slots__ = ()
 
     def as_float(self) -> Any:
-        """Return the number as a float, which a cast to its dtype makes it again; None if no float is that number."""
+        """Return the number as a float, which a cast to its dtype makes it again; None for integers beyond 2**53.
+
+        Which of the two it is becomes a condition of the plan.
+        """
         number: Any = self
         if self._type is np.int64 and not -_EXACT_AS_FLOAT <= number <= _EXACT_AS_FLOAT:
             return None
@@ -219,7 +222,7 @@ def _type_of(operand: Any) -> type:
 
 
 def _kind_of_result(name: str, left: Any, right: Any) -> type | None:
-    """Return the type of a binary operator's result; None if that, or whether there is one, depends on the values."""
+    """Return the type of a binary operator's result; None if that, or whether it raises, depends on the values."""
     has_float = float in (_type_of(left), _type_of(right))
     if name == "truediv" and not has_float:
         return None  # the quotient may be too large for a float
