@@ -172,8 +172,8 @@ class _Lowerer:
                 order += self._nodes_of(item)
                 items.append(item)
                 continue
-            # Views of results are items of their own: they run again after the call, as do those whose chain stays. Of the
-            # others only nodes that something else reads are left, which follow the call.
+            # Views of results are items of their own: they run again after the call, as do those whose chain stays. Of
+            # the others only nodes that something else reads are left, which follow the call.
             computed = [k for k in item.members if k not in item.views]
             try:
                 prepared = self._prepare(item, self._changed_by(partition.items[position + 1 :]))
