@@ -144,3 +144,46 @@ def test_chains_read_results_of_chains_as_they_are(monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         fused(torch.randn(2, 4, 7))
     assert len([t for t in read if t.dim() == 3]) >= 2, "the residuals"
+
+
+def both_ways(module: nn.Module) -> list[Any]:
+    """Return a module with its chains called directly, and as operators."""
+    return [ct.fuse(copy.deepcopy(module), only_gains=False), torch.compile(copy.deepcopy(module), backend=Graphs())]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_copy_made_without_gradients_is_not_read_with_them(mode: Callable[[], Any]) -> None:
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            with mode():
+                weights = F.softmax(x * 2, -1)
+                mixed = torch.fft.fft(weights, dim=1).real
+            return F.softmax(x * 3, -1) + mixed, F.log_softmax(x * x, -1)
+
+    x = torch.randn(2, 12, 7, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    weight = torch.randn(2, 7, 12, dtype=torch.float64)
+    expected = torch.autograd.grad(sum((r * weight).sum() for r in Two()(x)), x)
+    for module in both_ways(Two()):
+        results = module(x)
+        assert all(r.requires_grad for r in results)
+        torch.testing.assert_close(torch.autograd.grad(sum((r * weight).sum() for r in results), x), expected)
+
+
+def test_a_copy_is_not_read_once_an_input_is_changed_that_may_share_its_memory() -> None:
+    """Captured with inputs of separate memory, and called with two views of one."""
+
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            mixed = torch.fft.fft(F.softmax(x * 2, -1), dim=1).real
+            y.mul_(2)
+            return F.softmax(x * 3 + mixed, -1)
+
+    for module in both_ways(Two()):
+        for shared in (False, True):
+            start, found = torch.randn(2, 12, 7, dtype=torch.float64), []
+            for each in (Two(), module):
+                memory = start.clone()
+                found.append(
+                    each(memory.transpose(1, 2), memory.view(-1) if shared else torch.randn(start.numel()).double())
+                )
+            torch.testing.assert_close(*found)

@@ -27,8 +27,9 @@ from ..chains.runtime import device_of
 from ..chains.tensors import concrete_sizes, folds
 from .captured import is_dense, storage_of
 from .importer import ImportedGraph
-from .inplace import restore_in_place
+from .inplace import SWITCHES, restore_in_place
 from .partition import FusedChain, Partition
+from .written_memory import written_storages
 
 AddNode = Callable[..., Node]
 
@@ -154,11 +155,11 @@ class _Lowerer:
         # By number, a value that PyTorch keeps in another order in memory, in C order for the calls that read it: the
         # result of a call as it is, or a copy of an input.
         self._in_c_order: dict[int, Node] = {}
+        self._copied: set[int] = set()  # those that were copied
         # For each of these results the nodes that copy it into PyTorch's order, for all other readers; the last first.
         self._laid_out: list[tuple[Node, ...]] = []
         # What is changed in place is not read from a copy, nor from before the copy.
-        written = (n for operation in self.captured.operations for n in operation.written)
-        self._written = {storage_of(self.captured.tensors[n]) for n in written}
+        self._written = written_storages(self.captured)
         computed = [self.captured.tensors[n] for o in self.captured.operations for n in o.results]
         self._records_gradients = torch.is_grad_enabled() or any(t.requires_grad for t in computed)
 
@@ -171,6 +172,11 @@ class _Lowerer:
             if not isinstance(item, FusedChain):
                 order += self._nodes_of(item)
                 items.append(item)
+                if self.captured.operations[item].target in SWITCHES:
+                    # A copy has a gradient, and is of inference mode, as the operations next to it.
+                    for number in self._copied:
+                        del self._in_c_order[number]
+                    self._copied.clear()
                 continue
             # Views of results are items of their own: they run again after the call, as do those whose chain stays. Of
             # the others only nodes that something else reads are left, which follow the call.
@@ -306,6 +312,7 @@ class _Lowerer:
         if node is None and not stays and not folds(example):
             node = add("contiguous", (self.imported.nodes[number],), self._like_in_c_order(example))
             self._in_c_order[number] = node
+            self._copied.add(number)
         return (self.imported.nodes[number], example) if node is None else (node, node.meta["example_value"])
 
     @staticmethod

@@ -8,7 +8,7 @@ from .. import rules
 from ..chains.chain import Call
 from ..rules.symbols import Ref, references
 from .captured import CapturedGraph, Operation, keeps_placement, storage_of
-from .importer import keeps_statistics
+from .written_memory import merged_inputs
 
 
 @dataclass
@@ -102,7 +102,8 @@ class ResolvedGraph:
         an ordered operation, such as a random draw, the ordered one before it.
         """
         before: list[set[int]] = []
-        memories = self._memory_ids()
+        merged = merged_inputs(self.captured)
+        memories = [merged.get(storage, storage) for storage in self.storages]
         readers: dict[int, list[int]] = {}
         writers: dict[int, int] = {}
         last_ordered: int | None = None
@@ -131,19 +132,3 @@ class ResolvedGraph:
                 readers[s] = []
             before.append({n for n in needs if n < k})
         return before
-
-    def _memory_ids(self) -> list[int]:
-        """Identify, by a number for each value, the memory that it may share with others.
-
-        The graph is captured with inputs of separate memory, and may be called with inputs that share theirs. As soon
-        as one of them is changed in place, all inputs of its dtype count as one memory.
-        """
-        inputs = self.captured.inputs
-        own = {self.storages[n] for n in inputs}
-        written = {n for o in self.captured.operations if not keeps_statistics(o) for n in o.written}
-        dtypes = {self.captured.tensors[n].dtype for n in written if self.storages[n] in own}
-        merged: dict[int, int] = {}
-        for dtype in dtypes:
-            alike = [self.storages[n] for n in inputs if self.captured.tensors[n].dtype is dtype]
-            merged.update(dict.fromkeys(alike, alike[0]))
-        return [merged.get(storage, storage) for storage in self.storages]

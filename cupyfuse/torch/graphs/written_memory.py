@@ -7,10 +7,32 @@ from typing import Any
 
 from torch.fx import Graph
 
-from .captured import storage_of
-from .importer import ImportedGraph
+from .captured import CapturedGraph, storage_of
+from .importer import ImportedGraph, keeps_statistics
 from .inplace import functionalised
 from .nodes import results_of
+
+
+def merged_inputs(captured: CapturedGraph) -> dict[int, int]:
+    """Map storages of inputs that may be one memory to one of them.
+
+    The graph is captured with inputs of separate memory, and may be called with inputs that share theirs. As soon as
+    one of them is changed in place, all inputs of its dtype count as one memory.
+    """
+    tensors, inputs = captured.tensors, captured.inputs
+    own = {storage_of(tensors[n]) for n in inputs}
+    written = {n for o in captured.operations if not keeps_statistics(o) for n in o.written}
+    merged: dict[int, int] = {}
+    for dtype in {tensors[n].dtype for n in written if storage_of(tensors[n]) in own}:
+        alike = [storage_of(tensors[n]) for n in inputs if tensors[n].dtype is dtype]
+        merged.update(dict.fromkeys(alike, alike[0]))
+    return merged
+
+
+def written_storages(captured: CapturedGraph) -> set[int]:
+    """Return the storages that operations write to, with those of inputs that may share their memory."""
+    written = {storage_of(captured.tensors[n]) for o in captured.operations for n in o.written}
+    return written.union(merged_inputs(captured))
 
 
 class WrittenMemory:
@@ -21,12 +43,9 @@ class WrittenMemory:
 
     @cached_property
     def _written(self) -> set[int]:
-        """The storages that anything writes to; those of all inputs if one of them is, as they may share memory."""
-        captured = ImportedGraph(self._graph).captured
-        written = {storage_of(captured.tensors[n]) for o in captured.operations for n in o.written}
-        written.update(map(storage_of, functionalised(self._graph)))
-        inputs = {storage_of(captured.tensors[n]) for n in captured.inputs}
-        return written if written.isdisjoint(inputs) else written | inputs
+        """The storages that anything writes to."""
+        written = written_storages(ImportedGraph(self._graph).captured)
+        return written.union(map(storage_of, functionalised(self._graph)))
 
     def is_written_to(self, node: Any) -> bool:
         """Whether the memory of a node's results is written to, before or after."""
