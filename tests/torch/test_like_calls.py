@@ -237,3 +237,27 @@ def test_generated_calls_compare_all_that_they_rely_on() -> None:
         (*good[:2], (True, True, True)),
     ):
         assert call(*other) is None
+
+
+def test_another_thread_may_forget_the_last_call(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a pass whose cotangents are copied, between this one's check and its call."""
+
+    class Forgotten:
+        def __init__(self) -> None:
+            self.value: Any = None
+
+        def __get__(self, owner: Any, kind: Any) -> Any:
+            value, self.value = self.value, None
+            return value
+
+        def __set__(self, owner: Any, value: Any) -> None:
+            self.value = value
+
+    monkeypatch.setattr(Backward, "_like_last", Forgotten(), raising=False)
+    plain = TwoResults().to(device)
+    fused = ct.fuse(copy.deepcopy(plain), only_gains=False)
+    x = torch.randn(6, 12, device=device)
+    expected = torch.autograd.grad(plain(x)[0].norm(), list(plain.parameters()))
+    for _ in range(4):
+        for got, want in zip(torch.autograd.grad(fused(x)[0].norm(), list(fused.parameters())), expected, strict=True):
+            close(got, want)
