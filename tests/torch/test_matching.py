@@ -37,13 +37,19 @@ OTHERS: dict[str, Callable[[], torch.Tensor]] = {
     "transposed": lambda: tensor((6, 4)).t(),
     "another dtype": lambda: tensor().double(),
     "gradients": lambda: tensor(requires_grad=True),
-    "a parameter": lambda: nn.Parameter(tensor(), requires_grad=False),
     "a subclass": lambda: tensor().as_subclass(Wrapped),
     "sparse": lambda: tensor().to_sparse(),
     "to be negated": lambda: torch.complex(tensor(), tensor()).conj().imag,
     "on another device": lambda: tensor(device="meta"),
     "nested": lambda: torch.nested.nested_tensor([*tensor()]),
     "zeros without memory": lambda: torch._efficientzerotensor(SHAPE),
+}
+
+
+PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tensor": lambda t: t,
+    "parameter": lambda t: nn.Parameter(t, requires_grad=False),
+    "buffer": nn.Buffer,
 }
 
 
@@ -57,9 +63,26 @@ def test_other_inputs_are_not_recognised(name: str) -> None:
     assert matches([tensor()]) and matches([tensor().clone()])
     other = OTHERS[name]()
     assert not matches([other])
-    if name not in ("sparse", "nested"):
+    if name not in ("sparse", "nested", "a subclass"):
         again = matcher([other], [0], None)
         assert again([OTHERS[name]()]) and not again([tensor()])
+
+
+@pytest.mark.parametrize("after", PLAIN)
+@pytest.mark.parametrize("before", PLAIN)
+def test_parameters_and_tensors_are_alike(before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As weights that `torch.func.functional_call` replaces: no executor is looked up for the others."""
+    steps = (Step("tanh", ()), Step("add", (Ref(1),)))
+    runner = Runner(build_chain(steps, ("input", "weight"), fixed=frozenset({1})))
+    x = tensor()
+    for _ in range(3):
+        runner((x, PLAIN[before](tensor())))
+    searches = []
+    monkeypatch.setattr(runner, "_executor_for", searches.append)
+    weight = PLAIN[after](tensor() * 2)
+    torch.testing.assert_close(runner((x, weight))[0], torch.tanh(x) + weight, check_stride=True)
+    torch.testing.assert_close(runner((PLAIN[after](x), weight))[0], torch.tanh(x) + weight)
+    assert not searches
 
 
 @contextlib.contextmanager

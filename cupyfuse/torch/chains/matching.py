@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...generated import Constants, define
+from .eligibility import PLAIN_TYPES
 from .tensors import Tensors
 
 Matches = Callable[[Tensors], bool]
@@ -29,18 +30,19 @@ def matcher(
 
     Parameters
     ----------
-    tensors : plain strided tensors
+    tensors : strided tensors of PyTorch's own types, which are alike
     numbers : which of them are compared
     current_precision : returns the precision of products; None for chains that do not depend on it
     fixed : those of the numbers of which weights may be prepacked, unless they are of inference mode
     """
-    constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype)
+    constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype, plain=PLAIN_TYPES)
     name = constants.name
     lines, same = [], []
     for k in numbers:
         t = tensors[k]
         lines.append(f"t{k} = tensors[{k}]")
-        same += [f"type(t{k}) is {name(type(t))}", f"t{k}.layout is {name(t.layout)}"]  # others may have no strides
+        same.append(f"(type(t{k}) is {name(type(t))} or type(t{k}) in plain)")  # the first one is faster
+        same.append(f"t{k}.layout is {name(t.layout)}")  # others may have no strides
         same += [f"t{k}.shape == {name(t.shape)}", f"t{k}.stride() == {name(t.stride())}"]
         same += [f"t{k}.dtype is {name(t.dtype)}", f"t{k}.requires_grad is {t.requires_grad}"]
         same += [f"t{k}.device == {name(t.device)}", f"t{k}.is_neg() is {t.is_neg()}"]
