@@ -14,7 +14,7 @@ from torch import nn
 from torch_support import Graphs, OnHost, close, require_gpu
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.chains import backward, compiled
+from cupyfuse.torch.chains import backward, compiled, executor
 from cupyfuse.torch.chains.backward import Backward
 from cupyfuse.torch.chains.compiled import CompiledChain
 from cupyfuse.torch.chains.matching import backward_call
@@ -46,6 +46,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return whole(self, given, wanted, arrays)
 
     monkeypatch.setattr(Backward, "_find_loaded", find)
+    monkeypatch.setattr(executor, "_compiled", {})  # another test may have compiled the chains
     return seen
 
 
