@@ -79,10 +79,15 @@ def _build_encoder(model: str, config: str, small: dict[str, Any], tiny: bool, *
 
 
 def _build_timm(name: str, small: dict[str, Any], tiny: bool) -> Any:
-    """Build timm's model of that name."""
+    """Build timm's model of that name; matrices that begin as zeros, such as Mixer's classifier, are drawn."""
     import timm
+    import torch
 
-    return timm.create_model(name, pretrained=False, **({"num_classes": 7, **small} if tiny else {}))
+    model = timm.create_model(name, pretrained=False, **({"num_classes": 7, **small} if tiny else {}))
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and not parameter.any():
+            torch.nn.init.trunc_normal_(parameter, std=0.02)
+    return model
 
 
 def _build_mlp(tiny: bool) -> Any:
