@@ -90,3 +90,23 @@ def test_every_order_of_threads_gives_the_same_bits(
     fused = cf.fuse(lambda x, w: np.tanh(x @ w.T), precision="high")
     results = [engine.host(fused(*given)) for _ in range(12)]
     assert all((r.view(np.uint32) == results[0].view(np.uint32)).all() for r in results)
+
+
+TWO_PRODUCTS = {
+    "gated": lambda x, w, v: (x @ w.T) * np.tanh(x @ v.T),
+    "sums": lambda x, w, v: ((x @ w.T) * (x @ v.T)).sum(axis=1),
+    "three": lambda x, w, v: (x @ w.T) * np.tanh(x @ v.T) + x @ (w + v).T,
+    "two results": lambda x, w, v: (np.tanh(x @ v.T) + (x @ w.T), np.abs(x @ w.T).max(axis=1)),
+}
+
+
+@pytest.mark.parametrize("name", TWO_PRODUCTS)
+def test_products_that_share_the_split_of_an_operand(engine: Engine, name: str, rng: np.random.Generator) -> None:
+    """What reads both follows the second one, which the first one has to precede: it is no epilogue of the first."""
+    function = TWO_PRODUCTS[name]
+    drawn = [rng.standard_normal((rows, 64)).astype(F32) for rows in (70, 72, 72)]
+    results = cf.fuse(function, precision="high")(*map(engine.array, drawn))
+    expected = function(*(a.astype(np.float64) for a in drawn))
+    for found, wanted in zip(*(r if isinstance(r, tuple) else (r,) for r in (results, expected)), strict=True):
+        error = np.abs(engine.host(found).astype(np.float64) - wanted)
+        assert error.max() <= 2.0**-10 * np.abs(wanted).max() * 4

@@ -16,6 +16,7 @@ from cupyfuse.ir.operators import POINTWISE
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import Tiles, fused_product, tiles_for
 from cupyfuse.plan.schedule.fused_product import stream_seconds
+from cupyfuse.plan.schedule.memory import base_of
 from cupyfuse.plan.schedule.tiles import own_time, quick_flops
 
 H200 = devices.DEVICES["H200"]
@@ -293,6 +294,26 @@ def test_variances_are_taken_in_one_pass(always: None, rng: np.random.Generator)
 def test_what_is_no_variance_of_a_product_is_left_alone(always: None, function: Any) -> None:
     plan = plan_of(function, (64, 64), (64, 64))
     assert not any(n.op == "moment2" for step in plan.steps for n in step.nodes)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("shape", [(1024, 1024, 1024), (4096, 768, 3072)], ids=str)
+def test_steps_read_what_steps_before_them_write(shape: tuple[int, int, int], precision: Any) -> None:
+    """Also where two products share the split of an operand, and one row program reads both."""
+    m, k, n = shape
+    given = [cf.spec(s, "float32") for s in ((m, k), (n, k), (n, k))]
+    for function in (
+        lambda x, w, v: (x @ w.T) * cf.sigmoid(x @ v.T),
+        lambda x, w, v: cf.logsumexp(x @ w.T, axis=1) + cf.logsumexp(x @ v.T, axis=1),
+        lambda x, w, v: (cf.gelu(x @ v.T) + x @ w.T, cf.softmax(x @ w.T, axis=1)),
+    ):
+        for choice in ("measured", "always"):
+            with settings.epilogues(choice):
+                plan = cf.fuse(function, precision=precision).plan(*given)
+            written = set(plan.graph.inputs)
+            for step in plan.steps:
+                assert written.issuperset(map(base_of, (*step.inputs, *step.repair_inputs)))
+                written.update(step.outputs)
 
 
 def test_tiles() -> None:

@@ -179,12 +179,8 @@ def _fuse_pointwise_reader(
     """Make the first step that reads a split product its epilogue; None if it cannot be."""
     product = step.product
     readers = _readers_of(product, steps)
-    if not readers or _reason_against_tail(readers[0], product) or not _is_pointwise(readers[0]):
+    if not readers or _reason_against_tail(readers[0], step, steps) or not _is_pointwise(readers[0]):
         return None
-    if is_needed_before(readers[0], step, steps):
-        written = {n for s in between(readers[0], step, steps) for n in s.outputs}
-        if any(base_of(i) in written for i in readers[0].inputs):
-            return None  # the tail must follow steps that the product must precede
     columns, tail, vectors = take_columns_out(readers[0], steps)
     how = f"{step.how}; the row program its epilogue"
     gemm = with_epilogue(step, tail, is_result or len(readers) > 1, {**storage, **vectors}, how)
@@ -197,10 +193,10 @@ def _readers_of(product: Node, steps: Iterable[Step]) -> list[Step]:
     return [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
 
 
-def _only_tail(product: Node, steps: Iterable[Step]) -> Step | None:
+def _only_tail(step: Step, steps: list[Step]) -> Step | None:
     """Return the one step that reads a product, if that may be its epilogue, whole or in part."""
-    readers = _readers_of(product, steps)
-    return readers[0] if len(readers) == 1 and not _reason_against_tail(readers[0], product) else None
+    readers = _readers_of(step.product, steps)
+    return readers[0] if len(readers) == 1 and not _reason_against_tail(readers[0], step, steps) else None
 
 
 def _is_pointwise(tail: Step) -> bool:
@@ -215,7 +211,7 @@ def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], 
     readers = _readers_of(product, steps)
     if readers:
         tail = readers[0]
-        reason = _reason_against_tail(tail, product)
+        reason = _reason_against_tail(tail, step, steps)
         if not reason:
             columns, alone, vectors = take_columns_out(tail, steps)
             first, rest, added = _cut_behind_first_stage(alone, product)
@@ -261,7 +257,7 @@ def _store_rounded(
     own: bool,
 ) -> list[FusedProduct]:
     """List the ways to store a product rounded for the one step that reads it, with `own` by our kernel too."""
-    product, tail = step.product, _only_tail(step.product, steps)
+    product, tail = step.product, _only_tail(step, steps)
     value = None if tail is None else rounded_value(product, tail, results, storage)
     if tail is None or value is None:
         return []
@@ -291,7 +287,7 @@ def _bias_by_library(
     step: Step, steps: list[Step], storage: dict[Node, str], results: Collection[Node], layouts: dict[int, Layout]
 ) -> list[FusedProduct]:
     """Let the library add a bias, if that is all that a product is read for."""
-    product, tail = step.product, _only_tail(step.product, steps)
+    product, tail = step.product, _only_tail(step, steps)
     value = None if tail is None or product in results else bias_added(product, tail.nodes)
     if tail is None or value is None or not _library_adds_bias(value, product, layouts):
         return []
@@ -317,8 +313,9 @@ def _library_adds_bias(value: Node, product: Node, layouts: dict[int, Layout]) -
     return layout is None or layout.contiguous
 
 
-def _reason_against_tail(tail: Step, product: Node) -> str:
-    """Explain why a step cannot be a product's epilogue, whole or in part; empty if it can."""
+def _reason_against_tail(tail: Step, step: Step, steps: list[Step]) -> str:
+    """Explain why a step cannot be the epilogue of a product's, whole or in part; empty if it can."""
+    product = step.product
     if tail.kind not in ("RowProgram", "MatVec") or tail.domain != product.shape:
         return f"a {tail.kind} over {tail.domain[0]} x {tail.domain[1]} reads it"
     if any(base_of(i) is product and i is not product for i in (*tail.inputs, *tail.repair_inputs)):
@@ -328,6 +325,10 @@ def _reason_against_tail(tail: Step, product: Node) -> str:
     stages = stages_of(tail)
     if any(n.op == "guard" and stages[n] > 0 for n in tail.nodes):
         return "a later stage has guarded values"
+    if is_needed_before(tail, step, steps):
+        written = {n for s in between(tail, step, steps) for n in s.outputs}
+        if any(base_of(i) in written for i in (*tail.inputs, *tail.repair_inputs)):
+            return "what reads it follows steps that need the split of its operand"
     return ""
 
 
