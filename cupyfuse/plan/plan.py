@@ -50,9 +50,14 @@ class Output:
         """View the value, given as rows x columns, with the user's axes."""
         if self.axes.in_order or self.axes.transposed:
             return (matrix if self.axes.in_order else matrix.T).reshape(self.shape)
-        stored = self.axes.rows + self.axes.cols  # the user's axes in the order in which they are stored
-        order = sorted(range(len(stored)), key=stored.__getitem__)
-        return matrix.reshape([self.shape[p] for p in stored]).transpose(order).reshape(self.shape)
+        stored = [*self.axes.rows, *self.axes.cols]  # the user's axes in the order in which they are stored
+        array = matrix.reshape([self.shape[p] for p in stored])
+        for place, axis in enumerate(sorted(stored)):
+            other = stored.index(axis)
+            if other != place:
+                array = array.swapaxes(place, other)  # which arrays of all libraries have, by this name
+                stored[place], stored[other] = axis, stored[place]
+        return array.reshape(self.shape)
 
 
 @dataclass(frozen=True)

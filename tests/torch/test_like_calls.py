@@ -262,3 +262,18 @@ def test_another_thread_may_forget_the_last_call(device: str, monkeypatch: pytes
     for _ in range(4):
         for got, want in zip(torch.autograd.grad(fused(x)[0].norm(), list(fused.parameters())), expected, strict=True):
             close(got, want)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 0, 1)], ids=str)
+def test_results_whose_dimensions_are_stored_in_another_order(order: tuple[int, ...], device: str) -> None:
+    """Tensors have no `transpose` of all dimensions, as NumPy's and CuPy's arrays do."""
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (torch.sin(x) * y).permute(order).mean(1, keepdim=True)
+
+    x, y = torch.randn(2, 3, 4, device=device), torch.randn(2, 3, 4, device=device)
+    expected = Mean()(x, y)
+    found = ct.fuse(Mean(), only_gains=False)(x, y)
+    close(found, expected)
+    assert found.stride() == expected.stride()
