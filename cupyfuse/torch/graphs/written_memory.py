@@ -43,9 +43,11 @@ class WrittenMemory:
 
     @cached_property
     def _written(self) -> set[int]:
-        """The storages that anything writes to."""
-        written = written_storages(ImportedGraph(self._graph).captured)
-        return written.union(map(storage_of, functionalised(self._graph)))
+        """The storages that anything writes to; those of all inputs if one of them is, as they may share memory."""
+        captured = ImportedGraph(self._graph).captured
+        written = written_storages(captured).union(map(storage_of, functionalised(self._graph)))
+        inputs = {storage_of(captured.tensors[n]) for n in captured.inputs}
+        return written if written.isdisjoint(inputs) else written | inputs
 
     def is_written_to(self, node: Any) -> bool:
         """Whether the memory of a node's results is written to, before or after."""
