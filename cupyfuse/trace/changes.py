@@ -104,7 +104,10 @@ class Changes(Arithmetic):
         root._aliases = None
         if new.shape != self.shape:
             new = self._trace.expand(new, self.shape)
-        self._store(self._trace.array(g.cast(new._node, self._node.dtype), new._axes))
+        if dtypes.is_opaque(self._node.dtype) and new._node.dtype != self._node.dtype:
+            self._store(new.astype(self._node.dtype))  # by a library step, too
+        else:
+            self._store(self._trace.array(g.cast(new._node, self._node.dtype), new._axes))
 
     def _store(self, new: Any) -> None:
         """Take the value of an array of the same shape; a view writes it to the array that it is a view of."""
