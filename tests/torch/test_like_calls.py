@@ -134,7 +134,8 @@ def test_each_call_gets_its_own_gradients(shape: tuple[int, ...], dtype: torch.d
             for expected, eager, found in zip(*results, strict=True):
                 assert (expected is None) == (found is None)
                 if expected is not None:
-                    rounding = 2 * torch.finfo(dtype).eps * expected.norm()
+                    # Terms of sums are of size one, and may cancel.
+                    rounding = 4 * torch.finfo(dtype).eps * max(1.0, float(expected.norm()))
                     assert (found.double() - expected).norm() <= 1.5 * (eager.double() - expected).norm() + rounding
 
 
