@@ -307,14 +307,18 @@ def check(plan: Plan) -> None:
                 assert i in inside or i in step.inputs or i.op == "const" or step.kind in ("Gemm", "Copy")
         assert set(step.outputs) <= inside and not set(step.outputs) & there
         there |= set(step.outputs)
-        assert step.fused == tuple(n.op for n in step.nodes)
+        assert step.fused == tuple("matmul" if g.is_product(n) else n.op for n in step.nodes)
         assert step.flops == sum(g.flops(n) for n in step.nodes)
         stored = plan.scheduled.storage
         assert step.writes == sum(n.size * dtypes.ITEMSIZE[stored[n]] for n in step.outputs)
         unique = dict.fromkeys(step.inputs)
         assert step.reads == sum(n.size * dtypes.ITEMSIZE[stored[base_of(n)]] for n in unique)
         if step.kind in ("Gemm", "Copy"):
-            assert step.nodes[1:] == (() if step.epilogue is None else step.epilogue.nodes)
+            nodes = [n for n in step.nodes if n.op not in ("split", "factor")]  # of operands, and of a product
+            assert nodes[1:] == list(() if step.epilogue is None else step.epilogue.nodes)
+            continue
+        if step.kind == "Split":
+            assert {n.op for n in step.nodes} == {"split"}
             continue
         rows, columns = step.domain
         for node in step.nodes:
@@ -336,18 +340,19 @@ def check(plan: Plan) -> None:
     layout=st.sampled_from(LAYOUTS),
     which=st.integers(0, 7),
     forced=st.booleans(),
+    precision=st.sampled_from(("highest", "high")),
 )
-def test_every_schedule_is_sound(chain: Chain, layout: str, which: int, forced: bool) -> None:
+def test_every_schedule_is_sound(chain: Chain, layout: str, which: int, forced: bool, precision: Any) -> None:
     """Also where products by our kernel, their epilogues and steps of columns are taken whatever they cost."""
     with pytest.MonkeyPatch.context() as patch, epilogues("always" if forced else "measured"):
         if forced:
             patch.setattr(separate, "_WORTH", -1.0)
-        check_plans(chain, layout, which)
+        check_plans(chain, layout, which, precision)
 
 
-def check_plans(chain: Chain, layout: str, which: int) -> None:
+def check_plans(chain: Chain, layout: str, which: int, precision: Any) -> None:
     arguments = [lay_out(np, a, layout) for a in chain.arrays]
-    fused = cf.fuse(chain.function)
+    fused = cf.fuse(chain.function, precision=precision)
     check(fused.plan(*arguments))
     fixed = {n: a for k, (n, a) in enumerate(zip(chain.names, arguments, strict=True)) if which >> k & 1}
     plan = fused.bind(**fixed).plan(**{n: a for n, a in zip(chain.names, arguments, strict=True) if n not in fixed})
