@@ -29,7 +29,8 @@ _POINTWISE: dict[Any, int] = {
 # Functions that compute each element of their first argument by itself, from the others as a whole.
 _OF_EACH = (np.interp, np.digitize, np.isin)
 # Functions that fill as many elements with one number.
-_UNIFORM = (np.zeros_like, np.ones_like, np.empty_like, _FULL_LIKE := np.full_like)
+_FULL_LIKE = np.full_like
+_UNIFORM = (np.zeros_like, np.ones_like, np.empty_like, _FULL_LIKE)
 _ALLCLOSE, _ISCLOSE = np.allclose, np.isclose
 _SIGNED = {"uint8": "int16", "uint16": "int32", "uint32": "int64"}  # which hold the numbers of unsigned dtypes
 

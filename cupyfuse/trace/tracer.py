@@ -21,7 +21,7 @@ from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
 from .python_numbers import class_of, item_of, weak_in_loop_dtypes
 from .user_code import fail, is_called_from_compiled_code, user_line
-from .value import NUMPY_NUMBERS
+from .value import NUMPY_NUMBERS, filled_with
 from .watched import Site
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
@@ -227,9 +227,7 @@ class Tracer(Changes):
 
     def fill(self, value: Any) -> None:
         if type(value) in NUMPY_NUMBERS:  # which an assignment does not check
-            held = np.empty((), self.dtype)
-            held.fill(value)
-            value = held[()]
+            value = filled_with(value, self.dtype)
         self[...] = value
 
     @property

@@ -25,6 +25,14 @@ IN_PLACE_METHODS = ("sort", "partition")
 NUMPY_INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32)
 NUMPY_NUMBERS = (np.float64, np.float32, np.float16, *NUMPY_INTEGERS)
 
+
+def filled_with(number: Any, dtype: Any) -> Any:
+    """Return what an array of a dtype holds once it is filled with a number; NumPy checks that, and may refuse it."""
+    held = np.empty((), dtype)
+    held.fill(number)
+    return held[()]
+
+
 # How traced arrays are printed, by which text that was made of one is found.
 DESCRIPTION = "<traced array"
 

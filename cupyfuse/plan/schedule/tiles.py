@@ -42,8 +42,7 @@ _TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
 # float32 72; 8192 x 4096 x 4096: 343, 381 and 436; 2048 x 5632 x 2048: 63, 69 and 74.
 _MATRIX, _MATRIX_BYTE = 2.6e-6, 0.35e-6
 # Of the time of the bytes that the L2 cache does not hold, what sums of up to so many terms take longer, longer ones
-# less. H200,
-# bfloat16: 4096 x 768 x 3072 takes 32 us, 16384 rows 116; 52 and 188 with a GELU beside it.
+# less. H200, bfloat16: 4096 x 768 x 3072 takes 32 us, 16384 rows 116; 52 and 188 with a GELU beside it.
 _BEYOND, _CACHED, _SHALLOW = 0.4, 50 << 20, 1024
 # Of the FLOPs of an operator, those of its quick form: GELU behind 1024 x 8192 x 8192 takes 11 us more than a clamp.
 _QUICK_SHARE = 0.7

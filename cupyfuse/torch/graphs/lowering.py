@@ -319,9 +319,8 @@ class _Lowerer:
     def _like_in_c_order(example: Any) -> Any:
         """Return a fake tensor like another one, in C order."""
         with torch.no_grad():
-            return torch.empty_like(example, memory_format=torch.contiguous_format).requires_grad_(
-                example.requires_grad
-            )
+            like = torch.empty_like(example, memory_format=torch.contiguous_format)
+        return like.requires_grad_(example.requires_grad)
 
 
 def _order_in_memory(tensor: Any) -> list[int] | None:

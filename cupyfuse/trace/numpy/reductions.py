@@ -18,7 +18,7 @@ from ..number import TracedNumber
 from ..operations import apply, as_tracer, count, reduce, variance
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options, user_line
-from ..value import NamedConstant
+from ..value import NamedConstant, filled_with
 
 _NEUTRAL = {"sum": 0, "prod": 1}
 _COMBINED_BY = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
@@ -80,9 +80,7 @@ def _initial_value(initial: Any, dtype: str, trace: Any) -> Any:
     """Return the initial value of a reduction in the dtype of its result, to which NumPy converts it."""
     if isinstance(initial, (Tracer, TracedNumber, NamedConstant)):
         return as_tracer(initial, trace).astype(dtype)
-    held = np.empty((), dtypes.to_numpy(dtype))
-    held.fill(initial)
-    return held[()]
+    return filled_with(initial, dtypes.to_numpy(dtype))
 
 
 def is_empty(a: Tracer, axis: Any) -> bool:
@@ -231,7 +229,8 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
     if weights is None:
         mean = reduce("mean", a, axis, keepdims)
         if not mean.size:
-            raise ZeroDivisionError(f"division by zero\n  at {user_line()}")  # elements by averages
+            # NumPy divides the number of elements by that of means.
+            raise ZeroDivisionError(f"division by zero\n  at {user_line()}")
         number = _initial_value(float(count(a, axis)), mean._node.dtype, trace)
         total = expand(as_tracer(number, trace), mean.shape)._as_result()
     else:
