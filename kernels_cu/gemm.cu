@@ -12,10 +12,12 @@
 //     partial, shares                       the totals of each row in each column of tiles: `shares` totals a row
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
-//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride
+//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride; if rows are not shifted
+//                                           also the tensor map, with boxes of 16 rows and Panel columns
 //     read, matrices(At<0>, visit)          bytes of one element of all matrices that are loaded; visits their pointer, row stride
-// Reductions leave their totals in p.partial; merge_shares finishes the rows. Results are staged in shared memory, so that
-// the lanes of a warp write neighbouring elements.
+//     vectors(At<0>, visit)                 visits the pointer of each input with an element for each column
+// Reductions leave their totals in p.partial; merge_shares finishes the rows. Results are staged in shared memory, from where
+// they are stored while the next ones are computed (gemm_results.cuh).
 //
 // A block computes tiles of 128 x Columns with two consumer warpgroups: 64 rows of a tile each, or, if Alternating, tiles in
 // turn, so that the tensor cores work for one while the other runs its epilogue. One thread of a third warpgroup copies the
@@ -35,8 +37,8 @@
 
 // The sizes of a product's tiles and of its shared memory, and the descriptors of its operands there.
 template <
-    class T, int Columns, int Stages, int Cluster, int Alternating, int TurnedA, int TurnedB, int Chunk, int Staged,
-    int Unroll, int Shifted, int Odd, int Scaled>
+    class T, int Columns, int Stages, int Cluster, int Alternating, int TurnedA, int TurnedB, int Chunk, int Panel,
+    int Panels, int Staged, int Unroll, int Shifted, int Odd, int Scaled>
 struct Gemm {
     typedef T Element;
     static constexpr bool alternating = Alternating;
@@ -48,13 +50,16 @@ struct Gemm {
     static constexpr int consumers = 256, threads = 384;
     static constexpr int consumer_warps = consumers / 32 / parts * Cluster;
     static constexpr int chunk = Chunk;                                  // columns of a tile that the epilogue has at once
+    static constexpr int panel = Panel, panels = Panels;                 // columns that are stored at once; see StagedPanels
     static constexpr int unroll = Unroll;                                // chunks with code of their own
     static constexpr bool shifted = Shifted;                             // rows of results may begin at any element
     static constexpr bool odd = Odd;                                     // so are columns: the last one is not read in a pack
-    static constexpr int staged = 16 * (Chunk + 8 * Shifted) * Staged;   // bytes of a warp's chunk of results: see Staging
+    static constexpr int panel_bytes = 16 * (Panel + 8 * Shifted) * Staged;  // of a warp's panel of all results: see Staging
     typedef WarpScales<parts, Columns> Scales;
+    static constexpr int staged = Panels * panel_bytes;
     static constexpr int warp_bytes = staged + (Scaled ? Scales::bytes : 0);  // results, and the scales of columns behind them
-    static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * warp_bytes;
+    static constexpr int aligned = 128;  // where the copy engine reads
+    static constexpr int shared = Ring<Gemm, Stages>::bytes + aligned - 16 + consumers / 32 * warp_bytes;
     typedef Ring<Gemm, Stages> Stream;
 
     static __device__ __forceinline__ TileOrder order(i64 m, i64 n) { return TileOrder(m, n, Cluster * rows, Columns); }
@@ -187,6 +192,8 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
             named_arrive(2 - warpgroup, Shape::consumers);
         }
     };
+    char* const own = staging + warp * Shape::warp_bytes;
+    StagedPanels<Shape> panels{own};
     float sum[Shape::parts][Shape::columns / 2];
 #pragma unroll
     for (int part = 0; part < Shape::parts; ++part) {
@@ -220,25 +227,27 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
         for (int part = 0; part < Shape::parts; ++part) {
             prefetch_chunks<Shape>(p, row + part * 64, col);
         }
+        p.vectors(At<0>(), PrefetchColumns<Shape::columns>{col, p.cols});
         sum_products<Shape>(ring, sum, warpgroup, blocks, pass_turn);
         if (Shape::alternating) {
             ring.skip(blocks);
         }
-        char* const own = staging + warp * Shape::warp_bytes;
         // `keep` stores scales, which both branches below read.
+        const u32* const of_columns = reinterpret_cast<const u32*>(own + Shape::staged);
         const bool plain = P::scaled && !scales.keep(own + Shape::staged) && col + Shape::columns <= p.cols;
 #pragma unroll
         for (int part = 0; part < Shape::parts; ++part) {
             const i64 first = row + part * 64;
             if constexpr (P::scaled) {
                 if (plain && first + 16 <= p.rows) {
-                    finish_rows<Shape, V, true>(p, sum[part], own, first, col, scales, part);
+                    finish_rows<Shape, V, true>(p, sum[part], panels, first, col, scales, of_columns, part);
                     continue;
                 }
             }
-            finish_rows<Shape, V, false>(p, sum[part], own, first, col, scales, part);
+            finish_rows<Shape, V, false>(p, sum[part], panels, first, col, scales, of_columns, part);
         }
     }
+    stores_wait();
     if (Shape::alternating && warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }
@@ -268,7 +277,7 @@ __device__ __forceinline__ void gemm(const P& p) {
         }
     } else {
         grow_registers<232>();
-        compute_tiles<Shape, V>(p, ring, ring.behind(shared), blocks);
+        compute_tiles<Shape, V>(p, ring, ring.behind(shared, Shape::aligned), blocks);
     }
     if (Shape::cluster > 1) {
         cluster_sync();  // others still arrive at barriers of this block

@@ -30,9 +30,10 @@ struct Ring {
         parity ^= stage / Stages & 1;
         stage %= Stages;
     }
-    // What follows the ring in the same memory, aligned to 16 bytes.
-    __device__ __forceinline__ char* behind(char* shared) const {
-        return shared + (first - shared_address(shared)) + Stages * (Shape::stage + 16);
+    // What follows the ring in the same memory, aligned to 16 bytes or more, up to 1024.
+    __device__ __forceinline__ char* behind(char* shared, u32 alignment = 16) const {
+        const u32 end = Stages * (Shape::stage + 16);
+        return shared + (first - shared_address(shared)) + (end + alignment - 1) / alignment * alignment;
     }
     // Initialise the barriers, by one thread, before all other use.
     __device__ __forceinline__ void init() const {

@@ -56,6 +56,51 @@ __device__ __forceinline__ void tensor_copy(u32 to, const TensorMap& from, int e
 #endif
 }
 
+// Copy a box in shared memory to (line, element) of a matrix asynchronously, in this thread's group of stores, but for what lies
+// beyond the matrix.
+__device__ __forceinline__ void tensor_store(const TensorMap& to, int element, int line, const char* from) {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&to), "r"(element),
+                 "r"(line), "r"(shared_address(from))
+                 : "memory");
+#else
+    host_cuda::tensor_store(HOST_SITE, to.words, element, line, shared_address(from));
+#endif
+}
+// What this thread has written to shared memory so far is what later stores copy.
+__device__ __forceinline__ void stores_fence() {
+#ifdef __CUDA_ARCH__
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+    host_cuda::stores_fence();
+#endif
+}
+// End a group of this thread's stores.
+__device__ __forceinline__ void stores_commit() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#else
+    host_cuda::stores_commit();
+#endif
+}
+// Wait until all of this thread's groups but the last `Left` have read shared memory.
+template <int Left>
+__device__ __forceinline__ void stores_wait_for_all_but() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
+#else
+    host_cuda::stores_wait(Left);
+#endif
+}
+// Wait until all of this thread's stores are in memory.
+__device__ __forceinline__ void stores_wait() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#else
+    host_cuda::stores_wait(0);
+#endif
+}
+
 // Fetch a tensor map that copies will need soon.
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 #ifdef __CUDA_ARCH__

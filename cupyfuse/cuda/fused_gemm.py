@@ -6,6 +6,7 @@ Their parameters depend on the product and on the epilogue: tiles, stages, layou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import devices, dtypes
@@ -18,14 +19,19 @@ from .c_types import stored_type
 from .config import Config, fitting_vec
 from .emit import Writer
 from .kernel import Kernel, translation_unit
-from .program import FULL, Parameter, Program
+from .program import COLUMN, FULL, Parameter, Program
 from .tensor_map import BOX
 from .totals import check_of_states
 from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
 
 THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
-_MOST_STAGES = 6  # more hide no more latency
+PANEL_ROWS = 16  # of a warp's part of a tile
+# Of panels: bytes of a row that the copy engine swizzles, at most, of one for all results, and where they begin.
+_PANEL_LINE, _PANEL_BYTES, _PANEL_ALIGNMENT = 128, 4096, 128
+# Stages by the columns of a tile: more hide no more latency, fewer would hide less than a second panel.
+_MOST_STAGES = 6
+_LEAST_STAGES = {256: 4, 192: 4, 128: 5, 64: 6}
 # FLOPs of an epilogue's element, reductions aside: the code of more costs more to fetch than the copies that it saves.
 # So does that of guards, even if it does not run.
 _MOST_UNROLLED = 16
@@ -49,7 +55,9 @@ class GemmShape:
     staged : int
         Bytes that all full results take together for one element.
     chunk : int
-        Columns of a tile that the epilogue works on at once: they take registers, and shared memory for results.
+        Columns of a tile that the epilogue works on at once: they take registers.
+    panel : int
+        Columns of results that are stored at once: they take shared memory. A multiple of `chunk`.
     vec : int
         Elements per access of the epilogue's loads, 1 or 2.
     unrolled : bool
@@ -67,6 +75,7 @@ class GemmShape:
     transposed: tuple[bool, bool]
     staged: int
     chunk: int
+    panel: int
     vec: int
     unrolled: bool
     shifted: bool
@@ -74,14 +83,19 @@ class GemmShape:
     scaled: bool = False
 
     @property
+    def panels(self) -> int:
+        """Panels of a warp: with two, one is stored while the next is computed."""
+        return 1 if self.shifted or self._stages(2) < _LEAST_STAGES[self.tiles.columns] else 2
+
+    @property
     def stages(self) -> int:
         """Pipeline stages of both operands that fit into shared memory."""
-        return min(_MOST_STAGES, (SHARED_BYTES - self._shared_bytes(0)) // (self._stage_bytes + 16))
+        return self._stages(self.panels)
 
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory."""
-        return self._shared_bytes(self.stages)
+        return self._shared_bytes(self.stages, self.panels)
 
     @property
     def boxes(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -95,16 +109,22 @@ class GemmShape:
         tiles = f"{self.tiles.columns}, {self.stages}, {self.tiles.cluster}, {int(self.tiles.alternating)}"
         transposed = ", ".join(str(int(t)) for t in self.transposed)
         unroll = self.tiles.columns // self.chunk if self.unrolled else 1
-        last = f"{self.chunk}, {self.staged}, {unroll}, {int(self.shifted)}, {int(self.odd)}, {int(self.scaled)}"
-        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {last}>"
+        panels = f"{self.chunk}, {self.panel}, {self.panels}, {self.staged}"
+        last = f"{unroll}, {int(self.shifted)}, {int(self.odd)}, {int(self.scaled)}"
+        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {panels}, {last}>"
 
     @property
     def _stage_bytes(self) -> int:
         return (TILE_ROWS + self.tiles.columns) * 2 * BOX
 
-    def _shared_bytes(self, stages: int) -> int:
-        warp = 16 * (self.chunk + 8 * self.shifted) * self.staged + (4 * self.tiles.columns if self.scaled else 0)
-        return 1023 + stages * (self._stage_bytes + 16) + _CONSUMER_WARPS * warp
+    def _stages(self, panels: int) -> int:
+        left = SHARED_BYTES - self._shared_bytes(0, panels)
+        return min(_MOST_STAGES, left // (self._stage_bytes + 16))
+
+    def _shared_bytes(self, stages: int, panels: int) -> int:
+        panel = PANEL_ROWS * (self.panel + 8 * self.shifted) * self.staged
+        warp = panels * panel + (4 * self.tiles.columns if self.scaled else 0)
+        return 1023 + stages * (self._stage_bytes + 16) + _PANEL_ALIGNMENT - 16 + _CONSUMER_WARPS * warp
 
 
 def program_of(step: Step, storage: dict[Node, str]) -> Program:
@@ -130,26 +150,51 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     results = [dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL]
     staged, shifted = sum(results), any(step.domain[1] * size % 16 for size in results)
     assert step.epilogue is not None
-    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some. Beside shifted results of 4
-    # bytes in wide chunks, fewer stages would fit into shared memory.
-    state = state_size(step.epilogue)
-    if staged > 4 or program.reads_columns > 2 or vec == 1 or state > _MEDIUM_STATE:
-        chunk = 16
-    else:
-        labels = any(n.op == "positions" for n in step.epilogue.nodes)
-        reads = program.reads_columns or program.full_inputs
-        chunk = 32 if reads or labels or scaled or (shifted and staged > 2) or state > _WIDE_STATE else 64
+    chunk = _chunk_of(step, program, vec, staged, shifted)
+    panel = chunk if shifted else _panel_of(results, chunk)
     tiles = tiles_of(step, processors)
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
     flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
     unrolled = flops <= _MOST_UNROLLED * step.product.size and not guarded
     dtype = "float16" if scaled else step.product.dtype
-    return GemmShape(dtype, tiles, transposed, staged, chunk, vec, unrolled, shifted, step.domain[1] % 2 == 1, scaled)
+    odd = step.domain[1] % 2 == 1
+    return GemmShape(dtype, tiles, transposed, staged, min(chunk, panel), panel, vec, unrolled, shifted, odd, scaled)
+
+
+def _chunk_of(step: Step, program: Program, vec: int, staged: int, shifted: bool) -> int:
+    """Return the columns of a tile that the epilogue has at once.
+
+    The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some. Beside shifted results of 4
+    bytes in wide chunks, fewer stages would fit into shared memory. On an H200 a bias behind 16384 x 768 x 3072 takes
+    119 us with 64 columns, 127 with 32; with a residual 32 take 175, 16 take 229.
+    """
+    epilogue = step.epilogue
+    assert epilogue is not None
+    state = state_size(epilogue)
+    if staged > 4 or program.reads_columns > 2 or vec == 1 or state > _MEDIUM_STATE:
+        return 16
+    labels = any(n.op == "positions" for n in epilogue.nodes)
+    reads = program.reads_columns > 1 or program.full_inputs
+    scaled = step.product.op == "split_matmul"
+    return 32 if reads or labels or scaled or (shifted and staged > 2) or state > _WIDE_STATE else 64
+
+
+def _panel_of(results: Sequence[int], chunk: int) -> int:
+    """Return the columns of panels of results with elements of so many bytes: as many as the copy engine takes."""
+    if not results:
+        return chunk
+    fitting = min(_PANEL_LINE // max(results), _PANEL_BYTES // (PANEL_ROWS * sum(results)))
+    return next(columns for columns in (64, 32, 16) if columns <= max(16, fitting))
+
+
+def mapped_results(program: Program) -> list[Parameter]:
+    """Return the full-size results of an epilogue, in the order of their tensor maps in its struct."""
+    return [p for p in program.outputs.values() if p.extent == FULL]
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     """Emit the kernel of a product with its epilogue, and for reductions one that merges their states."""
-    writer = _EpilogueWriter(program)
+    writer = _EpilogueWriter(program, mapped=not shape.shifted)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
     if program.accumulators(0):
         struct += f"\n{check_of_states(program.step)}"
@@ -184,8 +229,13 @@ class _EpilogueWriter(Writer):
 
     outlines = False  # the templates have such a function, of several elements
 
+    def __init__(self, program: Program, mapped: bool):
+        super().__init__(program)
+        self._mapped = mapped  # whether results have tensor maps
+
     def declare_members(self) -> list[str]:
-        own, partial = "TensorMap a; TensorMap b; i64 depth;", "struct Totals0; Totals0* partial; i64 shares;"
+        results = "".join(f" TensorMap {p.name}_map;" for p in mapped_results(self.program) if self._mapped)
+        own, partial = f"TensorMap a; TensorMap b;{results} i64 depth;", "struct Totals0; Totals0* partial; i64 shares;"
         product = self.program.product
         scaled = product is not None and product.op == "split_matmul"
         constant = f"static constexpr bool scaled = {str(scaled).lower()};"
@@ -198,13 +248,19 @@ class _EpilogueWriter(Writer):
             f"visit(At<{f}>(), rounded<V>(out.{p.name}), {p.name}, {p.name}_rows);"
             for f, p in zip(firsts, writes, strict=True)
         )
-        targets = " ".join(f"visit(At<{f}>(), {p.name}, {p.name}_rows);" for f, p in zip(firsts, writes, strict=True))
+        maps = [f", {p.name}_map" if self._mapped else "" for p in writes]
+        targets = " ".join(
+            f"visit(At<{f}>(), {p.name}, {p.name}_rows{m});" for f, p, m in zip(firsts, writes, maps, strict=True)
+        )
+        vectors = " ".join(f"visit({p.name});" for p in self.program.loaded.values() if p.extent == COLUMN)
         matrices = " ".join(f"visit({p.name}, {p.name}_rows);" for p in self.program.full_inputs)
         at = f"At<{stage}>"
         return [
             f"static constexpr int read = {self.program.input_bytes};",
             "template <class Visit>",
             f"__device__ void matrices({at}, const Visit& visit) const {{ {matrices} }}",
+            "template <class Visit>",
+            f"__device__ void vectors({at}, const Visit& visit) const {{ {vectors} }}",
             f"static constexpr int staged = {sum(dtypes.ITEMSIZE[p.dtype] for p in writes)};",
             "template <int V, class Visit>",
             f"__device__ void results({at}, const Out{stage}<V>& out, const Visit& visit) const {{ {results} }}",

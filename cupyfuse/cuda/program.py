@@ -148,10 +148,10 @@ class Program:
         base = base_of(node)
         name = f"out{len(self.outputs)}" if written else _input_name(node, base)
         stem, copies = name, 1
-        while {name, f"{name}_rows", f"{name}_cols"} & used:
+        while (members := {name, f"{name}_rows", f"{name}_cols", f"{name}_map"}) & used:
             copies += 1
             name = f"{stem}{copies}"
-        used |= {name, f"{name}_rows", f"{name}_cols"}
+        used |= members
         dtype = "float64" if node.op == "const" else self.storage[base]
         parameter = Parameter(name, node, extent, dtype, written)
         self.parameters.append(parameter)

@@ -1,4 +1,4 @@
-"""Tensor maps: descriptors by which Hopper's tensor memory accelerator (TMA) reads matrices, encoded by the driver."""
+"""Tensor maps: descriptors by which Hopper's tensor memory accelerator (TMA) copies matrices, encoded by the driver."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from .driver import driver
 WORDS = 16  # of eight bytes, in a tensor map
 BOX = 64  # elements of a line of a box: 128 bytes, the width of the swizzle
 ALIGNMENT = 16  # bytes, of addresses and lines
-# CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
-_TYPES = {"float16": 6, "bfloat16": 9}
-_NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS = 0, 3, 3, 0
+# CUtensorMapDataType by the bytes of an element, of unsigned integers: copies do not look at what elements are.
+_TYPES = {1: 0, 2: 1, 4: 2, 8: 4}
+_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by the bytes of a box's lines
+# CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
+_NO_INTERLEAVE, _PROMOTE_256B, _ZEROS = 0, 3, 0
 _MAP_ALIGNMENT = 128  # bytes
 
 
 @dataclass(frozen=True)
 class MatrixBoxes:
-    """A matrix of 16-bit elements, and the boxes in which it is copied, swizzled by 128 bytes.
+    """A matrix, and the boxes in which it is copied, swizzled by the bytes of their lines: 16, 32, 64 or 128.
 
     Attributes
     ----------
@@ -30,23 +32,28 @@ class MatrixBoxes:
         Bytes from one line to the next, a multiple of 16.
     box : tuple of int
         Lines of a box, and elements of each.
-    dtype : str
+    itemsize : int
+        Bytes of an element.
     """
 
     lines: int
     length: int
     stride: int
     box: tuple[int, int]
-    dtype: str
+    itemsize: int = 2
+
+    @property
+    def swizzle(self) -> int:
+        """The driver's number of the swizzle."""
+        return _SWIZZLES[self.box[1] * self.itemsize]
 
 
 def pack(matrix: MatrixBoxes) -> bytes:
     """Return what `encode` asks the driver for as `Matrix` of launches.c."""
     sizes, box, steps = (matrix.length, matrix.lines), (matrix.box[1], matrix.box[0]), (1, 1)
-    modes = _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS
-    return struct.pack(
-        "=4Q4I6i", *sizes, matrix.stride, ALIGNMENT, *box, *steps, _TYPES[matrix.dtype], len(sizes), *modes
-    )
+    modes = _NO_INTERLEAVE, matrix.swizzle, _PROMOTE_256B, _ZEROS
+    kind = _TYPES[matrix.itemsize]
+    return struct.pack("=4Q4I6i", *sizes, matrix.stride, ALIGNMENT, *box, *steps, kind, len(sizes), *modes)
 
 
 def encode(matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
@@ -64,8 +71,8 @@ def encode(matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
     box = (ctypes.c_uint32 * 2)(matrix.box[1], matrix.box[0])
     steps = (ctypes.c_uint32 * 2)(1, 1)
     status = driver().cuTensorMapEncodeTiled(
-        *(place, _TYPES[matrix.dtype], 2, address, sizes, strides, box, steps),
-        *(_NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS),
+        *(place, _TYPES[matrix.itemsize], 2, address, sizes, strides, box, steps),
+        *(_NO_INTERLEAVE, matrix.swizzle, _PROMOTE_256B, _ZEROS),
     )
     if status:
         raise EngineError(

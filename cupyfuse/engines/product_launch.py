@@ -6,15 +6,26 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+from .. import dtypes
 from ..cuda import split
 from ..cuda.config import Access, fitting_vec
-from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of, widest_access
+from ..cuda.fused_gemm import (
+    MERGE_THREADS,
+    PANEL_ROWS,
+    THREADS,
+    GemmShape,
+    emit_gemm,
+    mapped_results,
+    program_of,
+    shape_of,
+    widest_access,
+)
 from ..cuda.kernel import Kernel
 from ..cuda.runtime import Runtime
 from ..cuda.split import padded
 from ..cuda.split_launch import SplitProduct, operand_members
 from ..cuda.structs import Addresses, KernelCall, Struct, StructLaunch, TensorMap, integers, pointer, tensor_map
-from ..cuda.tensor_map import ALIGNMENT, MatrixBoxes
+from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
 from ..ir.products import strip_transposes
 from ..plan.schedule import Step, base_of, depth_of, state_bytes
@@ -26,22 +37,15 @@ _STRUCT_MEMBERS = 16  # tensor maps are aligned, so that a struct's members are 
 _MERGING_WARPS = MERGE_THREADS // 32
 
 
-class _MappedOperand:
-    """An operand read through a tensor map, which is cached by address; one that is not aligned is copied first.
+class _Mapped:
+    """A matrix that kernels access through a tensor map, which is cached by address.
 
-    `shape` is that of its lines in memory, `stride` that from line to line in elements.
+    `start` is the first byte of the matrix behind the address in a slot.
     """
 
-    def __init__(
-        self, place: Place, shape: tuple[int, int], stride: int, dtype: str, box: tuple[int, int], runtime: Runtime
-    ):
-        count, length = shape
-        self._slot, self._start = place.slot, place.offset * _ITEMSIZE
-        self._shape, self._strides = (count, length), (stride, 1)
-        # One line has no stride: any multiple that covers it will do.
-        nbytes = stride * _ITEMSIZE if count > 1 else -(-length * _ITEMSIZE // ALIGNMENT) * ALIGNMENT
-        self._matrix = MatrixBoxes(count, length, nbytes, box, dtype)
-        self._encode, self._runtime, self._dtype = runtime.tensor_map, runtime, runtime.dtype(dtype)
+    def __init__(self, slot: int, start: int, matrix: MatrixBoxes, runtime: Runtime):
+        self._slot, self._start, self._matrix = slot, start, matrix
+        self._encode = runtime.tensor_map
         self._maps: dict[int, array[int]] = {}
 
     @property
@@ -50,25 +54,61 @@ class _MappedOperand:
         return TensorMap(self.map, self._slot, self._start, self._matrix)
 
     def map(self, addresses: Addresses) -> tuple[array[int], Any]:
-        """Return the words of the tensor map, and the memory of the copy, if one was made, to hold until the launch."""
-        address, copy = addresses[self._slot] + self._start, None
+        """Return the words of the tensor map, and what to hold until the launch."""
+        address = addresses[self._slot] + self._start
         if address % ALIGNMENT:
-            copy = self._copy_aligned(address)
-            address = copy.ptr
+            return self._map_unaligned(address)
+        return self._words(address), None
+
+    def _map_unaligned(self, address: int) -> tuple[array[int], Any]:
+        raise NotImplementedError
+
+    def _words(self, address: int) -> array[int]:
         words = self._maps.get(address)
         if words is None:
             if len(self._maps) >= _MOST_MAPS:
                 self._maps.clear()
             words = self._maps[address] = array("Q", self._encode(self._matrix, address))
-        return words, copy
+        return words
 
-    def _copy_aligned(self, address: int) -> Any:
-        """Copy an operand whose address is no multiple of 16 bytes to aligned memory."""
+
+class _MappedOperand(_Mapped):
+    """An operand; one that is not aligned is copied first.
+
+    `shape` is that of its lines in memory, `stride` that from line to line in elements.
+    """
+
+    def __init__(
+        self, place: Place, shape: tuple[int, int], stride: int, dtype: str, box: tuple[int, int], runtime: Runtime
+    ):
+        count, length = shape
+        self._shape, self._strides = (count, length), (stride, 1)
+        # One line has no stride: any multiple that covers it will do.
+        nbytes = stride * _ITEMSIZE if count > 1 else -(-length * _ITEMSIZE // ALIGNMENT) * ALIGNMENT
+        self._runtime, self._dtype = runtime, runtime.dtype(dtype)
+        super().__init__(place.slot, place.offset * _ITEMSIZE, MatrixBoxes(count, length, nbytes, box), runtime)
+
+    def _map_unaligned(self, address: int) -> tuple[array[int], Any]:
+        """Copy the operand to aligned memory."""
         runtime, stride = self._runtime, self._matrix.stride // _ITEMSIZE
         memory = runtime.workspace(self._matrix.lines * self._matrix.stride)
         source = runtime.view(address, self._shape, self._dtype, self._strides)
         runtime.copy(runtime.view(memory.ptr, self._shape, self._dtype, (stride, 1)), source)
-        return memory
+        return self._words(memory.ptr), memory
+
+
+class _MappedResult(_Mapped):
+    """A result of a product's epilogue; where it is not aligned, the kernel writes it without the map."""
+
+    def __init__(self, place: Place, shape: tuple[int, int], itemsize: int, panel: int, runtime: Runtime):
+        lines, length = shape
+        stride = place.row_stride if lines > 1 else length
+        nbytes = -(-stride * itemsize // ALIGNMENT) * ALIGNMENT  # of one line any that covers it
+        matrix = MatrixBoxes(lines, length, nbytes, (PANEL_ROWS, panel), itemsize)
+        super().__init__(place.slot, place.offset * itemsize, matrix, runtime)
+
+    def _map_unaligned(self, address: int) -> tuple[array[int], Any]:
+        return array("Q", [0] * WORDS), None
 
 
 class ProductLaunch:
@@ -122,7 +162,12 @@ class ProductLaunch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
         step, arguments = self._step, self._arguments
         first, second = (self._operand(number, box, runtime) for number, box in enumerate(shape.boxes))
-        struct = tensor_map(first.tensor_map) + tensor_map(second.tensor_map) + integers(depth_of(step.product))
+        struct = tensor_map(first.tensor_map) + tensor_map(second.tensor_map)
+        for result in () if shape.shifted else mapped_results(self._program):
+            itemsize = dtypes.ITEMSIZE[result.dtype]
+            mapped = _MappedResult(self._place(result.node), step.domain, itemsize, shape.panel, runtime)
+            struct += tensor_map(mapped.tensor_map)
+        struct += integers(depth_of(step.product))
         if step.product.op == "split_matmul":
             struct += self._scales()
         struct += arguments.struct + integers(*step.domain)

@@ -14,6 +14,7 @@ from own_kernels import OWN_KERNELS, by_own_kernels
 from support import Engine, assert_equal, dtype_of, kinds, normal, sprinkle
 
 import cupyfuse as cf
+from cupyfuse import dtypes
 from cupyfuse.plan.schedule import tiles
 
 DTYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -184,6 +185,36 @@ def test_more_tiles_than_blocks_and_more_of_k_than_stages(
     monkeypatch.setattr(tiles, "_TILES", (cut,))
     # A mean near 0 may be off by much of itself.
     tail_case(engine, rng, "bfloat16", (261, 523, 456), tail, claimed=0.7)
+
+
+SIZES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "one byte": lambda y: (y, y > 0),
+    "two of two": lambda y: (y, np.where(y > 0, y, -1)),
+    "one, two and four": lambda y: (y, y > 0, y.astype("float32")),
+    "four and eight": lambda y: (y.astype("float32"), y.astype("float64")),
+}
+
+
+@pytest.mark.rotates
+@CUTS
+@pytest.mark.parametrize("sizes", SIZES)
+def test_results_of_every_size(
+    engine: Engine, sizes: str, cut: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Boxes of every width, of which the last ones end beyond the matrix."""
+    monkeypatch.setattr(tiles, "_TILES", (cut,))
+    m, n, k = 261, 528, 72
+    x, w, b = normal(rng, (m, k), "bfloat16"), normal(rng, (n, k), "bfloat16"), normal(rng, (n,), "bfloat16")
+    results = run(engine, lambda x, w, b: SIZES[sizes](x @ w.T + b), [x, w, b], 1)
+    y = plus(product(x, w, "bfloat16"), bounds.exact(b[None], "bfloat16"))
+    for found in results:
+        if found.dtype == bool:
+            np.testing.assert_array_equal(found, results[0] > 0)
+        elif sizes == "two of two" and found is results[1]:
+            np.testing.assert_array_equal(found, np.where(results[0] > 0, results[0], -1))
+        else:
+            kind = dtypes.name_of(found.dtype)
+            assert bounds.check(found, y if kind == "bfloat16" else bounds.cast(y, kind), kind) > 0.99
 
 
 def test_wide_rows(engine: Engine, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

@@ -78,8 +78,9 @@ class RandomLaunches:
     def _tensor_map(self) -> Struct:
         rng, slot, start = self.rng, int(self.rng.integers(4)), int(self.rng.choice([0, 16, 2]))
         lines, length = (int(n) for n in rng.integers(1, 1000, 2))
-        dtype = str(rng.choice(["float16", "bfloat16"]))
-        matrix = MatrixBoxes(lines, length, 16 * -(-length * 2 // 16), (int(rng.integers(1, 257)), 64), dtype)
+        across, itemsize = ((64, 2), (32, 4), (16, 1))[rng.integers(3)]
+        box = int(rng.integers(1, 257)), across
+        matrix = MatrixBoxes(lines, length, 16 * -(-length * itemsize // 16), box, itemsize)
 
         def encode(at: Any) -> Any:
             address = at[slot] + start
@@ -147,7 +148,7 @@ def test_a_device_beyond_those_that_are_counted_is_pythons(device: Any, module: 
 
 
 def test_what_the_driver_refuses_to_encode_is_pythons_error(device: Any, module: Any) -> None:
-    matrix = MatrixBoxes(3, 8, 16, (64, 64), "float16")
+    matrix = MatrixBoxes(3, 8, 16, (64, 64))
     source = TensorMap(lambda at: (array("Q", tensor_map.encode(matrix, at[0])), None), 0, 0, matrix)
     launch = sequence([struct_launch(map_member(source))])
     launch([64], STREAM)

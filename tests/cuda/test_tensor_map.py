@@ -50,19 +50,25 @@ def driver_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [("float16", 6), ("bfloat16", 9)])
-def test_a_matrix_is_described_from_its_lines(driver_of: Any, dtype: str, kind: int) -> None:
+@pytest.mark.parametrize(
+    ("itemsize", "kind", "across", "swizzle"),
+    [(2, 1, 64, 3), (1, 0, 32, 1), (4, 2, 16, 2), (8, 4, 16, 3), (1, 0, 16, 0)],
+)
+def test_a_matrix_is_described_from_its_lines(
+    driver_of: Any, itemsize: int, kind: int, across: int, swizzle: int
+) -> None:
     asked = driver_of()
-    assert encode(MatrixBoxes(300, 72, 160, (128, BOX), dtype), 0x7000) == tuple(range(WORDS))
+    assert encode(MatrixBoxes(300, 72, 160, (128, across), itemsize), 0x7000) == tuple(range(WORDS))
     assert asked.asked == {
         "kind": kind,
         "rank": 2,
         "address": 0x7000,
         "sizes": [72, 300],  # the innermost first
         "strides": [160],  # bytes, of all but the innermost
-        "box": [64, 128],
+        "box": [across, 128],
         "steps": [1, 1],
-        "modes": [0, 3, 3, 0],  # no interleaving, swizzled by 128 bytes, promoted to 256 bytes of L2, filled with zeros
+        # No interleaving, swizzled by the bytes of a box's line, promoted to 256 bytes of L2, filled with zeros.
+        "modes": [0, swizzle, 3, 0],
     }
 
 
@@ -71,14 +77,15 @@ def test_a_refusal_says_what_was_asked(driver_of: Any) -> None:
     with pytest.raises(
         cf.EngineError, match=r"status 1 for MatrixBoxes\(lines=3.* at address 0x7002: .*multiples of 16"
     ):
-        encode(MatrixBoxes(3, 8, 16, (64, BOX), "float16"), 0x7002)
+        encode(MatrixBoxes(3, 8, 16, (64, BOX)), 0x7002)
 
 
 def test_the_constants_are_those_of_the_header() -> None:
     """CUtensorMapDataType and the other enumerations count from 0."""
     types = ["UINT8", "UINT16", "UINT32", "INT32", "UINT64", "INT64", "FLOAT16", "FLOAT32", "FLOAT64", "BFLOAT16"]
-    assert {name: types.index(name.upper()) for name in tensor_map._TYPES} == tensor_map._TYPES
-    assert ["NONE", "32B", "64B", "128B"].index("128B") == tensor_map._SWIZZLE_128B
+    assert {size: types.index(f"UINT{8 * size}") for size in tensor_map._TYPES} == tensor_map._TYPES
+    swizzles = ["NONE", "32B", "64B", "128B"]
+    assert {16: 0, **{size: swizzles.index(f"{size}B") for size in (32, 64, 128)}} == tensor_map._SWIZZLES
     assert ["NONE", "L2_64B", "L2_128B", "L2_256B"].index("L2_256B") == tensor_map._PROMOTE_256B
 
 
@@ -100,7 +107,7 @@ def test_the_driver_takes_it() -> None:
         pytest.skip("needs a GPU with tensor maps")
 
     array = cupy.zeros((40, 64), cupy.float16)
-    words = encode(MatrixBoxes(40, 64, 128, (8, BOX), "float16"), array.data.ptr)
+    words = encode(MatrixBoxes(40, 64, 128, (8, BOX)), array.data.ptr)
     assert len(words) == WORDS and any(words)
     with pytest.raises(cf.EngineError, match="cuTensorMapEncodeTiled failed"):
-        encode(MatrixBoxes(40, 64, 130, (8, BOX), "float16"), array.data.ptr)
+        encode(MatrixBoxes(40, 64, 130, (8, BOX)), array.data.ptr)

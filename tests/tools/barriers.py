@@ -20,7 +20,7 @@ _PRODUCTS = ("tests/cuda/test_split.py", "-k", "host and (products_are_float32 o
 _FUSED = (
     "tests/cuda/test_fused_gemm.py",
     "-k",
-    "host and (every_order or rows_that_begin or (more_tiles and ((two and 256by2) or 128by1)))",
+    "host and (every_order or rows_that_begin or every_size or (more_tiles and ((two and 256by2) or 128by1)))",
 )
 _ROWS = ("tests/cuda/test_rows.py", "-k", "row_shared and (normalised or softmax)")
 # The tests that run the barriers of a file.
@@ -41,6 +41,7 @@ TESTS = {
     FINGERPRINT: ("tests/cuda/test_fingerprint.py", "-k", "host and stays"),
     "kernels_cu/gemm.cu": _FUSED,
     "kernels_cu/gemm_epilogue.cuh": _FUSED,
+    "kernels_cu/gemm_results.cuh": _FUSED,
     "kernels_cu/split_columns.cu": ("tests/cuda/test_split.py", "-k", "host and columns"),
     "kernels_cu/split_exact.cuh": (*_SPLIT, "-k", "host and (repair or gathered or normal or rows-scaled)"),
     "kernels_cu/split_copy.cuh": _PRODUCTS,

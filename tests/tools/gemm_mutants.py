@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 KERNEL, RING, EPILOGUE = "kernels_cu/gemm.cu", "kernels_cu/ring.cuh", "kernels_cu/gemm_epilogue.cuh"
+RESULTS = "kernels_cu/gemm_results.cuh"
 EMITTED, LAUNCH = "cupyfuse/cuda/fused_gemm.py", "cupyfuse/engines/product_launch.py"
 CUT, PADDING = "cupyfuse/plan/schedule/epilogues.py", "cupyfuse/plan/schedule/padding.py"
 
@@ -22,7 +23,7 @@ PAIRS = fused("more_tiles and two and 256by2")
 REDUCED = fused("test_tails and 37 and several")
 WRITTEN = fused("test_tails and 37 and two")
 LENGTHS, NARROW = fused("rows_that_begin and bfloat16"), fused("narrow_results")
-OUT = fused("arrays_that_begin and out")
+OUT, SIZES = fused("arrays_that_begin and out"), fused("every_size and 128by2")
 WIDE = fused("test_tails and 263 and several")
 ALTERNATING = fused("more_tiles and two and 128by2alternating")
 
@@ -107,17 +108,24 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     # Epilogues
     Mutant("a chunk of another one's sums", "kernels_cu/tensor_cores.cuh", "sums[Next * Held + i]", "sums[i]", WIDE),
     Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
-    Mutant("rows beyond the last", EPILOGUE, "down < rows && across + V <= cols", "across + V <= cols", WRITTEN),
-    Mutant("results beyond a row", EPILOGUE, "down < rows && across + V <= cols", "down < rows", LENGTHS),
-    Mutant("packs at any address", EPILOGUE, "if (Shifted || shifts.aligned)", "if (true)", OUT),
-    Mutant("pairs at odd places", EPILOGUE, "if (shift % V == 0) {", "if (true) {", LENGTHS),
-    Mutant("ends of chunks that are lost", EPILOGUE, "if (down < 16) {", "if (down < 8) {", LENGTHS),
-    Mutant(
-        "ends of chunks that go on", EPILOGUE, "if (Shifted && !is_last && !shifts.aligned) {", "if (false) {", LENGTHS
-    ),
-    Mutant("packs before a tile", EPILOGUE, "across >= 0 || !is_first)", "true)", NARROW),
-    Mutant("elements behind packs", EPILOGUE, "is_last && down < rows", "false && down < rows", NARROW),
-    Mutant("packs that no chunk has", EPILOGUE, "(whole < Chunk ? whole : Chunk)", "whole", LENGTHS),
+    Mutant("rows beyond the last", RESULTS, "down < rows && across + V <= cols", "across + V <= cols", WRITTEN),
+    Mutant("results beyond a row", RESULTS, "down < rows && across + V <= cols", "down < rows", LENGTHS),
+    Mutant("boxes at any address", RESULTS, "if (Shifts<T, false>(to, stride).aligned) {", "if (true) {", OUT),
+    Mutant("rows beyond the last, by elements", RESULTS, "at_row < m && at_col < n", "at_col < n", OUT),
+    Mutant("columns beyond the last, by elements", RESULTS, "at_row < m && at_col < n", "at_row < m", OUT),
+    Mutant("pieces in another order", RESULTS, ">> 7 & (pieces - 1)", ">> 7 & (pieces / 2 - 1)", SIZES),
+    Mutant("a result in another one's place", RESULTS, "* first) {}", "* 0) {}", SIZES),
+    Mutant("a panel that is still read", RESULTS, "all_but<Shape::panels - 1>", "all_but<Shape::panels>", SIZES),
+    Mutant("one panel for all", RESULTS, "used % Shape::panels *", "used * 0 *", SIZES),
+    Mutant("stores before what they copy", RESULTS, "        stores_fence();\n", "", SIZES),
+    Mutant("stores that nobody waits for", KERNEL, "    stores_wait();\n", "", SIZES),
+    Mutant("pairs at odd places", RESULTS, "if (shift % V == 0) {", "if (true) {", LENGTHS),
+    Mutant("ends of panels that are lost", RESULTS, "if (down < 16) {", "if (down < 8) {", LENGTHS),
+    Mutant("ends of panels that go on", RESULTS, "if (!is_last && !shifts.aligned) {", "if (false) {", LENGTHS),
+    Mutant("packs before a tile", RESULTS, "across >= 0 || !is_first)", "true)", NARROW),
+    Mutant("elements behind packs", RESULTS, "is_last && down < rows", "false && down < rows", NARROW),
+    Mutant("packs that no panel has", RESULTS, "(whole < Panel ? whole : Panel)", "whole", LENGTHS),
+    Mutant("values of the chunk before", EPILOGUE, "        columns = next;\n", "", SIZES),
     Mutant(
         "totals of every tile in one place", EPILOGUE, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE
     ),
@@ -176,7 +184,7 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     # Padded rows
     Mutant(
         "results whose padded rows end in part of a pack",
-        EPILOGUE,
+        RESULTS,
         "shifts.aligned ? is_last && cols % V != 0 : is_first || is_last",
         "!shifts.aligned && (is_first || is_last)",
         padded("what_a_product_writes and 131 and 256by1"),

@@ -333,8 +333,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "columns of another chunk",
         "kernels_cu/gemm_epilogue.cuh",
-        "(staging + Shape::staged) + c * chunk",
-        "(staging + Shape::staged)",
+        "of_columns + c * chunk",
+        "of_columns",
         scaled("scale and whole-128by1"),
     ),
     Mutant("scales undone twice", FINISH, "factors, careful", "factors, false", one_part("nothing_else")),

@@ -36,11 +36,13 @@ _DEPTH = 64  # columns of the operands in one stage
 # narrow ones; of a tile beside its stages; in a tile of 256 columns, of each FLOP of an element, of each of
 # its first two bytes, and of each further one.
 _STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
-_TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
+_TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 0.9e-6
 # In such a tile of each matrix beside the product that an epilogue reads, and of each byte of its elements: what
 # fetching ahead does not hide. H200, bfloat16, 4096 x 768 x 3072: a bias 32.8 us, a bfloat16 residual 46.6, two in
 # float32 72; 8192 x 4096 x 4096: 343, 381 and 436; 2048 x 5632 x 2048: 63, 69 and 74.
 _MATRIX, _MATRIX_BYTE = 2.6e-6, 0.35e-6
+# In such a tile, of each reduction along rows beside its FLOPs: the totals of rows, which tiles leave and others merge.
+_REDUCTION = 0.4e-6
 # Of the time of the bytes that the L2 cache does not hold, what sums of up to so many terms take longer, longer ones
 # less. H200, bfloat16: 4096 x 768 x 3072 takes 32 us, 16384 rows 116; 52 and 188 with a GELU beside it.
 _BEYOND, _CACHED, _SHALLOW = 0.4, 50 << 20, 1024
@@ -132,6 +134,8 @@ def finish_time(step: Step) -> float:
     if step.product.op == "split_matmul":
         flops += _UNSCALING
     finish = tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
+    if step.by_tiles and step.epilogue:
+        finish += _REDUCTION * sum(n.reduction for n in step.epilogue.nodes)
     if step.by_tiles:
         results = (n for n in step.outputs if n.shape == step.product.shape)
         finish += sum(unaligned_finish(n.shape, dtypes.ITEMSIZE[n.dtype]) for n in results)

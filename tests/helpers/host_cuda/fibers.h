@@ -21,6 +21,14 @@ struct Copied {
     unsigned bytes;
 };
 
+// A box in shared memory that a thread has asked to be stored in a matrix; the words are those of its tensor map.
+struct Stored {
+    Site site;
+    Word64 words[7];
+    int element, line;
+    unsigned from;
+};
+
 // Where a fiber, or the scheduler, goes on. GCC's __builtin_setjmp fills it and makes no system call, as swapcontext does
 // twice for each switch, of which a launch has millions.
 struct Place {
@@ -42,6 +50,8 @@ struct Fiber {
     unsigned met;  // of the first thread of a warp: the lanes that wait in a collective
     std::vector<std::vector<Issued>> groups;  // of products: those in flight, and the one that is still open
     std::vector<std::vector<Copied>> copies;  // likewise
+    std::vector<std::vector<Stored>> stores;  // likewise
+    unsigned fences, commits;                 // of stores, so far
     State state;
     Kind kind;
     Site site;
@@ -141,6 +151,9 @@ void fiber_main() {
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom, &scheduler_size);
 #endif
     entry(program);
+    if (current->stores.size() > 1 || !current->stores[0].empty()) {
+        fail("a thread that leaves the kernel while stores read its shared memory", HOST_SITE);
+    }
     current->state = State::Done;
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(nullptr, scheduler_bottom, scheduler_size);
@@ -220,6 +233,8 @@ void prepare(unsigned threads) {
         fiber.state = State::Ready;
         if (fiber.groups.size() != 1 || !fiber.groups[0].empty()) fiber.groups.assign(1, {});
         if (fiber.copies.size() != 1 || !fiber.copies[0].empty()) fiber.copies.assign(1, {});
+        if (fiber.stores.size() != 1 || !fiber.stores[0].empty()) fiber.stores.assign(1, {});
+        fiber.fences = fiber.commits = 0;
     }
 }
 

@@ -159,32 +159,80 @@ void copies_wait(unsigned left) {
     }
 }
 
+// A tensor map as runtime.py writes it: address, elements a line, lines, bytes from line to line, the box: elements, lines; itemsize.
+struct Boxes {
+    char* matrix;
+    long long elements, lines, stride;
+    unsigned wide, high, itemsize;
+
+    Boxes(Site site, const Word64* map)
+        : matrix(reinterpret_cast<char*>(map[0])), elements(map[1]), lines(map[2]), stride(map[3]),
+          wide(static_cast<unsigned>(map[4])), high(static_cast<unsigned>(map[5])), itemsize(static_cast<unsigned>(map[6])) {
+        if (map[0] % 16 != 0 || stride % 16 != 0) fail("a matrix that is not aligned to 16", site);
+    }
+    unsigned bytes() const { return wide * high * itemsize; }
+    // Call visit(bytes in shared memory, element of the matrix or null) for each element of a box whose first one is at `at`.
+    template <class Visit>
+    void visit_elements(unsigned at, int element, int line, const Visit& visit) const {
+        const unsigned width = wide * itemsize;
+        for (unsigned r = 0; r < high; ++r) {
+            for (unsigned c = 0; c < wide; ++c) {
+                const long long x = element + static_cast<long long>(c), y = line + static_cast<long long>(r);
+                unsigned byte = at + r * width + c * itemsize;
+                byte ^= (byte >> 7 & (width / 16 - 1)) << 4;
+                visit(byte, x >= 0 && x < elements && y >= 0 && y < lines ? matrix + y * stride + x * itemsize : nullptr);
+            }
+        }
+    }
+};
+
 void tensor_copy(Site site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks_) {
-    // As runtime.py writes it: address, elements a line, lines, bytes from line to line, and the box: elements, lines.
-    const char* from = reinterpret_cast<const char*>(map[0]);
-    const long long elements = map[1], lines = map[2], stride = map[3];
-    const unsigned wide = map[4], high = map[5];
+    const Boxes boxes(site, map);
     to = within_block(to);
     if (to % 1024 != 0) fail("a swizzled box has to be aligned to 1024 bytes", site);
-    if (reinterpret_cast<Word64>(from) % 16 != 0 || stride % 16 != 0) fail("a matrix that is not aligned to 16", site);
     for (unsigned block = 0; block < 32; ++block) {
         if (!(blocks_ >> block & 1)) continue;
         phase_of(site, barrier, block);
         char* shared = memory_of(blocks[block], kDynamic, dynamic_bytes);
-        if (to + high * 128 > dynamic_bytes) fail("a box beyond the shared memory", site);
-        for (unsigned r = 0; r < high; ++r) {
-            for (unsigned c = 0; c < wide; ++c) {
-                const long long x = element + static_cast<long long>(c), y = line + static_cast<long long>(r);
-                unsigned at = to + r * 128 + c * 2;
-                at ^= (at >> 7 & 7) << 4;
-                if (x >= 0 && x < elements && y >= 0 && y < lines) {
-                    memcpy(shared + at, from + y * stride + x * 2, 2);
-                } else {
-                    memset(shared + at, 0, 2);
-                }
-            }
+        if (to + boxes.bytes() > dynamic_bytes) fail("a box beyond the shared memory", site);
+        boxes.visit_elements(to, element, line, [&](unsigned byte, const char* from) {
+            from != nullptr ? memcpy(shared + byte, from, boxes.itemsize) : memset(shared + byte, 0, boxes.itemsize);
+        });
+        complete(site, barrier, block, boxes.bytes());
+    }
+}
+
+void tensor_store(Site site, const Word64* map, int element, int line, unsigned from) {
+    const Boxes boxes(site, map);
+    from = within_block(from);
+    if (from % 128 != 0) fail("a box that is stored has to be aligned to 128 bytes", site);
+    if (from + boxes.bytes() > dynamic_bytes) fail("a box beyond the shared memory", site);
+    for (unsigned k = 0; k < current->lanes; ++k) {
+        if (current->warp[k].fences <= current->commits) fail("a store of what a lane has written before no fence", site);
+    }
+    Stored stored{site, {}, element, line, from};
+    memcpy(stored.words, map, sizeof stored.words);
+    current->stores.back().push_back(stored);
+}
+
+void stores_fence() { ++current->fences; }
+
+void stores_commit() {
+    ++current->commits;
+    current->stores.push_back({});
+}
+
+void stores_wait(unsigned left) {
+    std::vector<std::vector<Stored>>& stores = current->stores;
+    while (stores.size() > left + 1) {
+        for (const Stored& each : stores.front()) {
+            const Boxes boxes(each.site, each.words);
+            const char* shared = dynamic_shared_memory();
+            boxes.visit_elements(each.from, each.element, each.line, [&](unsigned byte, char* to) {
+                if (to != nullptr) memcpy(to, shared + byte, boxes.itemsize);
+            });
         }
-        complete(site, barrier, block, wide * high * 2);
+        stores.erase(stores.begin());
     }
 }
 

@@ -58,8 +58,13 @@ void shared_store(Site, const void* own, unsigned block, unsigned word, unsigned
 void copy_issue(void* to, const void* from, unsigned bytes);
 void copies_commit();
 void copies_wait(unsigned left);
-// Copy a box of a matrix that `runtime.py` describes to the blocks whose bits are set, swizzled by 128 bytes.
+// Copy a box of a matrix that `runtime.py` describes to the blocks whose bits are set, swizzled by the bytes of its lines.
 void tensor_copy(Site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks);
+// Stores of boxes are made when their group is waited for, and not before. All lanes of the warp have to have fenced what they wrote.
+void tensor_store(Site, const Word64* map, int element, int line, unsigned from);
+void stores_fence();
+void stores_commit();
+void stores_wait(unsigned left);
 // What all lanes of a warp execute together: none of them may be in another collective.
 void converged(Site);
 // What the name of the tensor cores' instruction says: how many sums each thread holds, and what the operands are.
