@@ -1,5 +1,8 @@
-// How the results of gemm.cu go to memory: a warp stages a panel of each result in shared memory, 16 rows of Panel elements, which the
-// copy engine stores, or where rows begin at any element its lanes.
+// How the results of products go to memory: a warp stages a panel of each in shared memory, 16 rows of Panel elements, which
+// the copy engine stores, or where rows begin at any element its lanes.
+//
+// Shape has panel, panels and panel_bytes: the columns of a panel, how many a warp has, and the bytes of one for all results; and
+// shifted, whether rows may begin at any element.
 #pragma once
 
 #include "stages.cuh"
@@ -87,7 +90,7 @@ struct StorePanel {
     __device__ __forceinline__ void operator()(At<First>, T* to, i64 stride, const TensorMap& map) const {
         const Staging<Panel, T, false> from(panel, First);
         const int lane = threadIdx.x % 32;
-        if (Shifts<T, false>(to, stride).aligned) {
+        if ((reinterpret_cast<u64>(to) | static_cast<u64>(stride) * sizeof(T)) % 16 == 0 || m == 1) {
             if (lane == 0) {
                 tensor_store(map, static_cast<int>(col), static_cast<int>(row), from.at);
             }

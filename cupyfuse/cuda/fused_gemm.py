@@ -6,10 +6,9 @@ Their parameters depend on the product and on the epilogue: tiles, stages, layou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import devices, dtypes
+from .. import devices
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.products import strip_transposes
@@ -19,16 +18,23 @@ from .c_types import stored_type
 from .config import Config, fitting_vec
 from .emit import Writer
 from .kernel import Kernel, translation_unit
-from .program import COLUMN, FULL, Parameter, Program
+from .program import Parameter, Program
+from .staged_results import (
+    PANEL_ALIGNMENT,
+    PANEL_ROWS,
+    are_shifted,
+    map_members,
+    result_sizes,
+    staging_functions,
+    vectors_function,
+    widest_panel,
+)
 from .tensor_map import BOX
 from .totals import check_of_states
 from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
 
 THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
-PANEL_ROWS = 16  # of a warp's part of a tile
-# Of panels: bytes of a row that the copy engine swizzles, at most, of one for all results, and where they begin.
-_PANEL_LINE, _PANEL_BYTES, _PANEL_ALIGNMENT = 128, 4096, 128
 # Stages by the columns of a tile: more hide no more latency, fewer would hide less than a second panel.
 _MOST_STAGES = 6
 _LEAST_STAGES = {256: 4, 192: 4, 128: 5, 64: 6}
@@ -124,7 +130,7 @@ class GemmShape:
     def _shared_bytes(self, stages: int, panels: int) -> int:
         panel = PANEL_ROWS * (self.panel + 8 * self.shifted) * self.staged
         warp = panels * panel + (4 * self.tiles.columns if self.scaled else 0)
-        return 1023 + stages * (self._stage_bytes + 16) + _PANEL_ALIGNMENT - 16 + _CONSUMER_WARPS * warp
+        return 1023 + stages * (self._stage_bytes + 16) + PANEL_ALIGNMENT - 16 + _CONSUMER_WARPS * warp
 
 
 def program_of(step: Step, storage: dict[Node, str]) -> Program:
@@ -147,11 +153,11 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     transposed = (False, False)  # splits are row-major
     if not scaled:
         transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
-    results = [dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL]
-    staged, shifted = sum(results), any(step.domain[1] * size % 16 for size in results)
+    sizes, shifted = result_sizes(program), are_shifted(program)
+    staged = sum(sizes)
     assert step.epilogue is not None
     chunk = _chunk_of(step, program, vec, staged, shifted)
-    panel = chunk if shifted else _panel_of(results, chunk)
+    panel = widest_panel(sizes) if sizes and not shifted else chunk
     tiles = tiles_of(step, processors)
     guarded = any(n.op == "guard" for n in step.epilogue.nodes)
     flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
@@ -177,19 +183,6 @@ def _chunk_of(step: Step, program: Program, vec: int, staged: int, shifted: bool
     reads = program.reads_columns > 1 or program.full_inputs
     scaled = step.product.op == "split_matmul"
     return 32 if reads or labels or scaled or (shifted and staged > 2) or state > _WIDE_STATE else 64
-
-
-def _panel_of(results: Sequence[int], chunk: int) -> int:
-    """Return the columns of panels of results with elements of so many bytes: as many as the copy engine takes."""
-    if not results:
-        return chunk
-    fitting = min(_PANEL_LINE // max(results), _PANEL_BYTES // (PANEL_ROWS * sum(results)))
-    return next(columns for columns in (64, 32, 16) if columns <= max(16, fitting))
-
-
-def mapped_results(program: Program) -> list[Parameter]:
-    """Return the full-size results of an epilogue, in the order of their tensor maps in its struct."""
-    return [p for p in program.outputs.values() if p.extent == FULL]
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
@@ -234,36 +227,23 @@ class _EpilogueWriter(Writer):
         self._mapped = mapped  # whether results have tensor maps
 
     def declare_members(self) -> list[str]:
-        results = "".join(f" TensorMap {p.name}_map;" for p in mapped_results(self.program) if self._mapped)
-        own, partial = f"TensorMap a; TensorMap b;{results} i64 depth;", "struct Totals0; Totals0* partial; i64 shares;"
+        results = map_members(self.program) if self._mapped else ""
+        own, partial = (
+            f"TensorMap a; TensorMap b; {results} i64 depth;",
+            "struct Totals0; Totals0* partial; i64 shares;",
+        )
         product = self.program.product
         scaled = product is not None and product.op == "split_matmul"
         constant = f"static constexpr bool scaled = {str(scaled).lower()};"
         return [constant, own, *(["Matrix left; Matrix right;"] if scaled else []), *super().declare_members(), partial]
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
-        """Emit functions that visit matrices, and results and their targets with their first bytes in `staged`."""
-        firsts = [sum(dtypes.ITEMSIZE[p.dtype] for p in writes[:k]) for k in range(len(writes))]
-        results = " ".join(
-            f"visit(At<{f}>(), rounded<V>(out.{p.name}), {p.name}, {p.name}_rows);"
-            for f, p in zip(firsts, writes, strict=True)
-        )
-        maps = [f", {p.name}_map" if self._mapped else "" for p in writes]
-        targets = " ".join(
-            f"visit(At<{f}>(), {p.name}, {p.name}_rows{m});" for f, p, m in zip(firsts, writes, maps, strict=True)
-        )
-        vectors = " ".join(f"visit({p.name});" for p in self.program.loaded.values() if p.extent == COLUMN)
+        """Emit functions that visit matrices, vectors of columns, results and where these go, as lines."""
         matrices = " ".join(f"visit({p.name}, {p.name}_rows);" for p in self.program.full_inputs)
-        at = f"At<{stage}>"
         return [
             f"static constexpr int read = {self.program.input_bytes};",
             "template <class Visit>",
-            f"__device__ void matrices({at}, const Visit& visit) const {{ {matrices} }}",
-            "template <class Visit>",
-            f"__device__ void vectors({at}, const Visit& visit) const {{ {vectors} }}",
-            f"static constexpr int staged = {sum(dtypes.ITEMSIZE[p.dtype] for p in writes)};",
-            "template <int V, class Visit>",
-            f"__device__ void results({at}, const Out{stage}<V>& out, const Visit& visit) const {{ {results} }}",
-            "template <class Visit>",
-            f"__device__ void targets({at}, const Visit& visit) const {{ {targets} }}",
+            f"__device__ void matrices(At<{stage}>, const Visit& visit) const {{ {matrices} }}",
+            *vectors_function(self.program, stage),
+            *staging_functions(stage, writes, self._mapped),
         ]

@@ -18,7 +18,17 @@ from ..plan.schedule.split_tiles import TILE_ROWS, tile_width
 from .config import Config
 from .emit import Writer
 from .kernel import CONDITION, Kernel, translation_unit
-from .program import Program
+from .program import Parameter, Program
+from .staged_results import (
+    PANEL_ALIGNMENT,
+    PANEL_LINE,
+    are_shifted,
+    map_members,
+    panels_bytes,
+    result_sizes,
+    staging_functions,
+    vectors_function,
+)
 from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
 
 WARPS_A_TILE = 8
@@ -37,6 +47,24 @@ _SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
 def stages_for(width: int) -> int:
     """Return the pipeline stages of a product in tiles of `width` columns: up to 5, as shared memory allows."""
     return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= SHARED_BYTES))
+
+
+def chunk_of(width: int) -> int:
+    """Return the columns of a tile of `width` columns that an epilogue works on at once, and stores at once."""
+    return next(c for c in _CHUNKS if width % c == 0)
+
+
+def panels_of(program: Program, width: int) -> int:
+    """Return the panels of results that a warp has in shared memory; 0 where it stores them from registers.
+
+    The copy engine stores rows that begin at multiples of 16 bytes, in panels of 16 or 32 columns. They take no stage's
+    memory.
+    """
+    chunk, sizes = chunk_of(width), result_sizes(program)
+    if are_shifted(program) or chunk * max(sizes) > PANEL_LINE or chunk & (chunk - 1):
+        return 0
+    left = SHARED_BYTES - _shared_bytes(width, stages_for(width)) - PANEL_ALIGNMENT
+    return min(2, left // panels_bytes(1, chunk, sizes))
 
 
 def _shared_bytes(width: int, stages: int) -> int:
@@ -123,15 +151,17 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
     vec : int
         Elements per access of the epilogue, 1 or 2.
     """
-    stages = stages_for(width)
+    stages, panels, chunk, sizes = stages_for(width), panels_of(program, width), chunk_of(width), result_sizes(program)
     shared = _shared_bytes(width, stages)
-    chunk = next(c for c in _CHUNKS if width % c == 0)
-    writer = _EpilogueWriter(program)
+    if panels:
+        shared += PANEL_ALIGNMENT + panels_bytes(panels, chunk, sizes)
+    shape = f"SplitGemm<{width}, {stages}, {chunk}, {panels}, {sum(sizes)}>"
+    writer = _EpilogueWriter(program, panels > 0)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
-    check = f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");'
+    check = f'static_assert({shape}::shared == {shared}, "what a launch asks for");'
     source = translation_unit(
         *("split_gemm", f"{write_multiply_add(width)}\n{check}\n\n{struct}", "split_gemm_kernel"),
-        f"split_gemm<{width}, {stages}, {vec}, {chunk}>(p)",
+        f"split_gemm<{shape}, {vec}>(p)",
         GEMM_THREADS,
         by_address=True,
         follows=True,
@@ -150,9 +180,18 @@ class _EpilogueWriter(Writer):
 
     outlines = False  # the templates have such a function, of several elements
 
+    def __init__(self, program: Program, mapped: bool):
+        super().__init__(program)
+        self._mapped = mapped  # whether results have tensor maps
+
     def declare_members(self) -> list[str]:
         own = "const char* tiles_a; const char* tiles_b; Matrix a; Matrix b; i64 depth; u32* flags; i64 width;"
-        return [own, *super().declare_members()]
+        return [*([map_members(self.program)] if self._mapped else []), own, *super().declare_members()]
+
+    def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
+        """Emit the function that stores an element's results, and those of `gemm.cu`, as lines."""
+        staging = staging_functions(stage, writes, self._mapped) if self._mapped else []
+        return [*super().emit_store(stage, writes), *staging, *vectors_function(self.program, stage)]
 
 
 @lru_cache

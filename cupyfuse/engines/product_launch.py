@@ -11,19 +11,19 @@ from ..cuda import split
 from ..cuda.config import Access, fitting_vec
 from ..cuda.fused_gemm import (
     MERGE_THREADS,
-    PANEL_ROWS,
     THREADS,
     GemmShape,
     emit_gemm,
-    mapped_results,
     program_of,
     shape_of,
     widest_access,
 )
 from ..cuda.kernel import Kernel
+from ..cuda.program import Program
 from ..cuda.runtime import Runtime
 from ..cuda.split import padded
 from ..cuda.split_launch import SplitProduct, operand_members
+from ..cuda.staged_results import PANEL_ROWS, results_of
 from ..cuda.structs import Addresses, KernelCall, Struct, StructLaunch, TensorMap, integers, pointer, tensor_map
 from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
@@ -102,13 +102,21 @@ class _MappedResult(_Mapped):
 
     def __init__(self, place: Place, shape: tuple[int, int], itemsize: int, panel: int, runtime: Runtime):
         lines, length = shape
-        stride = place.row_stride if lines > 1 else length
-        nbytes = -(-stride * itemsize // ALIGNMENT) * ALIGNMENT  # of one line any that covers it
+        nbytes = place.row_stride * itemsize if lines > 1 else -(-length * itemsize // ALIGNMENT) * ALIGNMENT
         matrix = MatrixBoxes(lines, length, nbytes, (PANEL_ROWS, panel), itemsize)
         super().__init__(place.slot, place.offset * itemsize, matrix, runtime)
 
     def _map_unaligned(self, address: int) -> tuple[array[int], Any]:
         return array("Q", [0] * WORDS), None
+
+
+def maps_of_results(program: Program, place: Callable[[Node], Place], panel: int, runtime: Runtime) -> Struct:
+    """Return the members for the tensor maps of an epilogue's results, stored in panels of so many columns."""
+    struct = Struct()
+    for result in results_of(program):
+        itemsize = dtypes.ITEMSIZE[result.dtype]
+        struct += tensor_map(_MappedResult(place(result.node), program.domain, itemsize, panel, runtime).tensor_map)
+    return struct
 
 
 class ProductLaunch:
@@ -163,10 +171,8 @@ class ProductLaunch:
         step, arguments = self._step, self._arguments
         first, second = (self._operand(number, box, runtime) for number, box in enumerate(shape.boxes))
         struct = tensor_map(first.tensor_map) + tensor_map(second.tensor_map)
-        for result in () if shape.shifted else mapped_results(self._program):
-            itemsize = dtypes.ITEMSIZE[result.dtype]
-            mapped = _MappedResult(self._place(result.node), step.domain, itemsize, shape.panel, runtime)
-            struct += tensor_map(mapped.tensor_map)
+        if not shape.shifted:
+            struct += maps_of_results(self._program, self._place, shape.panel, runtime)
         struct += integers(depth_of(step.product))
         if step.product.op == "split_matmul":
             struct += self._scales()
@@ -215,7 +221,7 @@ class SplitProductLaunch:
     ):
         node = step.product
         self._processors = processors
-        self._places = [place(i) for i in node.inputs]
+        self._place, self._places = place, [place(i) for i in node.inputs]
         self._shape = *node.shape, node.inputs[2].shape[1]
         self._program = split.program_of(step, storage)
         self._arguments = KernelArguments(self._program, place, numbers)
@@ -243,4 +249,5 @@ class SplitProductLaunch:
     def _load(self, runtime: Runtime, workspace: int, product: SplitProduct) -> StructLaunch:
         a, b = (p.slot for p in self._places[:2])
         x, y = (p.pointer("float32") for p in self._places[2:4])
-        return product.launch(runtime, (a, b), (x, y), workspace, self._arguments.struct)
+        maps = maps_of_results(self._program, self._place, product.panel, runtime) if product.panel else Struct()
+        return product.launch(runtime, (a, b), (x, y), workspace, self._arguments.struct, maps)

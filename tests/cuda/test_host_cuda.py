@@ -87,7 +87,7 @@ HOPPER = '#include "tensor_cores.cuh"\nSHARED_DYNAMIC(s); (void)s;\n'
 PAIR: dict[str, Any] = {"cluster": 2, "shared": 4096}
 # A matrix of 5 lines of 70 elements in x, whose bits are 0, 1, 2, ...
 MATRIX = """
-const u64 map[6] = {reinterpret_cast<u64>(p.x), 70, 5, 144, 64, 8};
+const u64 map[7] = {reinterpret_cast<u64>(p.x), 70, 5, 144, 64, 8, 2};
 TensorMap matrix;
 memcpy(matrix.words, map, sizeof map);"""
 
@@ -133,6 +133,27 @@ def test_a_box_for_both_blocks_of_a_cluster() -> None:
         np.testing.assert_array_equal(result[250:252], [72, 72])
 
 
+def test_a_box_is_stored_as_it_is_when_it_is_waited_for() -> None:
+    """A box of 8 lines of 16 bytes, which are not swizzled; what lies beyond the matrix is dropped."""
+    body = f"""
+    {HOPPER}
+    const u64 map[7] = {{reinterpret_cast<u64>(p.x), 6, 10, 32, 4, 8, 4}};
+    TensorMap matrix;
+    memcpy(matrix.words, map, sizeof map);
+    float* const staged = reinterpret_cast<float*>(s);
+    if (threadIdx.x < 32) {{ staged[threadIdx.x] = 1000.0f + threadIdx.x; }}
+    stores_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {{ tensor_store(matrix, 4, 5, s); stores_commit(); }}
+    __syncthreads();
+    if (threadIdx.x == 0) {{ staged[0] = 7.0f; stores_wait(); }}"""
+    for result in run(body, values=np.zeros(80, np.float32), shared=1024):
+        expected = np.zeros((10, 8), np.float32)
+        expected[5:, 4:6] = (1000 + np.arange(32)).reshape(8, 4)[:5, :2]
+        expected[5, 4] = 7
+        np.testing.assert_array_equal(result.reshape(10, 8), expected)
+
+
 def test_products_read_their_operands_when_they_are_waited_for() -> None:
     body = f"""
     {HOPPER}
@@ -170,6 +191,17 @@ ASTRAY = {
     "a box that is not aligned": (
         MATRIX + "barrier_init(2048, 1); tensor_copy(512, matrix, 0, 0, 2048);",
         r"aligned to 1024",
+    ),
+    "a store before the fence of a lane": (
+        MATRIX + "if (threadIdx.x != 5) { stores_fence(); }\n__syncthreads();\n"
+        "if (threadIdx.x == 0) { tensor_store(matrix, 0, 0, s); stores_commit(); stores_wait(); }",
+        r"before no fence",
+    ),
+    "a store that nobody waits for": (
+        MATRIX
+        + "stores_fence();\n__syncthreads();\n"
+        + "if (threadIdx.x == 0) { tensor_store(matrix, 0, 0, s); stores_commit(); }",
+        r"leaves the kernel while stores",
     ),
     "products of half a warp": (
         "if (threadIdx.x % 32 < 4) {\n__shfl_xor_sync(0x0000000fu, 1.0f, 1);\n}\nproducts_fence();",

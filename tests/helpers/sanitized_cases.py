@@ -81,15 +81,18 @@ def run_products(cupy: Any) -> int:
     """Products from halves, with rows and elements to repair; returns how many kernels were launched."""
     from cupyfuse.cuda.launch import sequence
     from cupyfuse.cuda.runtime import on_device
+    from cupyfuse.cuda.split import plain_program
     from cupyfuse.cuda.split_launch import Split, SplitProduct
-    from cupyfuse.cuda.structs import integers, pointer
+    from cupyfuse.cuda.structs import Struct, integers, pointer
+    from cupyfuse.engines.kernel_launch import Place
+    from cupyfuse.engines.product_launch import maps_of_results
     from cupyfuse.ir.products import split_shape
 
     runtime, launches = on_device(0), 0
     if runtime.device is None or not runtime.device.split:
         return 0
     rng = np.random.default_rng(2)
-    for m, n, k in ((1, 1, 1), (130, 9, 129), (65, 170, 200), (40, 700, 64)):
+    for m, n, k in ((1, 1, 1), (130, 9, 129), (65, 170, 200), (40, 700, 64), (130, 264, 72)):
         a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
         a[m // 2, 0], a[0, k // 2], b[n - 1, k - 1] = np.inf, 1e-30, 1e20
         operands = [uploaded(cupy, x, "contiguous") for x in (a, b)]
@@ -100,7 +103,10 @@ def run_products(cupy: Any) -> int:
             sequence([launch])([x.data.ptr, split.data.ptr], runtime.stream())
         product = SplitProduct((m, n, k), (k, 1), (k, 1), runtime.processors, vec=2 if n % 2 == 0 else 1)
         workspace = runtime.workspace(product.workspace)
-        launch = product.launch(runtime, (0, 1), (pointer(2), pointer(3)), 4, pointer(5) + integers(n))
+        place, maps = Place(5, n, 1), Struct()
+        if product.panel:
+            maps = maps_of_results(plain_program((m, n)), lambda _, place=place: place, product.panel, runtime)
+        launch = product.launch(runtime, (0, 1), (pointer(2), pointer(3)), 4, pointer(5) + integers(n), maps)
         addresses = [*(array.data.ptr for array in (*halves, *operands)), workspace.ptr, result.data.ptr]
         sequence([launch])(addresses, runtime.stream())
         with np.errstate(all="ignore"):

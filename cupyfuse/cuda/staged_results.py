@@ -1,0 +1,69 @@
+"""Results of products that go through shared memory to the copy engine: their panels, and what a struct has for them.
+
+See `kernels_cu/gemm_results.cuh`.
+"""
+
+from __future__ import annotations
+
+from .. import dtypes
+from .program import COLUMN, FULL, Parameter, Program
+
+PANEL_ROWS = 16  # of a warp's part of a tile
+PANEL_LINE = 128  # bytes of a row that the copy engine swizzles, at most
+PANEL_ALIGNMENT = 128  # bytes: where the copy engine reads
+_PANEL_BYTES = 4096  # of all results, at most
+_CONSUMER_WARPS = 8
+
+
+def results_of(program: Program) -> list[Parameter]:
+    """Return the full-size results of an epilogue, in the order of their tensor maps in its struct."""
+    return [p for p in program.outputs.values() if p.extent == FULL]
+
+
+def result_sizes(program: Program) -> list[int]:
+    """Return the bytes of an element of each full-size result."""
+    return [dtypes.ITEMSIZE[p.dtype] for p in results_of(program)]
+
+
+def are_shifted(program: Program) -> bool:
+    """Whether rows of results may begin at any element, rather than at multiples of 16 bytes behind the first."""
+    return any(program.domain[1] * size % 16 for size in result_sizes(program))
+
+
+def widest_panel(sizes: list[int]) -> int:
+    """Return the columns of panels of results with elements of so many bytes, up to 64."""
+    fitting = min(PANEL_LINE // max(sizes), _PANEL_BYTES // (PANEL_ROWS * sum(sizes)))
+    return next(columns for columns in (64, 32, 16) if columns <= max(16, fitting))
+
+
+def panels_bytes(panels: int, columns: int, sizes: list[int]) -> int:
+    """Return the bytes of shared memory that so many panels of each warp of a block take."""
+    return _CONSUMER_WARPS * panels * PANEL_ROWS * columns * sum(sizes)
+
+
+def map_members(program: Program) -> str:
+    """Return the declarations of the tensor maps of results."""
+    return " ".join(f"TensorMap {p.name}_map;" for p in results_of(program))
+
+
+def staging_functions(stage: int, writes: list[Parameter], mapped: bool) -> list[str]:
+    """Emit functions that visit results and their targets with their first bytes in `staged`, as lines."""
+    sizes = [dtypes.ITEMSIZE[p.dtype] for p in writes]
+    firsts = [f"At<{sum(sizes[:k])}>()" for k in range(len(writes))]
+    pairs = list(zip(firsts, writes, strict=True))
+    results = " ".join(f"visit({f}, rounded<V>(out.{p.name}), {p.name}, {p.name}_rows);" for f, p in pairs)
+    maps = {p: f", {p.name}_map" if mapped else "" for p in writes}
+    targets = " ".join(f"visit({f}, {p.name}, {p.name}_rows{maps[p]});" for f, p in pairs)
+    return [
+        f"static constexpr int staged = {sum(sizes)};",
+        "template <int V, class Visit>",
+        f"__device__ void results(At<{stage}>, const Out{stage}<V>& out, const Visit& visit) const {{ {results} }}",
+        "template <class Visit>",
+        f"__device__ void targets(At<{stage}>, const Visit& visit) const {{ {targets} }}",
+    ]
+
+
+def vectors_function(program: Program, stage: int) -> list[str]:
+    """Emit a function that visits the inputs with an element for each column, as lines."""
+    vectors = " ".join(f"visit({p.name});" for p in program.loaded.values() if p.extent == COLUMN)
+    return ["template <class Visit>", f"__device__ void vectors(At<{stage}>, const Visit& visit) const {{ {vectors} }}"]
