@@ -26,6 +26,7 @@ from .schedule import (
     takes_epilogues,
     unfused_cost,
 )
+from .soundness import check_plan
 from .views import with_views_stored, within_flops
 
 
@@ -67,8 +68,10 @@ def build(
         if not repeated:
             plans.append((found.bytes, plan))
             if found.bytes <= cost.bytes:
-                return plan
-    return min(plans, key=itemgetter(0))[1]
+                break
+    plan = min(plans, key=itemgetter(0))[1]
+    check_plan(plan, traced.graph.inputs, bound)
+    return plan
 
 
 def _for_device(written: Graph, chosen: Graph, settings: Settings) -> tuple[Graph, Graph, list[Note]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import devices, dtypes
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, Shape
 from ..ir.parts import Viewed
 from ..rewrite import Note
 from ..settings import Settings
@@ -110,7 +110,7 @@ class Source(NamedTuple):
     number: int
     mode: int
     before: bool = False
-    shape: tuple[int, ...] = ()
+    shape: Shape | tuple[()] = ()
 
 
 @dataclass(frozen=True)

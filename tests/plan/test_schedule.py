@@ -296,17 +296,8 @@ def test_vectors_with_gaps_are_copied() -> None:
 
 
 def check(plan: Plan) -> None:
-    """Steps read what is there, write what is asked for, and do in their domain what their kind can do."""
-    there = set(plan.graph.inputs)
+    """Steps report what they do, and do in their domain what their kind can do; that they are sound, `build` checks."""
     for step in plan.steps:
-        for node in (*step.inputs, *step.repair_inputs):
-            assert base_of(node) in there or base_of(node).op == "const", f"{step.kind} reads {node} before it exists"
-        inside = set(step.nodes)
-        for node in step.nodes:
-            for i in g.eager_inputs(node):
-                assert i in inside or i in step.inputs or i.op == "const" or step.kind in ("Gemm", "Copy")
-        assert set(step.outputs) <= inside and not set(step.outputs) & there
-        there |= set(step.outputs)
         assert step.fused == tuple("matmul" if g.is_product(n) else n.op for n in step.nodes)
         assert step.flops == sum(g.flops(n) for n in step.nodes)
         stored = plan.scheduled.storage
@@ -328,8 +319,6 @@ def check(plan: Plan) -> None:
             else:
                 assert not (node.reduction and node.axis == 1)
                 assert node.shape[1] in (columns, 1)
-    for root in plan.graph.roots:
-        assert base_of(root) in there
     assert plan.launches == sum(s.launches for s in plan.steps)
 
 
