@@ -110,7 +110,8 @@ class Signature(Walk):
         self.strings |= reads.strings
         self.key.append(Identity(function.__code__))
         self.functions.append(function)
-        role, self._role, scope = self._role, Role.CONSTANT, self._scope
+        role, scope = self._role, self._scope
+        self._role = role if self._compared_only or self._reads_itself else Role.AROUND
         code = id(function.__code__)
         self._seen[code] = count = self._seen.get(code, 0) + 1
         self._scope = code, count
@@ -122,7 +123,6 @@ class Signature(Walk):
             for label, value in defaults_of(function):
                 self.add_around(function, label, value)
         self._probe_builtins(function, reads)
-        self._role = role if self._compared_only or self._reads_itself else Role.AROUND
         for holder, label, value in variables_of(function):
             if label in self._static:
                 self.static_read.add(label)

@@ -357,6 +357,36 @@ def test_bound_arguments_and_default_values_are_constants() -> None:
     assert len(fused.plans) == 2 and len(serve.plans) == 2
 
 
+def with_new_function(fused: Fused, k: float, n: int) -> Any:
+    return fused(X, lambda x, rate=k, *, count=n: x * rate + count)
+
+
+def with_replaced_defaults(fused: Fused, k: float, n: int) -> Any:
+    helper.__defaults__, helper.__kwdefaults__ = (k,), {"count": n}
+    return fused(X, helper)
+
+
+def helper(x: Any, rate: float = 0.5, *, count: int = 1) -> Any:
+    return x * rate + count
+
+
+@pytest.mark.parametrize("call", [with_new_function, with_replaced_defaults])
+def test_default_values_of_functions_that_it_calls(call: Callable[[Fused, float, int], Any]) -> None:
+    """As of the variables that they read: a function made in each call, as `lambda x, k=k: ...`, needs two plans."""
+    fused = cf.fuse(lambda x, function: function(x) * 2)
+    for k in (*range(12), 3, 0):
+        assert_same(call(fused, 0.9**k, k), (X * 0.9**k + k) * 2)
+    assert len(fused.plans) == 2
+
+
+def test_default_values_whose_values_are_needed() -> None:
+    """An axis, and what decides a branch: a plan for each."""
+    fused = cf.fuse(lambda x, function: function(x))
+    for k in (0, 1, 0, -1, 1):
+        assert_same(fused(X, lambda x, axis=k: x.sum(axis=axis)), X.sum(axis=k))
+        assert_same(fused(X, lambda x, k=k: x * 2 if k > 0 else x), X * 2 if k > 0 else X)
+
+
 def test_static_variables_are_compared() -> None:
     fused = cf.fuse(lambda x: x * RATE + COUNT, static=("RATE",))
     for k in range(8):
