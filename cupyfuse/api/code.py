@@ -27,6 +27,8 @@ class Reads:
         For each free variable or global, by name, the attribute paths that are read of it; () is the value as a whole.
     globals : tuple of str
         The globals among the variables.
+    called : frozenset of str
+        Those of them that the code does nothing with but call them.
     attributes : frozenset of str
         The names of all attributes that are read of anything; `ANY` among them where names may be computed, `CLASS`
         where the class of any object may be got.
@@ -40,6 +42,7 @@ class Reads:
 
     variables: dict[str, frozenset[AttributePath]]
     globals: tuple[str, ...]
+    called: frozenset[str]
     attributes: frozenset[str]
     strings: frozenset[str]
     assigned: tuple[str, ...]
@@ -61,6 +64,7 @@ def reads_of(code: types.CodeType) -> Reads:
     """Find what code reads, from its bytecode."""
     variables: dict[str, set[AttributePath]] = {}
     attributes: set[str] = set()
+    used: set[str] = set()  # variables that are not only called
     strings: set[str] = set()
     assigned: list[str] = []
     imported: list[str] = []
@@ -88,6 +92,7 @@ def reads_of(code: types.CodeType) -> Reads:
             is_outside = "DEREF" not in operation or name in outside
             if operation in _VARIABLES and is_outside:
                 variable, path = name, []
+                used.update(() if _is_called(instructions, place) else (name,))
             elif operation in _ASSIGNMENTS and is_outside:
                 assigned.append(name)
             elif operation == "IMPORT_NAME":
@@ -100,7 +105,28 @@ def reads_of(code: types.CodeType) -> Reads:
                 attributes.update(constant, ("__match_args__",))
     found = {name: frozenset(paths) for name, paths in variables.items()}
     global_names = tuple(name for name in found if name not in code.co_freevars)
-    return Reads(found, global_names, frozenset(attributes), frozenset(strings), tuple(assigned), tuple(imported))
+    called = frozenset(global_names) - used
+    return Reads(
+        found, global_names, called, frozenset(attributes), frozenset(strings), tuple(assigned), tuple(imported)
+    )
+
+
+def _is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
+    """Whether the global that an instruction loads is called, as in `f(x)`."""
+    load = instructions[place]
+    if load.opname != "LOAD_GLOBAL":
+        return False
+    if sys.version_info >= (3, 11):
+        return bool((load.arg or 0) & 1)  # it pushes NULL, too, as calls of what is no method need it
+    above = 0  # values above it on the stack
+    for following in instructions[place + 1 :]:
+        taken = {"CALL_FUNCTION": 0, "CALL_FUNCTION_KW": 1}.get(following.opname)
+        if taken is not None and above == following.arg + taken:
+            return True
+        above += dis.stack_effect(following.opcode, following.arg, jump=False)
+        if above < 0 or following.opcode in (*dis.hasjrel, *dis.hasjabs):
+            return False
+    return False
 
 
 def _reads_class(instructions: Sequence[dis.Instruction], place: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..trace import NumbersOfCall, Trace, Tracer, traced_number
-from ..trace.numpy import BUILTINS, replacement_of
+from ..trace.numpy import replaced_builtins, replacement_of
 from . import arrays
 from .code import reads_of
 from .constants import NUMBERS, constant_key
@@ -85,7 +85,8 @@ class Substitution:
         self._depth = 0  # of objects within objects
         self._captured, self._static, self._package = signature.captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
-        self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
+        # Rebuilt globals, by the ids of the user's, and by the builtins that are replaced for those who read these.
+        self._globals: dict[int, dict[frozenset[str], dict[str, Any]]] = {}
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
         self._seen: set[tuple[int, str]] = set()  # variables that were substituted
         self._rebuilt: list[tuple[str, Any, _State]] = []  # name, container or object, what it held
@@ -186,20 +187,27 @@ class Substitution:
         if not self._captured or is_library_function(function, self._package):
             return function
         cells = tuple(self._cells.setdefault(id(c), types.CellType()) for c in function.__closure__ or ())
-        namespace = self._globals.get(id(function.__globals__))
-        if namespace is None:
-            namespace = self._globals[id(function.__globals__)] = dict(function.__globals__)
-        for label in reads_of(function.__code__).globals:
-            if label in BUILTINS:
-                namespace.setdefault(label, BUILTINS[label])
+        namespace = self._namespace_of(function)
         rebuilt = types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
         functools.update_wrapper(rebuilt, function)
         rebuilt.__kwdefaults__ = function.__kwdefaults__
         self._functions[function] = rebuilt  # before its variables, which may hold the function itself
         if defaults:
             self._substitute_defaults(function, rebuilt)
-        self._substitute_variables(function, namespace)
+        self._substitute_variables(function)
         return rebuilt
+
+    def _namespace_of(self, function: types.FunctionType) -> dict[str, Any]:
+        """Return the rebuilt globals of a function: one dict for all functions where the same builtins are replaced."""
+        reads, own = reads_of(function.__code__), function.__globals__
+        replaced = replaced_builtins((label for label in reads.globals if label not in own), reads.called)
+        others = self._globals.setdefault(id(own), {})
+        found = others.get(frozenset(replaced))
+        if found is None:
+            substituted = next(iter(others.values()), own)
+            found = {**{label: substituted[label] for label in own}, **replaced}
+            others[frozenset(replaced)] = found
+        return found
 
     def _around(self, holder: Any, label: str, value: Any) -> Any:
         """Return the substituted value of a variable or a default."""
@@ -214,8 +222,8 @@ class Substitution:
             rebuilt.__defaults__ = tuple(values[:count])
             rebuilt.__kwdefaults__ = dict(zip(function.__kwdefaults__ or (), values[count:], strict=True))
 
-    def _substitute_variables(self, function: types.FunctionType, namespace: dict[str, Any]) -> None:
-        """Substitute the closure cells and globals that a function reads, the latter in `namespace`."""
+    def _substitute_variables(self, function: types.FunctionType) -> None:
+        """Substitute the closure cells and globals that a function reads."""
         for holder, label, value in variables_of(function):
             if (id(holder), label) in self._seen:
                 continue
@@ -225,7 +233,8 @@ class Substitution:
             if label not in self._static and not read_by_attribute(value, self._package):
                 value = self._around(holder, label, value)
             if isinstance(holder, dict):
-                namespace[label] = value
+                for namespace in self._globals[id(holder)].values():
+                    namespace[label] = value
             else:
                 self._cells[id(holder)].cell_contents = value
 

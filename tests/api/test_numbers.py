@@ -39,6 +39,7 @@ FUNCTIONS: list[Callable[[Any, float], Any]] = [
     lambda x, k: (x.sum(axis=0) * k, np.full_like(x, k), x + (-k) + (+k)),
     lambda x, k: cf.logsumexp(x * k, axis=1, b=2.0) + cf.logsumexp(x, axis=0).sum() * k,
     lambda x, k: x.sum() * k + k,
+    lambda x, k: x * float(k) + float(x.sum()) * float(k * 2),
 ]
 
 
@@ -121,7 +122,7 @@ READING: list[Callable[[Any, float], Any]] = [
     lambda x, k: x + len(f"{k:.1f}"),
     lambda x, k: x + {0.5: 1.0}.get(k, 7.0),
     lambda x, k: x + k.is_integer(),
-    lambda x, k: x + np.full(3, float(k)),
+    lambda x, k: x + np.full(3, complex(k).real),
     lambda x, k: x + np.asarray(k),
 ]
 # With the number of plans for the values of the test.

@@ -1366,6 +1366,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/trace/test_parts_and_bits.py", "-k", "host and parts_of_complex"),
     ),
     Mutant(
+        "functions that use float as a type call what takes its place",
+        "cupyfuse/api/substitution.py",
+        "found = others.get(frozenset(replaced))",
+        "found = next(iter(others.values()), None)",
+        ("tests/trace/test_python_numbers.py", "-k", "use_it_as_one"),
+    ),
+    Mutant(
+        "float is replaced where it is a type",
+        "cupyfuse/trace/numpy/choices.py",
+        "(_TYPES.get(name) if name in called else None)",
+        "_TYPES.get(name)",
+        ("tests/trace/test_python_numbers.py", "-k", "use_it_as_one"),
+    ),
+    Mutant(
         "bound objects that a free argument holds, too",
         "cupyfuse/api/match_writer.py",
         "if self._same_arrays:\n                raise",

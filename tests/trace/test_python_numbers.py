@@ -35,6 +35,9 @@ NUMBERS = (
     "a.item(0, 1), a.item((1, 0)), a.item(-1), (a > 1).item(0), a[:1, :1].item() * a, a.argmax().item() // 2 | "
     "isinstance(a.argmax().item(), int), isinstance(a[both].size / 2, float), isinstance((a > 1).item(0), bool) | "
     "a / (abs(a.max().item()) + 1), 1 / (a.argmax().item() + 1), a.argmax().item() % 3, 2 ** a[both].size | "
+    "float(a.max()), float(a.sum()) / 3, -float(a.argmax()), float((a > 1).any()) | a * float(a[0, 0]) | "
+    "a / (abs(float(a.max())) + 1) | float(a.max().item()) * a | abs(float(a[0, 1])) ** 0.5 * a | "
+    "float(a[both].size) * a, float(3), float('inf'), float(), float(np.float32(2.5)) | "
     "n = a[both].size; n += 1; n **= 2; n, a * n | (a[both] / a[both].size).sum()"
 )
 
@@ -69,6 +72,50 @@ def test_a_float_argument_beside_a_number_of_elements_is_a_parameter() -> None:
             mean, total = scaled(x, x > 2, k)
             assert (mean, type(mean), total, type(total)) == (4, np.float32, 3 * k, float)
         assert len(scaled._runnables) == 1
+
+
+SCALE: Any = 2.0
+
+
+def total(x: Any, n: int = 0) -> Any:
+    return float(x.sum()) * SCALE if n == 0 else as_floats(x, n - 1)
+
+
+def as_floats(x: Any, n: int = 0) -> Any:
+    """Uses `float` as a type, and so for what it is."""
+    kind = {int: 1.0, float: SCALE}[float] + isinstance(SCALE, float)
+    return x.astype(float) * kind * SCALE if n == 0 else total(x, n - 1)
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_float_is_a_type_in_functions_that_use_it_as_one(engine: Engine, n: int, monkeypatch: Any) -> None:
+    """Functions of one module, whose globals are the same, among them a number that changes."""
+    function = lambda x: (total(x, n) * x, as_floats(x, n) + SCALE, total(x * 2, n))  # noqa: E731
+    fused, x = cf.fuse(function), np.arange(6, dtype=np.float32)
+    for scale in (2.0, 3.0, 4.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        for ours, theirs in zip(fused(engine.array(x)), function(x), strict=True):
+            np.testing.assert_allclose(engine.host(ours), theirs, rtol=1e-6)
+            assert np.asarray(engine.host(ours)).dtype == np.asarray(theirs).dtype
+
+
+def test_float_of_a_scalar_is_a_float() -> None:
+    fused = cf.fuse(lambda x: (float(x.sum()), x / float(x.max())))
+    with force_plans():
+        for x in (np.arange(1, 4, dtype=np.float32), np.arange(1, 4, dtype=np.int16)):
+            found, scaled = fused(x)
+            assert type(found) is float and found == 6.0 and scaled.dtype == (x / 3.0).dtype
+            np.testing.assert_array_equal(scaled, x / 3.0)
+        with pytest.raises(cf.TraceError, match="conversion of a traced array"):
+            fused(np.ones(3, np.complex64))
+
+
+def test_a_global_of_the_name_is_called(monkeypatch: Any) -> None:
+    fused, x = cf.fuse(lambda x: float(x.sum()) * x), np.arange(3.0)
+    with force_plans():
+        np.testing.assert_array_equal(fused(x), 3.0 * x)
+        monkeypatch.setitem(globals(), "float", lambda v: v + 1)
+        np.testing.assert_array_equal(fused(x), 4.0 * x)
 
 
 RAISING: list[tuple[Callable[[Any], Any], type[Exception]]] = [

@@ -37,7 +37,9 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x if x.sum() > 0 else -x, "branch on an array's values"),
     (lambda x: x * (1 if x.any() else 2), "branch on an array's values"),
     (lambda x: x.max() and x, "branch on an array's values"),
-    (lambda x: x * float(x.max()), "conversion .* value"),
+    (lambda x: x * float(x), "conversion .* value"),
+    (lambda x: x * next(map(float, x.max(axis=1))), "conversion .* value"),
+    (lambda x: x.astype(float) * float(x.max()), r"conversion .* value(.|\n)*\.item\(\)"),
     (lambda x: x * int(x.max()), "conversion .* value"),
     (lambda x: x * math.floor(x.sum()), "conversion .* value"),
     (lambda x: x + x.tolist(), "conversion .* value"),
@@ -209,7 +211,7 @@ def test_mistakes_that_numpy_refuses_too(function: Callable[..., Any], error: ty
 
 def tried(x: Any) -> Any:
     try:
-        scale = float(x.sum())
+        scale = int(x.sum())
     except Exception:
         scale = 1.0
     return x * scale

@@ -7,20 +7,20 @@ like, all functions and ufuncs of lists (`lists`), `choices` among Python's and 
 (`creation`), SciPy's compiled ones (`scipy`), and those of Python's `math` (`mathematics`).
 """
 
-from .choices import BUILTINS
+from .choices import replaced_builtins
 from .conversions import replacement_of, traced_conversions
 from .dispatch import FUNCTIONS, call_function, call_method
 from .scipy import is_distribution, is_multimethod
 from .ufuncs import call_ufunc
 
 __all__ = [
-    "BUILTINS",
     "FUNCTIONS",
     "call_function",
     "call_method",
     "call_ufunc",
     "is_distribution",
     "is_multimethod",
+    "replaced_builtins",
     "replacement_of",
     "traced_conversions",
 ]

@@ -1,14 +1,15 @@
-"""Replacements of the builtins `min` and `max`, and of `np.r_` and `np.c_`, while a function is traced."""
+"""Replacements of the builtins `min`, `max` and `float`, and of `np.r_` and `np.c_`, while a function is traced."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import wraps
 from typing import Any
 
 import numpy as np
 
+from ..number import TracedNumber
 from ..operations import apply
 from ..python_numbers import as_python, is_python
 from ..tracer import Tracer
@@ -38,6 +39,17 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
         return found
 
     return call
+
+
+@wraps(float)
+def _as_float(*args: Any) -> Any:
+    """Convert to a float: traced scalars, and numbers that each call brings, to traced numbers."""
+    (value,) = args if len(args) == 1 else (None,)
+    if isinstance(value, Tracer) and not value.ndim and value.dtype.kind != "c":
+        return as_python(value.astype("float64")._as_result())
+    if isinstance(value, TracedNumber):
+        return value.computed("float", float, [value])
+    return float(*args)
 
 
 class _Concatenator:
@@ -75,3 +87,10 @@ REPLACED = [
     (np, "c_", _Concatenator(np.c_, "c_", _columns)),
 ]
 BUILTINS = {"min": _extreme(builtins.min, "less"), "max": _extreme(builtins.max, "greater")}
+_TYPES = {"float": _as_float}  # no types: they take the place where code does nothing with these but call them
+
+
+def replaced_builtins(read: Iterable[str], called: Container[str]) -> dict[str, Any]:
+    """Return what takes the place of the builtins that code reads, some of which it does nothing with but call them."""
+    found = {name: BUILTINS.get(name) or (_TYPES.get(name) if name in called else None) for name in read}
+    return {name: replacement for name, replacement in found.items() if replacement is not None}
