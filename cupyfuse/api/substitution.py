@@ -205,7 +205,7 @@ class Substitution:
         found = others.get(frozenset(replaced))
         if found is None:
             substituted = next(iter(others.values()), own)
-            found = {**{label: substituted[label] for label in own}, **replaced}
+            found = {label: substituted.get(label, value) for label, value in dict(own).items()} | replaced
             others[frozenset(replaced)] = found
         return found
 
