@@ -102,8 +102,7 @@ class _MappedResult(_Mapped):
 
     def __init__(self, place: Place, shape: tuple[int, int], itemsize: int, panel: int, runtime: Runtime):
         lines, length = shape
-        nbytes = place.row_stride * itemsize if lines > 1 else -(-length * itemsize // ALIGNMENT) * ALIGNMENT
-        matrix = MatrixBoxes(lines, length, nbytes, (PANEL_ROWS, panel), itemsize)
+        matrix = MatrixBoxes(lines, length, place.row_stride * itemsize, (PANEL_ROWS, panel), itemsize)
         super().__init__(place.slot, place.offset * itemsize, matrix, runtime)
 
     def _map_unaligned(self, address: int) -> tuple[array[int], Any]:

@@ -110,7 +110,7 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
     Mutant("rows beyond the last", RESULTS, "down < rows && across + V <= cols", "across + V <= cols", WRITTEN),
     Mutant("results beyond a row", RESULTS, "down < rows && across + V <= cols", "down < rows", LENGTHS),
-    Mutant("boxes at any address", RESULTS, " % 16 == 0 || m == 1) {", " >= 0) {", OUT),
+    Mutant("boxes at any address", RESULTS, "if (reinterpret_cast<u64>(to) % 16 == 0) {", "if (true) {", OUT),
     Mutant("rows beyond the last, by elements", RESULTS, "at_row < m && at_col < n", "at_col < n", OUT),
     Mutant("columns beyond the last, by elements", RESULTS, "at_row < m && at_col < n", "at_row < m", OUT),
     Mutant("pieces in another order", RESULTS, ">> 7 & (pieces - 1)", ">> 7 & (pieces / 2 - 1)", SIZES),
