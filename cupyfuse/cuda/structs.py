@@ -101,6 +101,11 @@ def tensor_map(source: TensorMap) -> Struct:
     return Struct("Q" * WORDS, (0,) * WORDS, maps=((0, source),))
 
 
+def aligned(struct: Struct) -> Struct:
+    """Return a struct as long as its kernel has it: tensor maps are aligned, and so is the end of what has some."""
+    return struct + integers(*[0] * (-len(struct.members) % WORDS)) if struct.maps else struct
+
+
 @dataclass(frozen=True)
 class StructLaunch:
     """Kernels that are launched one after the other with the same struct.

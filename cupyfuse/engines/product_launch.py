@@ -9,22 +9,24 @@ from typing import Any
 from .. import dtypes
 from ..cuda import split
 from ..cuda.config import Access, fitting_vec
-from ..cuda.fused_gemm import (
-    MERGE_THREADS,
-    THREADS,
-    GemmShape,
-    emit_gemm,
-    program_of,
-    shape_of,
-    widest_access,
-)
+from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of, widest_access
 from ..cuda.kernel import Kernel
 from ..cuda.program import Program
 from ..cuda.runtime import Runtime
 from ..cuda.split import padded
 from ..cuda.split_launch import SplitProduct, operand_members
 from ..cuda.staged_results import PANEL_ROWS, results_of
-from ..cuda.structs import Addresses, KernelCall, Struct, StructLaunch, TensorMap, integers, pointer, tensor_map
+from ..cuda.structs import (
+    Addresses,
+    KernelCall,
+    Struct,
+    StructLaunch,
+    TensorMap,
+    aligned,
+    integers,
+    pointer,
+    tensor_map,
+)
 from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
 from ..ir.products import strip_transposes
@@ -32,8 +34,7 @@ from ..plan.schedule import Step, base_of, depth_of, state_bytes
 from .kernel_launch import KernelArguments, LaunchSpec, Place
 
 _ITEMSIZE = 2
-_MOST_MAPS = 64  # of an operand, by address: callers use few addresses again and again
-_STRUCT_MEMBERS = 16  # tensor maps are aligned, so that a struct's members are a multiple of this
+_MOST_MAPS = 64  # of a matrix, by address: callers use few addresses again and again
 _MERGING_WARPS = MERGE_THREADS // 32
 
 
@@ -177,7 +178,6 @@ class ProductLaunch:
             struct += self._scales()
         struct += arguments.struct + integers(*step.domain)
         struct += (pointer(states) if states >= 0 else integers(0)) + integers(self._shares)
-        struct += integers(*[0] * (-len(struct.members) % _STRUCT_MEMBERS))
         blocks = shape.tiles.count_blocks(step.domain, self._processors)
         merging = min(-(-step.domain[0] // _MERGING_WARPS), (1 << 31) - 1)
         grids = [((blocks, 1, 1), (THREADS, 1, 1)), ((merging, 1, 1), (MERGE_THREADS, 1, 1))]
@@ -185,7 +185,7 @@ class ProductLaunch:
             KernelCall(runtime.function(kernel), *grid, kernel.shared)
             for kernel, grid in zip(kernels, grids, strict=False)
         ]
-        return StructLaunch(calls, struct)
+        return StructLaunch(calls, aligned(struct))
 
     def _operand(self, number: int, box: tuple[int, int], runtime: Runtime) -> _MappedOperand:
         """Return one of the operands that the kernel reads."""

@@ -158,8 +158,9 @@ def translation_unit(kernels: Iterable[Kernel]) -> str:
             f"void enter(const void* program) {{ {entry}(*static_cast<const Program*>(program)); }}",
             "}",
             f"#undef {kernel.name}",
-            f'extern "C" const char* launch{number}(const char* name, const void* program, host_cuda::Index grid, '
-            "host_cuda::Index block, size_t shared, host_cuda::Word64 seed) {",
+            f'extern "C" const char* launch{number}(const char* name, const void* program, size_t bytes, '
+            "host_cuda::Index grid, host_cuda::Index block, size_t shared, host_cuda::Word64 seed) {",
+            f'    if (bytes != sizeof(unit{number}::Program)) return "{kernel.name}: a struct of another size";',
             f"    return host_cuda::launch(name, unit{number}::enter, program, grid, block, shared, {kernel.cluster}, "
             "seed);",
             "}",
@@ -174,14 +175,15 @@ class Index(ctypes.Structure):
 def _launcher(library: ctypes.CDLL, number: int, name: str) -> Launch:
     function = getattr(library, f"launch{number}")
     function.restype = ctypes.c_char_p
-    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, Index, Index, ctypes.c_size_t, ctypes.c_uint64]
+    size = ctypes.c_size_t
+    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, size, Index, Index, size, ctypes.c_uint64]
 
     def launch(program: bytes, grid: tuple[int, ...], block: tuple[int, ...], shared: int, seed: int) -> None:
-        # A copy, aligned as the largest member may ask.
+        # A copy, aligned as the largest member may ask. Launches copy as many bytes as the kernel's struct has.
         memory = ctypes.create_string_buffer(len(program) + _ALIGNMENT)
         at = ctypes.c_char_p(-(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT)
         ctypes.memmove(at, program, len(program))
-        report = function(name.encode(), at, Index(*grid), Index(*block), shared, seed)
+        report = function(name.encode(), at, len(program), Index(*grid), Index(*block), shared, seed)
         if report is not None:
             raise HostCudaError(report.decode())
 
