@@ -133,25 +133,41 @@ def test_a_box_for_both_blocks_of_a_cluster() -> None:
         np.testing.assert_array_equal(result[250:252], [72, 72])
 
 
-def test_a_box_is_stored_as_it_is_when_it_is_waited_for() -> None:
-    """A box of 8 lines of 16 bytes, which are not swizzled; what lies beyond the matrix is dropped."""
-    body = f"""
-    {HOPPER}
-    const u64 map[7] = {{reinterpret_cast<u64>(p.x), 6, 10, 32, 4, 8, 4}};
-    TensorMap matrix;
-    memcpy(matrix.words, map, sizeof map);
-    float* const staged = reinterpret_cast<float*>(s);
-    if (threadIdx.x < 32) {{ staged[threadIdx.x] = 1000.0f + threadIdx.x; }}
-    stores_fence();
-    __syncthreads();
-    if (threadIdx.x == 0) {{ tensor_store(matrix, 4, 5, s); stores_commit(); }}
-    __syncthreads();
-    if (threadIdx.x == 0) {{ staged[0] = 7.0f; stores_wait(); }}"""
-    for result in run(body, values=np.zeros(80, np.float32), shared=1024):
-        expected = np.zeros((10, 8), np.float32)
-        expected[5:, 4:6] = (1000 + np.arange(32)).reshape(8, 4)[:5, :2]
-        expected[5, 4] = 7
-        np.testing.assert_array_equal(result.reshape(10, 8), expected)
+# Of 12 lines of 20 elements of 4 bytes, in boxes of 8 lines of 16.
+STORED = """
+const u64 map[7] = {reinterpret_cast<u64>(p.x), 20, 12, 96, 16, 8, 4};
+TensorMap matrix;
+memcpy(matrix.words, map, sizeof map);
+for (int k = threadIdx.x; k < 128; k += 32) { reinterpret_cast<float*>(s)[k] = k; }
+"""
+STORE = "__syncwarp(0xffffffffu); if (threadIdx.x == 0) { tensor_store(matrix, 8, 6, s); } stores_commit();"
+
+
+def test_a_box_is_stored_when_it_is_waited_for() -> None:
+    """Swizzled by its lines of 64 bytes, but for what lies beyond the matrix."""
+    before = "if (threadIdx.x == 0) { p.x[0] = p.x[6 * 24 + 8]; }"
+    body = f"{HOPPER}{STORED} stores_fence(); {STORE} {before} stores_wait();"
+    bytes_of = 4 * np.arange(128)
+    box = (bytes_of ^ (bytes_of >> 7 & 3) << 4).reshape(8, 16) // 4
+    expected = np.full((12, 24), 7, np.float32)
+    expected[6:12, 8:20] = box[:6, :12]
+    values = np.full(12 * 24, 7, np.float32)
+    result = all_the_same(run(body, threads=32, values=values, shared=512))
+    np.testing.assert_array_equal(result.reshape(12, 24), expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "report"),
+    [
+        (f"if (threadIdx.x != 5) {{ stores_fence(); }} {STORE} stores_wait();", "before no fence"),
+        (f"stores_fence(); {STORE} s[17] = 9; stores_wait();", "changes while a store reads it"),
+        (f"stores_fence(); {STORE}", "leaves the kernel while stores read"),
+        (f"stores_fence(); {STORE.replace('s);', 's + 64);')} stores_wait();", "aligned to 128 bytes"),
+    ],
+)
+def test_stores_of_boxes_that_are_wrong_are_reported(body: str, report: str) -> None:
+    with pytest.raises(HostCudaError, match=report):
+        run(f"{HOPPER}{STORED}{body}", threads=32, values=np.zeros(12 * 24, np.float32), shared=1024)
 
 
 def test_products_read_their_operands_when_they_are_waited_for() -> None:
@@ -191,17 +207,6 @@ ASTRAY = {
     "a box that is not aligned": (
         MATRIX + "barrier_init(2048, 1); tensor_copy(512, matrix, 0, 0, 2048);",
         r"aligned to 1024",
-    ),
-    "a store before the fence of a lane": (
-        MATRIX + "if (threadIdx.x != 5) { stores_fence(); }\n__syncthreads();\n"
-        "if (threadIdx.x == 0) { tensor_store(matrix, 0, 0, s); stores_commit(); stores_wait(); }",
-        r"before no fence",
-    ),
-    "a store that nobody waits for": (
-        MATRIX
-        + "stores_fence();\n__syncthreads();\n"
-        + "if (threadIdx.x == 0) { tensor_store(matrix, 0, 0, s); stores_commit(); }",
-        r"leaves the kernel while stores",
     ),
     "products of half a warp": (
         "if (threadIdx.x % 32 < 4) {\n__shfl_xor_sync(0x0000000fu, 1.0f, 1);\n}\nproducts_fence();",

@@ -27,6 +27,7 @@ struct Stored {
     Word64 words[7];
     int element, line;
     unsigned from;
+    std::vector<char> before;  // what the box holds, until the store has read it
 };
 
 // Where a fiber, or the scheduler, goes on. GCC's __builtin_setjmp fills it and makes no system call, as swapcontext does

@@ -210,7 +210,8 @@ void tensor_store(Site site, const Word64* map, int element, int line, unsigned 
     for (unsigned k = 0; k < current->lanes; ++k) {
         if (current->warp[k].fences <= current->commits) fail("a store of what a lane has written before no fence", site);
     }
-    Stored stored{site, {}, element, line, from};
+    const char* shared = dynamic_shared_memory() + from;
+    Stored stored{site, {}, element, line, from, {shared, shared + boxes.bytes()}};
     memcpy(stored.words, map, sizeof stored.words);
     current->stores.back().push_back(stored);
 }
@@ -228,6 +229,9 @@ void stores_wait(unsigned left) {
         for (const Stored& each : stores.front()) {
             const Boxes boxes(each.site, each.words);
             const char* shared = dynamic_shared_memory();
+            if (memcmp(shared + each.from, each.before.data(), boxes.bytes()) != 0) {
+                fail("shared memory that changes while a store reads it", each.site);
+            }
             boxes.visit_elements(each.from, each.element, each.line, [&](unsigned byte, char* to) {
                 if (to != nullptr) memcpy(to, shared + byte, boxes.itemsize);
             });
