@@ -14,7 +14,6 @@ from own_kernels import OWN_KERNELS, by_own_kernels
 from support import Engine, assert_equal, dtype_of, kinds, normal, sprinkle
 
 import cupyfuse as cf
-from cupyfuse import dtypes
 from cupyfuse.plan.schedule import tiles
 
 DTYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -187,12 +186,21 @@ def test_more_tiles_than_blocks_and_more_of_k_than_stages(
     tail_case(engine, rng, "bfloat16", (261, 523, 456), tail, claimed=0.7)
 
 
-SIZES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "one byte": lambda y: (y, y > 0),
-    "two of two": lambda y: (y, np.where(y > 0, y, -1)),
-    "one, two and four": lambda y: (y, y > 0, y.astype("float32")),
-    "four and eight": lambda y: (y.astype("float32"), y.astype("float64")),
+# Of a function of y, the bytes of an element of each result.
+SIZES: dict[str, tuple[int, ...]] = {
+    "two": (2,),
+    "four": (4,),
+    "two and four": (2, 4),
+    "four, two, two and four": (4, 2, 2, 4),
+    "six of two": (2,) * 6,
+    "three of four": (4, 4, 4),
 }
+
+
+def of_sizes(y: Any, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    """Results of so many bytes an element: y and its halves, quarters, ... in 16 bits or in float32."""
+    scaled = (y * 2.0**-k for k in range(len(sizes)))
+    return tuple(v if size == 2 else v.astype("float32") for v, size in zip(scaled, sizes, strict=True))
 
 
 @pytest.mark.rotates
@@ -201,20 +209,19 @@ SIZES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 def test_results_of_every_size(
     engine: Engine, sizes: str, cut: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Boxes of every width, of which the last ones end beyond the matrix."""
+    """Boxes of every width, of which the last ones end beyond the matrix, and every place of a result in a panel."""
     monkeypatch.setattr(tiles, "_TILES", (cut,))
     m, n, k = 261, 528, 72
     x, w, b = normal(rng, (m, k), "bfloat16"), normal(rng, (n, k), "bfloat16"), normal(rng, (n,), "bfloat16")
-    results = run(engine, lambda x, w, b: SIZES[sizes](x @ w.T + b), [x, w, b], 1)
+    fused, given = cf.fuse(lambda x, w, b: of_sizes(x @ w.T + b, SIZES[sizes])), engine.arrays([x, w, b])
+    (step,) = fused.plan(*given).steps
+    assert step.epilogue is not None and len(step.outputs) == len(SIZES[sizes])
+    found = fused(*given)
     y = plus(product(x, w, "bfloat16"), bounds.exact(b[None], "bfloat16"))
-    for found in results:
-        if found.dtype == bool:
-            np.testing.assert_array_equal(found, results[0] > 0)
-        elif sizes == "two of two" and found is results[1]:
-            np.testing.assert_array_equal(found, np.where(results[0] > 0, results[0], -1))
-        else:
-            kind = dtypes.name_of(found.dtype)
-            assert bounds.check(found, y if kind == "bfloat16" else bounds.cast(y, kind), kind) > 0.99
+    for k, result in enumerate(map(engine.host, found)):
+        scaled = times(y, bounds.constant(2.0**-k, "bfloat16"))
+        expected = scaled if result.itemsize == 2 else in_float32(scaled)
+        assert result.itemsize == SIZES[sizes][k] and bounds.check(result, expected, f"result {k}") > 0.99
 
 
 def test_wide_rows(engine: Engine, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
