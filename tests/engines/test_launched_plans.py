@@ -141,3 +141,39 @@ def test_plans_launch_the_same(
     without = {way: [each._replace(function=0) for each in found] for way, found in told.items()}
     assert without["python"] == without["compiled"]
     assert (stand_in.get("map_count") > 0) == (function is head)
+
+
+def results(x: Any, bias: Any, weight: Any) -> Any:
+    y = x @ weight.T + bias
+    return np.tanh(y), y.astype("float32")
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_results_at_any_address_launch_the_same(
+    gpu: tuple[Gpu, DriverStandIn], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: int
+) -> None:
+    """The tensor map of a result is that of its address, of more addresses than are kept; none if it is not aligned."""
+    (runtime, stand_in), dtype, cols = gpu, ml_dtypes.bfloat16, 96
+    given = [runtime.empty(shape, dtype) for shape in ((rows, 64), (cols,), (cols, 64))]
+    kinds = np.dtype(dtype), np.dtype(np.float32)
+    memory = [runtime.empty((rows * cols + 8 * 80,), kind) for kind in kinds]
+    with settings.epilogues("always"):
+        plan = cf.fuse(results).plan(*given)
+    assert [step.by_tiles for step in plan.steps] == [True]
+    begins = [(0, 0), (1, 0), (0, 3), *((8 * k, 8 * (79 - k)) for k in range(80)), (8, 4), (0, 0), (5, 2)]
+    told: dict[str, list[bytes]] = {}
+    for way, module in (("python", None), ("compiled", load_launcher(tmp_path))):
+        monkeypatch.setattr(launcher, "find", lambda module=module: launcher.Found(module, ""))
+        execute, told[way] = load(plan, given, runtime), []
+        for count, places in enumerate([(0, 0), *begins]):  # the first launch is CuPy's
+            outs = [m[k : k + rows * cols].reshape(rows, cols) for m, k in zip(memory, places, strict=True)]
+            stand_in.set("record_count", 0)
+            execute(given, outs)
+            told[way] += [each.packed for each in stand_in.launched] if count else []
+    assert told["python"] == told["compiled"] and len(told["python"]) == len(begins)
+    for packed, places in zip(told["compiled"], begins, strict=True):
+        words = np.frombuffer(packed, np.uint64)
+        for at, m, k, across in zip((32, 48), memory, places, (32, 32), strict=True):
+            address, itemsize = m.ctypes.data + k * m.itemsize, m.itemsize
+            encoded = [address, cols, rows, cols * itemsize, across, 16] if address % 16 == 0 else [0] * 6
+            assert words[at + 2 : at + 8].tolist() == encoded
