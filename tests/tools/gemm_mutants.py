@@ -18,6 +18,7 @@ def padded(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_padded_rows.py", "-k", f"host and ({select})")
 
 
+LAUNCHED = ("tests/engines/test_launched_plans.py", "-k", "results_at_any")
 # Clusters of two, more tiles than blocks, more of k than stages, rows and columns left over.
 PAIRS = fused("more_tiles and two and 256by2")
 REDUCED = fused("test_tails and 37 and several")
@@ -126,6 +127,18 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("elements behind packs", RESULTS, "is_last && down < rows", "false && down < rows", NARROW),
     Mutant("packs that no panel has", RESULTS, "(whole < Panel ? whole : Panel)", "whole", LENGTHS),
     Mutant("values of the chunk before", EPILOGUE, "        columns = next;\n", "", SIZES),
+    Mutant("values beyond the last column", EPILOGUE, "col + Chunk <= p.cols", "true", SIZES),
+    Mutant(
+        "a panel where its last chunk is", EPILOGUE, "first_row, chunk_col - across,", "first_row, chunk_col,", SIZES
+    ),
+    Mutant("a panel that no chunk ends", EPILOGUE, "|| chunk_col + chunk >= n;", "|| false;", SIZES),
+    Mutant(
+        "a first panel of one chunk",
+        EPILOGUE,
+        "c * chunk < Shape::panel, is_last",
+        "c == 0, is_last",
+        ("tests/cuda/test_scaled_gemm.py", "-k", "host and scale and odd-128by1"),
+    ),
     Mutant(
         "totals of every tile in one place", EPILOGUE, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE
     ),
@@ -159,6 +172,20 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         WRITTEN,
     ),
     # Launches
+    Mutant(
+        "a result's first tensor map",
+        LAUNCH,
+        "words = self._maps.get(address)",
+        "words = next(iter(self._maps.values()), None)",
+        LAUNCHED,
+    ),
+    Mutant(
+        "results by their length, wherever rows are padded",
+        LAUNCH,
+        "MatrixBoxes(*shape, place.row_stride * itemsize,",
+        "MatrixBoxes(*shape, shape[1] * itemsize,",
+        padded("what_a_product_writes and 520 and 256by1"),
+    ),
     Mutant("operands wherever they begin", LAUNCH, "if address % ALIGNMENT:", "if False:", fused("anywhere")),
     Mutant(
         "pairs wherever they begin",
