@@ -160,7 +160,10 @@ def test_a_box_is_stored_when_it_is_waited_for() -> None:
     ("body", "report"),
     [
         (f"if (threadIdx.x != 5) {{ stores_fence(); }} {STORE} stores_wait();", "before no fence"),
-        (f"stores_fence(); {STORE} if (threadIdx.x == 0) {{ s[17] = 9; }} stores_wait();", "changes while a store reads it"),
+        (
+            f"stores_fence(); {STORE} if (threadIdx.x == 0) {{ s[17] = 9; }} stores_wait();",
+            "changes while a store reads it",
+        ),
         (f"stores_fence(); {STORE}", "leaves the kernel while stores read"),
         (f"stores_fence(); {STORE.replace('s);', 's + 64);')} stores_wait();", "aligned to 128 bytes"),
     ],

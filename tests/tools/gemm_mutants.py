@@ -182,8 +182,8 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "results by their length, wherever rows are padded",
         LAUNCH,
-        "MatrixBoxes(*shape, place.row_stride * itemsize,",
-        "MatrixBoxes(*shape, shape[1] * itemsize,",
+        "MatrixBoxes(lines, length, place.row_stride * itemsize,",
+        "MatrixBoxes(lines, length, length * itemsize,",
         padded("what_a_product_writes and 520 and 256by1"),
     ),
     Mutant("operands wherever they begin", LAUNCH, "if address % ALIGNMENT:", "if False:", fused("anywhere")),
