@@ -12,12 +12,12 @@
 //     partial, shares                       the totals of each row in each column of tiles: `shares` totals a row
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
-//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride; if rows are not shifted
+//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride; unless Shifted
 //                                           also the tensor map, with boxes of 16 rows and Panel columns
 //     read, matrices(At<0>, visit)          bytes of one element of all matrices that are loaded; visits their pointer, row stride
 //     vectors(At<0>, visit)                 visits the pointer of each input with an element for each column
-// Reductions leave their totals in p.partial; merge_shares finishes the rows. Results are staged in shared memory, from where
-// they are stored while the next ones are computed (gemm_results.cuh).
+// Reductions leave their totals in p.partial; merge_shares finishes the rows. Results are staged in shared memory
+// (gemm_results.cuh).
 //
 // A block computes tiles of 128 x Columns with two consumer warpgroups: 64 rows of a tile each, or, if Alternating, tiles in
 // turn, so that the tensor cores work for one while the other runs its epilogue. One thread of a third warpgroup copies the
@@ -56,11 +56,10 @@ struct Gemm {
     static constexpr bool odd = Odd;                                     // so are columns: the last one is not read in a pack
     static constexpr int panel_bytes = 16 * (Panel + 8 * Shifted) * Staged;  // of a warp's panel of all results: see Staging
     typedef WarpScales<parts, Columns> Scales;
-    static constexpr int staged = Panels * panel_bytes;
-    static constexpr int warp_bytes = staged + (Scaled ? Scales::bytes : 0);  // results, and the scales of columns behind them
-    static constexpr int aligned = 128;  // where the copy engine reads
-    static constexpr int shared = Ring<Gemm, Stages>::bytes + aligned - 16 + consumers / 32 * warp_bytes;
+    static constexpr int panels_bytes = Panels * panel_bytes;                // the scales of columns are behind these
+    static constexpr int warp_bytes = panels_bytes + (Scaled ? Scales::bytes : 0);
     typedef Ring<Gemm, Stages> Stream;
+    static constexpr int shared = Stream::bytes + panel_alignment - 16 + consumers / 32 * warp_bytes;
 
     static __device__ __forceinline__ TileOrder order(i64 m, i64 n) { return TileOrder(m, n, Cluster * rows, Columns); }
     static __device__ __forceinline__ u64 first_a(const Stream& ring, u32 part) {
@@ -233,8 +232,8 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
             ring.skip(blocks);
         }
         // `keep` stores scales, which both branches below read.
-        const u32* const of_columns = reinterpret_cast<const u32*>(own + Shape::staged);
-        const bool plain = P::scaled && !scales.keep(own + Shape::staged) && col + Shape::columns <= p.cols;
+        const u32* const of_columns = reinterpret_cast<const u32*>(own + Shape::panels_bytes);
+        const bool plain = P::scaled && !scales.keep(own + Shape::panels_bytes) && col + Shape::columns <= p.cols;
 #pragma unroll
         for (int part = 0; part < Shape::parts; ++part) {
             const i64 first = row + part * 64;
@@ -277,7 +276,7 @@ __device__ __forceinline__ void gemm(const P& p) {
         }
     } else {
         grow_registers<232>();
-        compute_tiles<Shape, V>(p, ring, ring.behind(shared, Shape::aligned), blocks);
+        compute_tiles<Shape, V>(p, ring, ring.behind(shared, panel_alignment), blocks);
     }
     if (Shape::cluster > 1) {
         cluster_sync();  // others still arrive at barriers of this block

@@ -42,13 +42,13 @@ __device__ __forceinline__ void compute_staged(
     p.results(At<0>(), found.out, StageResult<Panel, Shifted>{panel, row, down, across});
 }
 
-// The values of columns that a thread needs for a chunk, loaded while the one before is computed.
+// The values of columns that a thread needs for a chunk, loaded while the chunk before is computed.
 template <class P, int Chunk, int V>
 struct ChunkColumns {
     static constexpr int held = Chunk / 4;  // elements of a row that a thread has
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<0>())) tiles[held];
 
-    // Load those of the chunk at a column if the matrix has all of it.
+    // Load those of the chunk at a column if the matrix has all of it; finish_chunk loads those of others.
     __device__ __forceinline__ void load(const P& p, i64 col) {
         if (P::column_bytes > 0 && col + Chunk <= p.cols) {
 #pragma unroll

@@ -1,17 +1,19 @@
-// How the results of products go to memory: a warp stages a panel of each in shared memory, 16 rows of Panel elements, which
-// the copy engine stores, or where rows begin at any element its lanes.
+// How the results of products go to memory: a warp stages a panel of each in shared memory, 16 rows of Panel elements. The copy
+// engine stores it while the warp computes what follows; where rows begin at any element, the warp's lanes store it.
 //
 // Shape has panel, panels and panel_bytes: the columns of a panel, how many a warp has, and the bytes of one for all results; and
-// shifted, whether rows may begin at any element.
+// shifted, whether rows may begin at any element. A warp's panels begin at a multiple of panel_alignment.
 #pragma once
 
 #include "stages.cuh"
 #include "tensor_cores.cuh"
 
+constexpr int panel_alignment = 128;  // bytes: where the copy engine reads
+
 // A panel of one result in shared memory. `first` is the result's first byte among those of an element. Pieces of 16 bytes are
-// swizzled as the copy engine has them, for rows of up to 128 bytes by bits of the address. If Shifted, rows are not swizzled but 8
-// elements longer: each is staged as many elements late as it begins behind a multiple of 8 in memory, so that a pack of 16 bytes
-// here is one there; what a panel leaves of a pack is kept for the next one.
+// swizzled as the copy engine has them, by 3, 2, 1 or no bits of the address: of rows of 128, 64, 32 or 16 bytes. If Shifted, rows
+// are not swizzled but 8 elements longer: each is staged as many elements late as it begins behind a multiple of 8 in memory, so
+// that a pack of 16 bytes here is one there; what a panel leaves of a pack is kept for the next one.
 template <int Panel, class T, bool Shifted>
 struct Staging {
     static constexpr int line = (Panel + (Shifted ? 8 : 0)) * sizeof(T), pieces = line / 16;
@@ -26,17 +28,17 @@ struct Staging {
     }
 };
 
-// The panels of a warp, each of which holds all results: the copy engine reads one while the next is staged.
+// The panels of a warp, each of which holds all results: of two, the copy engine reads one while the other is staged.
 template <class Shape>
 struct StagedPanels {
     char* memory;
-    u32 used = 0;
+    u32 used = 0;  // panels that were stored
 
     __device__ __forceinline__ char* current() const { return memory + used % Shape::panels * Shape::panel_bytes; }
-    // Wait until the current panel may be written, by all lanes of the warp.
+    // Wait until the current panel may be written. All lanes call it: the first one waits for its stores, the others for it.
     __device__ __forceinline__ void begin() const {
         if (!Shape::shifted) {
-            stores_wait_for_all_but<Shape::panels - 1>();
+            stores_wait_until_read<Shape::panels - 1>();
         }
         __syncwarp(0xffffffffu);
     }
@@ -79,8 +81,8 @@ struct StageResult {
     }
 };
 
-// Stores a warp's panel of one result, whose first element goes to (row, col), and which may end beyond the last row or column: by the
-// copy engine, or by elements where the result does not begin at a multiple of 16 bytes.
+// Stores a warp's panel of one result, whose first element goes to (row, col), and which may end beyond the last row or column:
+// by the copy engine, or by elements where the result does not begin at a multiple of 16 bytes. Its rows have such lengths.
 template <int Panel>
 struct StorePanel {
     char* panel;
@@ -106,9 +108,9 @@ struct StorePanel {
     }
 };
 
-// The same of a result whose rows may begin at any element. Lanes write neighbouring packs of 16 bytes; those at the ends of a tile's
-// rows may be stored by elements, and those cut by the end of a panel are left to the next: `is_first` and `is_last` tell where a
-// tile begins and ends. Rows that are padded are aligned, but may end in a pack.
+// The same of a result whose rows may begin at any element. Lanes write neighbouring packs of 16 bytes; those at the ends of a
+// tile's rows may be stored by elements, and those cut by the end of a panel are left to the next: `is_first` and `is_last` tell
+// where a tile begins and ends. Rows that are padded are aligned, but may end in a pack.
 template <int Panel>
 struct StoreShifted {
     char* panel;
@@ -168,8 +170,8 @@ struct StoreShifted {
     }
 };
 
-// Store what a warp has staged of all results, by all of its lanes: the columns from `col` on, of a tile whose last ones are the
-// first ones of the panel, or the last ones, or neither.
+// Store a warp's current panel of all results, by all of its lanes, and go on to the next one. Its first element goes to
+// (row, col); `is_first` and `is_last` tell whether its columns are the first and the last ones of the tile.
 template <class Shape, class P>
 __device__ __forceinline__ void store_panel(
     const P& p, StagedPanels<Shape>& panels, i64 row, i64 col, bool is_first, bool is_last) {

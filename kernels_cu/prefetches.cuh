@@ -1,9 +1,9 @@
-// What the epilogue of a product reads beside it, fetched to the L1 cache before that: visitors of pointers, for the lanes of a warp.
+// What the epilogue of a product reads beside it, fetched to the L1 cache ahead: visitors of pointers, for the lanes of a warp.
 #pragma once
 
 #include "tensor_cores.cuh"
 
-// Fetches a warp's chunk of a matrix that the epilogue reads: 16 rows of Chunk elements, from (row, col) on.
+// Fetches a warp's chunk of a matrix: 16 rows of Chunk elements, from (row, col) on.
 template <int Chunk>
 struct PrefetchChunk {
     i64 row, col, m, n;
@@ -21,7 +21,7 @@ struct PrefetchChunk {
     }
 };
 
-// Fetches the values of a tile's columns, from `col` on.
+// Fetches the values of a tile's columns, from `col` on, of a vector.
 template <int Columns>
 struct PrefetchColumns {
     i64 col, n;

@@ -18,8 +18,8 @@
 // Where lo of all rows of a tile is zero in these columns, as it is of numbers that were bf16 or f16, it is neither copied nor
 // multiplied. This changes no bit: products with zero are zeros, which change no sum, and the sign of a sum that is zero is
 // lost where it is added to +0.
-// If Panels > 0 the results go through shared memory (gemm_results.cuh), and P has `results` and `targets` as in gemm.cu. It has
-// `vectors` in any case.
+// P has `vectors` as gemm.cu has it, and if Panels > 0 also `results` and `targets`: then results are staged in shared memory
+// (gemm_results.cuh), else a thread stores each pack as it computes it.
 // Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<...>::shared bytes. Columns is a multiple of 8, up
 //   to 192, for which `multiply_add` is emitted. The row program runs on Chunk columns at once, a divisor of Columns: their
 //   inputs take registers. V is 2 where pointers, row strides and columns of what P loads, and stores from registers, are
@@ -46,9 +46,10 @@ struct SplitGemm {
     static constexpr int panel = Chunk, panels = Panels, panel_bytes = 16 * Chunk * Staged;
     static constexpr bool shifted = false;
     // The messages are behind the ring, and the panels behind them.
-    static constexpr int messages = 16 + (1 + Columns + Stages) * 4, aligned = 128;
-    static constexpr int before_panels = (Stages * (stage + 16) + messages + aligned - 1) / aligned * aligned;
-    static constexpr int of_panels = Panels == 0 ? 0 : aligned + consumer_warps * Panels * panel_bytes;
+    static constexpr int messages = 16 + (1 + Columns + Stages) * 4;
+    static constexpr int before_panels =
+        (Stages * (stage + 16) + messages + panel_alignment - 1) / panel_alignment * panel_alignment;
+    static constexpr int of_panels = Panels == 0 ? 0 : panel_alignment + consumer_warps * Panels * panel_bytes;
     static constexpr int shared = Stream::bytes + messages + of_panels;
 };
 

@@ -52,8 +52,22 @@ __device__ __forceinline__ void tensor_copy(u32 to, const TensorMap& from, int e
 #endif
 }
 
-// Copy a box in shared memory to (line, element) of a matrix asynchronously, in this thread's group of stores, but for what lies
-// beyond the matrix.
+// The same to this address in each block of the cluster whose bit is set, counted by the barrier of that block.
+__device__ __forceinline__ void tensor_copy_to(
+    u32 to, const TensorMap& from, int element, int line, u32 barrier, unsigned short blocks) {
+#ifdef __CUDA_ARCH__
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&from), "r"(element), "r"(line), "r"(barrier), "h"(blocks)
+        : "memory");
+#else
+    host_cuda::tensor_copy(HOST_SITE, to, from.words, element, line, barrier, blocks);
+#endif
+}
+
+// Copy a box in shared memory, aligned to 128 bytes, to (line, element) of a matrix asynchronously, in this thread's group of
+// stores. What lies beyond the matrix is left out.
 __device__ __forceinline__ void tensor_store(const TensorMap& to, int element, int line, const char* from) {
 #ifdef __CUDA_ARCH__
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&to), "r"(element),
@@ -63,7 +77,8 @@ __device__ __forceinline__ void tensor_store(const TensorMap& to, int element, i
     host_cuda::tensor_store(HOST_SITE, to.words, element, line, shared_address(from));
 #endif
 }
-// What this thread has written to shared memory so far is what later stores copy.
+
+// Let stores that begin later, by any thread that this one meets first, copy what this one has written to shared memory so far.
 __device__ __forceinline__ void stores_fence() {
 #ifdef __CUDA_ARCH__
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -71,6 +86,7 @@ __device__ __forceinline__ void stores_fence() {
     host_cuda::stores_fence();
 #endif
 }
+
 // End a group of this thread's stores.
 __device__ __forceinline__ void stores_commit() {
 #ifdef __CUDA_ARCH__
@@ -79,15 +95,17 @@ __device__ __forceinline__ void stores_commit() {
     host_cuda::stores_commit();
 #endif
 }
-// Wait until all of this thread's groups but the last `Left` have read shared memory.
+
+// Wait until all of this thread's groups but the last `Left` have read shared memory, which may then be written.
 template <int Left>
-__device__ __forceinline__ void stores_wait_for_all_but() {
+__device__ __forceinline__ void stores_wait_until_read() {
 #ifdef __CUDA_ARCH__
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
 #else
     host_cuda::stores_wait(Left);
 #endif
 }
+
 // Wait until all of this thread's stores are in memory.
 __device__ __forceinline__ void stores_wait() {
 #ifdef __CUDA_ARCH__
@@ -110,20 +128,6 @@ __device__ __forceinline__ void prefetch_sector(const void* at) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(at)));
 #else
     static_cast<void>(*static_cast<const volatile char*>(at));
-#endif
-}
-
-// The same to this address in each block of the cluster whose bit is set, counted by the barrier of that block.
-__device__ __forceinline__ void tensor_copy_to(
-    u32 to, const TensorMap& from, int element, int line, u32 barrier, unsigned short blocks) {
-#ifdef __CUDA_ARCH__
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(&from), "r"(element), "r"(line), "r"(barrier), "h"(blocks)
-        : "memory");
-#else
-    host_cuda::tensor_copy(HOST_SITE, to, from.words, element, line, barrier, blocks);
 #endif
 }
 

@@ -20,10 +20,11 @@ from .emit import Writer
 from .kernel import Kernel, translation_unit
 from .program import Parameter, Program
 from .staged_results import (
+    CONSUMER_WARPS,
     PANEL_ALIGNMENT,
-    PANEL_ROWS,
     are_shifted,
     map_members,
+    panels_bytes,
     result_sizes,
     staging_functions,
     vectors_function,
@@ -34,10 +35,8 @@ from .totals import check_of_states
 from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
 
 THREADS, MERGE_THREADS = 384, 128
-_CONSUMER_WARPS = 8
-# Stages by the columns of a tile: more hide no more latency, fewer would hide less than a second panel.
-_MOST_STAGES = 6
-_LEAST_STAGES = {256: 4, 192: 4, 128: 5, 64: 6}
+_MOST_STAGES = 6  # more hide no more latency
+_LEAST_STAGES = {256: 4, 192: 4, 128: 5, 64: 6}  # by the columns of a tile: what a second panel has to leave
 # FLOPs of an epilogue's element, reductions aside: the code of more costs more to fetch than the copies that it saves.
 # So does that of guards, even if it does not run.
 _MOST_UNROLLED = 16
@@ -63,7 +62,7 @@ class GemmShape:
     chunk : int
         Columns of a tile that the epilogue works on at once: they take registers.
     panel : int
-        Columns of results that are stored at once: they take shared memory. A multiple of `chunk`.
+        Columns of results that are stored at once, a multiple of `chunk`: they take shared memory.
     vec : int
         Elements per access of the epilogue's loads, 1 or 2.
     unrolled : bool
@@ -90,7 +89,7 @@ class GemmShape:
 
     @property
     def panels(self) -> int:
-        """Panels of a warp: with two, one is stored while the next is computed."""
+        """Panels of a warp: of two, one is stored while the other is computed."""
         return 1 if self.shifted or self._stages(2) < _LEAST_STAGES[self.tiles.columns] else 2
 
     @property
@@ -128,9 +127,9 @@ class GemmShape:
         return min(_MOST_STAGES, left // (self._stage_bytes + 16))
 
     def _shared_bytes(self, stages: int, panels: int) -> int:
-        panel = PANEL_ROWS * (self.panel + 8 * self.shifted) * self.staged
-        warp = panels * panel + (4 * self.tiles.columns if self.scaled else 0)
-        return 1023 + stages * (self._stage_bytes + 16) + PANEL_ALIGNMENT - 16 + _CONSUMER_WARPS * warp
+        results = panels_bytes(panels, self.panel + 8 * self.shifted, self.staged)
+        scales = CONSUMER_WARPS * 4 * self.tiles.columns if self.scaled else 0
+        return 1023 + stages * (self._stage_bytes + 16) + PANEL_ALIGNMENT - 16 + results + scales
 
 
 def program_of(step: Step, storage: dict[Node, str]) -> Program:
@@ -228,10 +227,8 @@ class _EpilogueWriter(Writer):
 
     def declare_members(self) -> list[str]:
         results = map_members(self.program) if self._mapped else ""
-        own, partial = (
-            f"TensorMap a; TensorMap b; {results} i64 depth;",
-            "struct Totals0; Totals0* partial; i64 shares;",
-        )
+        own = f"TensorMap a; TensorMap b; {results} i64 depth;"
+        partial = "struct Totals0; Totals0* partial; i64 shares;"
         product = self.program.product
         scaled = product is not None and product.op == "split_matmul"
         constant = f"static constexpr bool scaled = {str(scaled).lower()};"

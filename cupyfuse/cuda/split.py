@@ -57,14 +57,14 @@ def chunk_of(width: int) -> int:
 def panels_of(program: Program, width: int) -> int:
     """Return the panels of results that a warp has in shared memory; 0 where it stores them from registers.
 
-    The copy engine stores rows that begin at multiples of 16 bytes, in panels of 16 or 32 columns. They take no stage's
-    memory.
+    The copy engine stores rows that begin at multiples of 16 bytes, in panels of a chunk: 32 columns of up to 4 bytes,
+    as it cannot swizzle lines of 24 elements, nor of more than 128 bytes. They take what memory the stages leave.
     """
     chunk, sizes = chunk_of(width), result_sizes(program)
     if are_shifted(program) or chunk * max(sizes) > PANEL_LINE or chunk & (chunk - 1):
         return 0
     left = SHARED_BYTES - _shared_bytes(width, stages_for(width)) - PANEL_ALIGNMENT
-    return min(2, left // panels_bytes(1, chunk, sizes))
+    return min(2, left // panels_bytes(1, chunk, sum(sizes)))
 
 
 def _shared_bytes(width: int, stages: int) -> int:
@@ -154,7 +154,7 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
     stages, panels, chunk, sizes = stages_for(width), panels_of(program, width), chunk_of(width), result_sizes(program)
     shared = _shared_bytes(width, stages)
     if panels:
-        shared += PANEL_ALIGNMENT + panels_bytes(panels, chunk, sizes)
+        shared += PANEL_ALIGNMENT + panels_bytes(panels, chunk, sum(sizes))
     shape = f"SplitGemm<{width}, {stages}, {chunk}, {panels}, {sum(sizes)}>"
     writer = _EpilogueWriter(program, panels > 0)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"

@@ -27,7 +27,7 @@ from .split import (
     split_columns_kernel,
     split_rows_kernel,
 )
-from .structs import Addresses, KernelCall, Launch, Struct, StructLaunch, aligned, integers, pointer
+from .structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, pointer, with_padding
 
 # Members follow the structs in `split.py`.
 
@@ -147,7 +147,7 @@ class SplitProduct:
             pointer(a) + pointer(b) + operand_members(x, self._left, a, m, k) + operand_members(y, self._right, b, n, k)
         )
         struct += integers(k) + pointer(workspace) + integers(self._width) + arguments + integers(m, n)
-        return StructLaunch([multiply, recompute], aligned(struct))
+        return StructLaunch([multiply, recompute], with_padding(struct))
 
 
 def operand_members(

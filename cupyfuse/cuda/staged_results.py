@@ -1,4 +1,4 @@
-"""Results of products that go through shared memory to the copy engine: their panels, and what a struct has for them.
+"""Results of products that are staged in shared memory: the panels of a warp, and what a struct has for them.
 
 See `kernels_cu/gemm_results.cuh`.
 """
@@ -9,10 +9,10 @@ from .. import dtypes
 from .program import COLUMN, FULL, Parameter, Program
 
 PANEL_ROWS = 16  # of a warp's part of a tile
-PANEL_LINE = 128  # bytes of a row that the copy engine swizzles, at most
+PANEL_LINE = 128  # bytes of a row of one result, at most: as the copy engine swizzles them
 PANEL_ALIGNMENT = 128  # bytes: where the copy engine reads
-_PANEL_BYTES = 4096  # of all results, at most
-_CONSUMER_WARPS = 8
+_PANEL_BYTES = 4096  # of all results together, at most, where 16 columns take no more
+CONSUMER_WARPS = 8  # of a block
 
 
 def results_of(program: Program) -> list[Parameter]:
@@ -36,9 +36,9 @@ def widest_panel(sizes: list[int]) -> int:
     return next(columns for columns in (64, 32, 16) if columns <= max(16, fitting))
 
 
-def panels_bytes(panels: int, columns: int, sizes: list[int]) -> int:
-    """Return the bytes of shared memory that so many panels of each warp of a block take."""
-    return _CONSUMER_WARPS * panels * PANEL_ROWS * columns * sum(sizes)
+def panels_bytes(panels: int, columns: int, staged: int) -> int:
+    """Return the bytes of shared memory of a block whose warps have so many panels; elements take `staged` bytes."""
+    return CONSUMER_WARPS * panels * PANEL_ROWS * columns * staged
 
 
 def map_members(program: Program) -> str:
@@ -47,7 +47,10 @@ def map_members(program: Program) -> str:
 
 
 def staging_functions(stage: int, writes: list[Parameter], mapped: bool) -> list[str]:
-    """Emit functions that visit results and their targets with their first bytes in `staged`, as lines."""
+    """Emit functions that visit results, and where they go, with their first bytes in `staged`, as lines.
+
+    If `mapped` the results have tensor maps.
+    """
     sizes = [dtypes.ITEMSIZE[p.dtype] for p in writes]
     firsts = [f"At<{sum(sizes[:k])}>()" for k in range(len(writes))]
     pairs = list(zip(firsts, writes, strict=True))

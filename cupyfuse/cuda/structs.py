@@ -101,7 +101,7 @@ def tensor_map(source: TensorMap) -> Struct:
     return Struct("Q" * WORDS, (0,) * WORDS, maps=((0, source),))
 
 
-def aligned(struct: Struct) -> Struct:
+def with_padding(struct: Struct) -> Struct:
     """Return a struct as long as its kernel has it: tensor maps are aligned, and so is the end of what has some."""
     return struct + integers(*[0] * (-len(struct.members) % WORDS)) if struct.maps else struct
 

@@ -22,10 +22,10 @@ from ..cuda.structs import (
     Struct,
     StructLaunch,
     TensorMap,
-    aligned,
     integers,
     pointer,
     tensor_map,
+    with_padding,
 )
 from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
@@ -185,7 +185,7 @@ class ProductLaunch:
             KernelCall(runtime.function(kernel), *grid, kernel.shared)
             for kernel, grid in zip(kernels, grids, strict=False)
         ]
-        return StructLaunch(calls, aligned(struct))
+        return StructLaunch(calls, with_padding(struct))
 
     def _operand(self, number: int, box: tuple[int, int], runtime: Runtime) -> _MappedOperand:
         """Return one of the operands that the kernel reads."""

@@ -116,7 +116,7 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("columns beyond the last, by elements", RESULTS, "at_row < m && at_col < n", "at_row < m", OUT),
     Mutant("pieces in another order", RESULTS, ">> 7 & (pieces - 1)", ">> 7 & (pieces / 2 - 1)", SIZES),
     Mutant("a result in another one's place", RESULTS, "* first) {}", "* 0) {}", SIZES),
-    Mutant("a panel that is still read", RESULTS, "all_but<Shape::panels - 1>", "all_but<Shape::panels>", SIZES),
+    Mutant("a panel that is still read", RESULTS, "until_read<Shape::panels - 1>", "until_read<Shape::panels>", SIZES),
     Mutant("one panel for all", RESULTS, "used % Shape::panels *", "used * 0 *", SIZES),
     Mutant("stores before what they copy", RESULTS, "        stores_fence();\n", "", SIZES),
     Mutant("stores that nobody waits for", KERNEL, "    stores_wait();\n", "", SIZES),
