@@ -22,7 +22,7 @@ class Given(NamedTuple):
     dtype: str
 
 
-NOTHING = Given((0, 0), "nothing")
+_NOTHING = Given((0, 0), "nothing")  # an argument that is not there
 Phase = tuple[Plan, Mapping[int, Given]]  # a plan, and what it is given by argument number
 
 
@@ -44,7 +44,7 @@ def check_plan(plan: Plan, arguments: Sequence[Node], bound: Container[int] = ()
     """
     for phase, given in _phases(plan, arguments, bound):
         for node in phase.graph.inputs:
-            value = given.get(node.argument, NOTHING)
+            value = given.get(node.argument, _NOTHING)
             if value != (node.shape, node.dtype):
                 raise AssertionError(f"{phase.name}: {node} is given {value}")
         _check_steps(phase)
@@ -93,7 +93,7 @@ def _operands(node: Node, known: Container[Node]) -> Iterable[Node]:
 
 
 def _wrong_writes(step: Step, there: Container[Node]) -> Iterator[str]:
-    """Say what a step writes that is in memory already, or that it does not compute; it knows a product's factors."""
+    """Say what a step writes that is there already, or that it does not compute; factors come with their product."""
     for node in step.outputs:
         if node in there:
             yield f"writes {node} again"
@@ -119,7 +119,7 @@ def _phases_of_blocks(blocks: Blocks, given: Sequence[Given]) -> Iterator[Phase]
     if blocks.before is not None:
         yield blocks.before, dict(enumerate(given))
     arrays = {False: dict(enumerate(given)), True: dict(enumerate(before))}
-    read = [(arrays[s.before].get(s.number, NOTHING), s) for s in blocks.sources]
+    read = [(arrays[s.before].get(s.number, _NOTHING), s) for s in blocks.sources]
     sources = [(Given(s.shape or value.shape, value.dtype), s.mode) for value, s in read]
     if blocks.common is not None:
         yield blocks.common, dict(enumerate(value for value, _ in sources))

@@ -127,7 +127,7 @@ def test_shared_memory_suffices_for_four_stages() -> None:
     found = [shape for _, shape in products("float16")]
     assert len(found) >= 11 and {shape.transposed for shape in found} >= {(False, False), (False, True), (True, True)}
     for shape in found:
-        assert shape.stages == 4 and shape.shared <= SHARED_BYTES
+        assert shape.stages >= 4 and shape.shared <= SHARED_BYTES
 
 
 def test_a_launch_asks_for_what_the_kernel_needs() -> None:

@@ -87,7 +87,8 @@ REPLACED = [
     (np, "c_", _Concatenator(np.c_, "c_", _columns)),
 ]
 BUILTINS = {"min": _extreme(builtins.min, "less"), "max": _extreme(builtins.max, "greater")}
-_TYPES = {"float": _as_float}  # no types: they take the place where code does nothing with these but call them
+# Of types: the replacements are none, so they take the place of these where code does nothing but call them.
+_TYPES = {"float": _as_float}
 
 
 def replaced_builtins(read: Iterable[str], called: Container[str]) -> dict[str, Any]:
