@@ -103,7 +103,8 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
         try:
             found = np.asarray(function(*arguments))
         except (OverflowError, TypeError, ValueError) as error:
-            return type(error), ""
+            public = (kind for kind in type(error).__mro__ if not kind.__module__.startswith("numpy."))
+            return next(public), ""  # NumPy's own classes of TypeError are private
     if found.dtype == object:
         return TypeError, ""  # no array that a fused function can make
     return found.dtype, str(found.tolist())
