@@ -1,4 +1,4 @@
-// How the results of products go to memory: a warp stages a panel of each in shared memory, 16 rows of Panel elements. The copy
+// How the results of gemm.cu go to memory: a warp stages a panel of each in shared memory, 16 rows of Panel elements. The copy
 // engine stores it while the warp computes what follows; where rows begin at any element, the warp's lanes store it.
 //
 // Shape has panel, panels and panel_bytes: the columns of a panel, how many a warp has, and the bytes of one for all results; and

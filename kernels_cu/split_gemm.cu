@@ -18,39 +18,27 @@
 // Where lo of all rows of a tile is zero in these columns, as it is of numbers that were bf16 or f16, it is neither copied nor
 // multiplied. This changes no bit: products with zero are zeros, which change no sum, and the sign of a sum that is zero is
 // lost where it is added to +0.
-// P has `vectors` as gemm.cu has it, and if Panels > 0 also `results` and `targets`: then results are staged in shared memory
-// (gemm_results.cuh), else a thread stores each pack as it computes it.
-// Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<...>::shared bytes. Columns is a multiple of 8, up
-//   to 192, for which `multiply_add` is emitted. The row program runs on Chunk columns at once, a divisor of Columns: their
-//   inputs take registers. V is 2 where pointers, row strides and columns of what P loads, and stores from registers, are
-//   multiples of 2 elements, else 1.
+// Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<Columns, Stages>::shared bytes. Columns is a
+//   multiple of 8, up to 192, for which `multiply_add` is emitted. The row program runs on Chunk columns at once, a divisor
+//   of Columns: their inputs take registers. V is 2 where pointers, row strides and columns of what P
+//   loads and stores are multiples of 2 elements, else 1.
 #pragma once
 
-#include "gemm_results.cuh"
 #include "launch_order.cuh"
-#include "prefetches.cuh"
 #include "split_copy.cuh"
+#include "stages.cuh"
 
-// The sizes of a product's tiles and of its shared memory. Results take Staged bytes for each element.
-template <int Columns, int Stages, int Chunk, int Panels, int Staged>
+// The sizes of a product's tiles and of its shared memory.
+template <int Columns, int Stages>
 struct SplitGemm {
-    typedef Ring<SplitGemm, Stages> Stream;
-    typedef Messages<Columns, Stages> Told;
-    static constexpr int columns = Columns, chunk = Chunk;
     static constexpr int group = 1024;  // bytes of 8 rows x 64 columns, of hi or of lo
     static constexpr int rows_a_warpgroup = 64;
     static constexpr int groups_a = tile_rows / 8, groups_b = Columns / 8;
     static constexpr int part_a = groups_a * group, part_b = groups_b * group;
     static constexpr int bytes_a = 2 * part_a, stage = bytes_a + 2 * part_b;  // hi and lo of A, then of B
     static constexpr int consumers = 256, consumer_warps = consumers / 32, threads = 384;
-    static constexpr int panel = Chunk, panels = Panels, panel_bytes = 16 * Chunk * Staged;
-    static constexpr bool shifted = false;
-    // The messages are behind the ring, and the panels behind them.
-    static constexpr int messages = 16 + (1 + Columns + Stages) * 4;
-    static constexpr int before_panels =
-        (Stages * (stage + 16) + messages + panel_alignment - 1) / panel_alignment * panel_alignment;
-    static constexpr int of_panels = Panels == 0 ? 0 : panel_alignment + consumer_warps * Panels * panel_bytes;
-    static constexpr int shared = Stream::bytes + messages + of_panels;
+    // The messages are behind the ring.
+    static constexpr int shared = Ring<SplitGemm, Stages>::bytes + 16 + (1 + Columns + Stages) * 4;
 };
 
 // The two rows of a tile that a thread has, 8 rows apart; see multiply_add.
@@ -92,15 +80,15 @@ __device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const floa
     return doubts;
 }
 
-// Run the row program on a chunk of columns from `col` on, in packs of V: on all of them, or if Some, on those that are not
-// `outside`. Results are stored, or staged in the warp's panel.
-template <class Shape, int V, bool Some, class P>
+// Run the row program on a chunk of Chunk columns from `col` on, in packs of V: on all of them, or if Some, on those that are not
+// `outside`.
+template <int Chunk, int V, bool Some, class P>
 __device__ __forceinline__ void finish_chunk(
-    const P& p, const float (&sum)[Shape::chunk / 2], const float* columns, const ThreadRows& rows, i64 col, u32 outside,
-    const typename P::Row (&r)[2], char* panel) {
+    const P& p, const float (&sum)[Chunk / 2], const float* columns, const ThreadRows& rows, i64 col, u32 outside,
+    const typename P::Row (&r)[2]) {
     static_assert(!Some || V == 1, "a bit for each element");
     typedef decltype(p.template tile<V>(At<0>())) Tile;
-    constexpr int count = Shape::chunk / 2;
+    constexpr int count = Chunk / 2;
     Tile tiles[count / V];
 #pragma unroll
     for (int k = 0; k < count; k += V) {
@@ -120,24 +108,18 @@ __device__ __forceinline__ void finish_chunk(
         if (!Some || !(outside >> k & 1)) {
             const int h = row_of_sum(k) / 8, at = column_of_sum(k);
             const i64 row = rows.first + 8 * h;
-            const auto found = compute_held<P, V>(p, tiles[k / V], row, col + at, r[h]);
-            if constexpr (Shape::panels > 0) {
-                const int lane = threadIdx.x % 32;
-                p.results(At<0>(), found.out, StageResult<Shape::panel, false>{panel, row, lane / 4 + 8 * h, lane % 4 * 2 + at});
-            } else {
-                p.template store<V>(At<0>(), row, col + at, found.out);
-            }
+            p.template store<V>(At<0>(), row, col + at, compute_held<P, V>(p, tiles[k / V], row, col + at, r[h]).out);
         }
     }
 }
 
 // Give the tile at `col` to the row program, once its message is written, from the accumulators of both consumer warpgroups. A
 // thread has pairs of neighbouring columns of two rows.
-template <class Shape, int V, class P>
+template <int Columns, int V, int Chunk, int Stages, class P>
 __device__ __forceinline__ void finish_tile(
-    const P& p, const float (&sum)[Shape::columns / 2], const typename Shape::Told& messages, StagedPanels<Shape>& panels,
-    i64 tile, const ThreadRows& rows, i64 col) {
-    constexpr int Columns = Shape::columns, Chunk = Shape::chunk, chunks = Columns / Chunk;
+    const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, i64 tile, const ThreadRows& rows,
+    i64 col) {
+    constexpr int chunks = Columns / Chunk;
     const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
     const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
     typename P::Row r[2];
@@ -159,18 +141,10 @@ __device__ __forceinline__ void finish_tile(
         if (messages.any_doubtful) {
             noted.add(c * count, find_doubts(part, columns, rows));
         }
-        char* panel = nullptr;
-        if constexpr (Shape::panels > 0) {
-            panels.begin();
-            panel = panels.current();
-        }
         if (outside == 0) {  // without branches between the packs
-            finish_chunk<Shape, V, false>(p, part, columns, rows, col + first, 0, r, panel);
+            finish_chunk<Chunk, V, false>(p, part, columns, rows, col + first, 0, r);
         } else {
-            finish_chunk<Shape, 1, true>(p, part, columns, rows, col + first, outside, r, panel);
-        }
-        if constexpr (Shape::panels > 0) {
-            store_panel<Shape>(p, panels, rows.first - lane / 4, col + c * Chunk, c == 0, c + 1 == chunks);
+            finish_chunk<Chunk, 1, true>(p, part, columns, rows, col + first, outside, r);
         }
     }
     if (noted.any()) {
@@ -184,10 +158,9 @@ __device__ __forceinline__ void finish_tile(
 }
 
 // Compute this block's tiles, by the consumer warpgroups.
-template <class Shape, int V, class P>
+template <class Shape, int Columns, int V, int Chunk, int Stages, class P>
 __device__ __forceinline__ void multiply(
-    typename Shape::Stream ring, const typename Shape::Told& messages, char* memory, const P& p, u32 blocks) {
-    constexpr int Columns = Shape::columns;
+    Ring<Shape, Stages> ring, const Messages<Columns, Stages>& messages, const P& p, u32 blocks) {
     // In units of operand_at, 16 bytes: from hi to lo, and to the next 16 columns.
     constexpr u32 a_lo = Shape::part_a / 16, b_lo = Shape::part_b / 16, next = 32 / 16;
     const TileOrder order(p.rows, p.cols, tile_rows, Columns);
@@ -199,7 +172,6 @@ __device__ __forceinline__ void multiply(
     ThreadRows of_rows(p.a, row);
     u64 a, b;
     u32 says, heard = 0;
-    StagedPanels<Shape> panels{memory + threadIdx.x / 32 * (Shape::panels * Shape::panel_bytes)};
 
     // The named barrier 1 + w is the turn of warpgroup w.
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
@@ -257,7 +229,7 @@ __device__ __forceinline__ void multiply(
 
     const auto finish_last = [&] {
         barrier_wait(messages.written_barrier(), heard++ & 1);
-        finish_tile<Shape, V>(p, sum, messages, panels, last, of_rows, col);
+        finish_tile<Columns, V, Chunk>(p, sum, messages, last, of_rows, col);
     };
 
     // All blocks of a tile but the first.
@@ -300,23 +272,20 @@ __device__ __forceinline__ void multiply(
         last = tile;
         order.at(tile, row, col);
         of_rows = ThreadRows(p.a, row);
-        p.vectors(At<0>(), PrefetchColumns<Columns>{col, p.cols});
     }
     finish_last();
-    if (Shape::panels > 0) {
-        stores_wait();
-    }
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }
 }
 
 // The kernel: one warp copies, eight compute.
-template <class Shape, int V, class P>
+template <int Columns, int Stages, int V, int Chunk, class P>
 __device__ __forceinline__ void split_gemm(const P& p) {
+    typedef SplitGemm<Columns, Stages> Shape;
     SHARED_DYNAMIC(shared);
-    const typename Shape::Stream ring(shared);
-    auto& messages = *reinterpret_cast<typename Shape::Told*>(ring.behind(shared));
+    const Ring<Shape, Stages> ring(shared);
+    auto& messages = *reinterpret_cast<Messages<Columns, Stages>*>(ring.behind(shared));
     const u32 blocks = static_cast<u32>((p.depth + 63) / 64);
     if (threadIdx.x == 0) {
         barrier_init(messages.written_barrier(), 32);
@@ -328,11 +297,10 @@ __device__ __forceinline__ void split_gemm(const P& p) {
     if (threadIdx.x >= Shape::consumers) {
         shrink_registers<56>();
         if (threadIdx.x < Shape::consumers + 32) {
-            copy_operands<Shape, Shape::columns>(ring, messages, p, blocks);
+            copy_operands<Shape, Columns>(ring, messages, p, blocks);
         }
     } else {
         grow_registers<224>();
-        char* const panels = shared + (ring.first - shared_address(shared)) + Shape::before_panels;
-        multiply<Shape, V>(ring, messages, panels, p, blocks);
+        multiply<Shape, Columns, V, Chunk>(ring, messages, p, blocks);
     }
 }

@@ -8,7 +8,6 @@
 
 #include "split_exact.cuh"
 #include "stages.cuh"
-#include "tensor_map.cuh"
 
 // Run the row program on one element of the product, by one thread.
 template <class P>

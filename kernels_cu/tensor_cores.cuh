@@ -6,7 +6,6 @@
 #pragma once
 
 #include "barriers.cuh"
-#include "tensor_map.cuh"
 
 // Threads of a block -------------------------------------------------------------------------------------------------
 
@@ -38,6 +37,11 @@ __device__ __forceinline__ void bulk_copy(u32 to, const char* from, u32 bytes, u
     host_cuda::phase_complete(barrier, bytes);
 #endif
 }
+
+// A matrix as the copy engine sees it, made on the host (cuda/tensor_map.py), and passed in a __grid_constant__ struct.
+struct alignas(128) TensorMap {
+    u64 words[16];
+};
 
 // Copy the box at (line, element) of a matrix to shared memory; completion is counted by the barrier. What lies beyond the
 // matrix arrives as zeros, and counts.

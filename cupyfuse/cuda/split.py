@@ -18,17 +18,7 @@ from ..plan.schedule.split_tiles import TILE_ROWS, tile_width
 from .config import Config
 from .emit import Writer
 from .kernel import CONDITION, Kernel, translation_unit
-from .program import Parameter, Program
-from .staged_results import (
-    PANEL_ALIGNMENT,
-    PANEL_LINE,
-    are_shifted,
-    map_members,
-    panels_bytes,
-    result_sizes,
-    staging_functions,
-    vectors_function,
-)
+from .program import Program
 from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
 
 WARPS_A_TILE = 8
@@ -47,24 +37,6 @@ _SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
 def stages_for(width: int) -> int:
     """Return the pipeline stages of a product in tiles of `width` columns: up to 5, as shared memory allows."""
     return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= SHARED_BYTES))
-
-
-def chunk_of(width: int) -> int:
-    """Return the columns of a tile of `width` columns that an epilogue works on at once, and stores at once."""
-    return next(c for c in _CHUNKS if width % c == 0)
-
-
-def panels_of(program: Program, width: int) -> int:
-    """Return the panels of results that a warp has in shared memory; 0 where it stores them from registers.
-
-    The copy engine stores rows that begin at multiples of 16 bytes, in panels of a chunk: 32 columns of up to 4 bytes,
-    as it cannot swizzle lines of 24 elements, nor of more than 128 bytes. They take what memory the stages leave.
-    """
-    chunk, sizes = chunk_of(width), result_sizes(program)
-    if are_shifted(program) or chunk * max(sizes) > PANEL_LINE or chunk & (chunk - 1):
-        return 0
-    left = SHARED_BYTES - _shared_bytes(width, stages_for(width)) - PANEL_ALIGNMENT
-    return min(2, left // panels_bytes(1, chunk, sum(sizes)))
 
 
 def _shared_bytes(width: int, stages: int) -> int:
@@ -151,17 +123,15 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
     vec : int
         Elements per access of the epilogue, 1 or 2.
     """
-    stages, panels, chunk, sizes = stages_for(width), panels_of(program, width), chunk_of(width), result_sizes(program)
+    stages = stages_for(width)
     shared = _shared_bytes(width, stages)
-    if panels:
-        shared += PANEL_ALIGNMENT + panels_bytes(panels, chunk, sum(sizes))
-    shape = f"SplitGemm<{width}, {stages}, {chunk}, {panels}, {sum(sizes)}>"
-    writer = _EpilogueWriter(program, panels > 0)
+    chunk = next(c for c in _CHUNKS if width % c == 0)
+    writer = _EpilogueWriter(program)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
-    check = f'static_assert({shape}::shared == {shared}, "what a launch asks for");'
+    check = f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");'
     source = translation_unit(
         *("split_gemm", f"{write_multiply_add(width)}\n{check}\n\n{struct}", "split_gemm_kernel"),
-        f"split_gemm<{shape}, {vec}>(p)",
+        f"split_gemm<{width}, {stages}, {vec}, {chunk}>(p)",
         GEMM_THREADS,
         by_address=True,
         follows=True,
@@ -180,18 +150,9 @@ class _EpilogueWriter(Writer):
 
     outlines = False  # the templates have such a function, of several elements
 
-    def __init__(self, program: Program, mapped: bool):
-        super().__init__(program)
-        self._mapped = mapped  # whether results have tensor maps
-
     def declare_members(self) -> list[str]:
         own = "const char* tiles_a; const char* tiles_b; Matrix a; Matrix b; i64 depth; u32* flags; i64 width;"
-        return [*([map_members(self.program)] if self._mapped else []), own, *super().declare_members()]
-
-    def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
-        """Emit the function that stores an element's results, and those of `gemm.cu`, as lines."""
-        staging = staging_functions(stage, writes, self._mapped) if self._mapped else []
-        return [*super().emit_store(stage, writes), *staging, *vectors_function(self.program, stage)]
+        return [own, *super().declare_members()]
 
 
 @lru_cache

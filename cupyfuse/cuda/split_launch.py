@@ -15,19 +15,17 @@ from .split import (
     GEMM_THREADS,
     REPAIR_THREADS,
     WARPS_A_TILE,
-    chunk_of,
     column_cluster,
     finish_kernel,
     inverse_at,
     padded,
-    panels_of,
     plain_program,
     product_kernels,
     row_team,
     split_columns_kernel,
     split_rows_kernel,
 )
-from .structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, pointer, with_padding
+from .structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, pointer
 
 # Members follow the structs in `split.py`.
 
@@ -99,8 +97,6 @@ class SplitProduct:
     kernels : tuple of Kernel
     workspace : int
         Bytes of device memory for what is left to the repair.
-    panel : int
-        Columns of the boxes of the results' tensor maps; 0 where results have none.
     """
 
     def __init__(
@@ -115,27 +111,18 @@ class SplitProduct:
         m, n, _ = shape
         self._width = tile_width(m, n, processors)
         self._tiles = -(-m // TILE_ROWS) * -(-n // self._width)
-        program = program or plain_program((m, n))
-        self.kernels = product_kernels(program, self._width, vec)
-        self.panel = chunk_of(self._width) if panels_of(program, self._width) else 0
+        self.kernels = product_kernels(program or plain_program((m, n)), self._width, vec)
         # For each warp's part of a tile a word, and a bit for each element.
         self.workspace = self._tiles * WARPS_A_TILE * 4 * (1 + 32 * -(-self._width // 64))
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def launch(
-        self,
-        runtime: Runtime,
-        tiles: Sequence[int],
-        operands: Sequence[Struct],
-        workspace: int,
-        arguments: Struct,
-        maps: Struct,
+        self, runtime: Runtime, tiles: Sequence[int], operands: Sequence[Struct], workspace: int, arguments: Struct
     ) -> StructLaunch:
         """Load the kernels.
 
         The slots are those of the addresses of both splits and of the workspace; `operands` are pointers to A and B.
-        `arguments` are those of the row program, of one that stores C a pointer to it and its row stride; `maps` are
-        the tensor maps of its results, where `panel` is not 0.
+        `arguments` are those of the row program: of one that stores C a pointer to it and its row stride.
         """
         (m, n, k), (gemm, repair) = self._shape, self.kernels
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
@@ -143,11 +130,11 @@ class SplitProduct:
         grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
         recompute = KernelCall(runtime.function(repair), grid, block, repair.shared)
         (a, b), (x, y) = tiles, operands
-        struct = maps + (
+        struct = (
             pointer(a) + pointer(b) + operand_members(x, self._left, a, m, k) + operand_members(y, self._right, b, n, k)
         )
         struct += integers(k) + pointer(workspace) + integers(self._width) + arguments + integers(m, n)
-        return StructLaunch([multiply, recompute], with_padding(struct))
+        return StructLaunch([multiply, recompute], struct)
 
 
 def operand_members(

@@ -1,4 +1,4 @@
-"""Results of products that are staged in shared memory: the panels of a warp, and what a struct has for them.
+"""Results of 16-bit products, staged in shared memory: the panels of a warp, and what a struct has for them.
 
 See `kernels_cu/gemm_results.cuh`.
 """

@@ -11,7 +11,6 @@ from ..cuda import split
 from ..cuda.config import Access, fitting_vec
 from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of, widest_access
 from ..cuda.kernel import Kernel
-from ..cuda.program import Program
 from ..cuda.runtime import Runtime
 from ..cuda.split import padded
 from ..cuda.split_launch import SplitProduct, operand_members
@@ -110,15 +109,6 @@ class _MappedResult(_Mapped):
         return array("Q", [0] * WORDS), None
 
 
-def maps_of_results(program: Program, place: Callable[[Node], Place], panel: int, runtime: Runtime) -> Struct:
-    """Return the members for the tensor maps of an epilogue's results, stored in panels of so many columns."""
-    struct = Struct()
-    for result in results_of(program):
-        itemsize = dtypes.ITEMSIZE[result.dtype]
-        struct += tensor_map(_MappedResult(place(result.node), program.domain, itemsize, panel, runtime).tensor_map)
-    return struct
-
-
 class ProductLaunch:
     """The launches of a product's step: the kernel of the product, and one that merges the states of reductions.
 
@@ -172,7 +162,7 @@ class ProductLaunch:
         first, second = (self._operand(number, box, runtime) for number, box in enumerate(shape.boxes))
         struct = tensor_map(first.tensor_map) + tensor_map(second.tensor_map)
         if not shape.shifted:
-            struct += maps_of_results(self._program, self._place, shape.panel, runtime)
+            struct += self._maps_of_results(shape.panel, runtime)
         struct += integers(depth_of(step.product))
         if step.product.op == "split_matmul":
             struct += self._scales()
@@ -199,6 +189,14 @@ class ProductLaunch:
         stride = place.col_stride if transposed else place.row_stride
         return _MappedOperand(place, matrix.shape, stride, self._dtype, box, runtime)
 
+    def _maps_of_results(self, panel: int, runtime: Runtime) -> Struct:
+        """Return the members for the tensor maps of the results, stored in panels of so many columns."""
+        struct, shape = Struct(), self._program.domain
+        for result in results_of(self._program):
+            itemsize = dtypes.ITEMSIZE[result.dtype]
+            struct += tensor_map(_MappedResult(self._place(result.node), shape, itemsize, panel, runtime).tensor_map)
+        return struct
+
     def _scales(self) -> Struct:
         """Return the members for the operands of parts, and for the scales of these."""
         node, members = self._step.product, integers()
@@ -220,7 +218,7 @@ class SplitProductLaunch:
     ):
         node = step.product
         self._processors = processors
-        self._place, self._places = place, [place(i) for i in node.inputs]
+        self._places = [place(i) for i in node.inputs]
         self._shape = *node.shape, node.inputs[2].shape[1]
         self._program = split.program_of(step, storage)
         self._arguments = KernelArguments(self._program, place, numbers)
@@ -248,5 +246,4 @@ class SplitProductLaunch:
     def _load(self, runtime: Runtime, workspace: int, product: SplitProduct) -> StructLaunch:
         a, b = (p.slot for p in self._places[:2])
         x, y = (p.pointer("float32") for p in self._places[2:4])
-        maps = maps_of_results(self._program, self._place, product.panel, runtime) if product.panel else Struct()
-        return product.launch(runtime, (a, b), (x, y), workspace, self._arguments.struct, maps)
+        return product.launch(runtime, (a, b), (x, y), workspace, self._arguments.struct)

@@ -49,7 +49,6 @@ TAILS: dict[str, Tail] = {
     "guarded": lambda y, b, r, c, t: cf.relu((y + b - r[:1]) / np.sqrt(b * b + 1e-5) * b),
     "choice": lambda y, b, r, c, t: np.where(y > 0, y, b),
 }
-# Of 176 columns the copy engine stores rows, but for float64.
 SHAPES = [(1, 3, 2), (130, 70, 129), (40, 200, 176), (133, 64, 176), (33, 64, 193)]
 
 

@@ -81,18 +81,15 @@ def run_products(cupy: Any) -> int:
     """Products from halves, with rows and elements to repair; returns how many kernels were launched."""
     from cupyfuse.cuda.launch import sequence
     from cupyfuse.cuda.runtime import on_device
-    from cupyfuse.cuda.split import plain_program
     from cupyfuse.cuda.split_launch import Split, SplitProduct
-    from cupyfuse.cuda.structs import Struct, integers, pointer
-    from cupyfuse.engines.kernel_launch import Place
-    from cupyfuse.engines.product_launch import maps_of_results
+    from cupyfuse.cuda.structs import integers, pointer
     from cupyfuse.ir.products import split_shape
 
     runtime, launches = on_device(0), 0
     if runtime.device is None or not runtime.device.split:
         return 0
     rng = np.random.default_rng(2)
-    for m, n, k in ((1, 1, 1), (130, 9, 129), (65, 170, 200), (40, 700, 64), (130, 264, 72)):
+    for m, n, k in ((1, 1, 1), (130, 9, 129), (65, 170, 200), (40, 700, 64)):
         a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
         a[m // 2, 0], a[0, k // 2], b[n - 1, k - 1] = np.inf, 1e-30, 1e20
         operands = [uploaded(cupy, x, "contiguous") for x in (a, b)]
@@ -103,10 +100,7 @@ def run_products(cupy: Any) -> int:
             sequence([launch])([x.data.ptr, split.data.ptr], runtime.stream())
         product = SplitProduct((m, n, k), (k, 1), (k, 1), runtime.processors, vec=2 if n % 2 == 0 else 1)
         workspace = runtime.workspace(product.workspace)
-        place, maps = Place(5, n, 1), Struct()
-        if product.panel:
-            maps = maps_of_results(plain_program((m, n)), lambda _, place=place: place, product.panel, runtime)
-        launch = product.launch(runtime, (0, 1), (pointer(2), pointer(3)), 4, pointer(5) + integers(n), maps)
+        launch = product.launch(runtime, (0, 1), (pointer(2), pointer(3)), 4, pointer(5) + integers(n))
         addresses = [*(array.data.ptr for array in (*halves, *operands)), workspace.ptr, result.data.ptr]
         sequence([launch])(addresses, runtime.stream())
         with np.errstate(all="ignore"):
@@ -135,11 +129,15 @@ def run_epilogues(cupy: Any) -> int:
             x, w, b = normal(rng, (m, k), "bfloat16"), normal(rng, (n, k), "bfloat16"), normal(rng, (n,), "bfloat16")
             wide = [a.astype(np.float64) for a in (x, w, b)]
             for tail in tails:
+                expected = tail(*wide)
+                # That a result is written shows in its values: initcheck does not see what the copy engine stores.
+                result = uploaded(cupy, np.full(expected.shape, np.nan, x.dtype), "contiguous")
                 with settings.epilogues("always"):
                     fused = cf.fuse(tail)
-                    result = downloaded(fused(*(uploaded(cupy, a, "contiguous") for a in (x, w, b))))
+                    fused(*(uploaded(cupy, a, "contiguous") for a in (x, w, b)), out=result)
                 assert fused.plans[-1].steps[0].epilogue is not None
-                np.testing.assert_allclose(result.astype(np.float64), tail(*wide), rtol=2**-7, atol=2**-7 * k**0.5)
+                found = downloaded(result).astype(np.float64)
+                np.testing.assert_allclose(found, expected, rtol=2**-7, atol=2**-7 * k**0.5)
                 launches += fused.plans[-1].launches
     tiles._TILES = chosen
     return launches

@@ -262,11 +262,7 @@ MUTANTS: tuple[Mutant, ...] = (
         splits("float32"),
     ),
     Mutant(
-        "both rows as the first one",
-        GEMM,
-        "row, col + at, r[h]);",
-        "row, col + at, r[0]);",
-        epilogues("row_factor-finite"),
+        "both rows as the first one", GEMM, "col + at, r[h]).out", "col + at, r[0]).out", epilogues("row_factor-finite")
     ),
     Mutant("rows of the next tile", GEMM, "rows.first + row_of_sum(k) >= p.rows || ", "", splits("several")),
     Mutant("columns of the next tile", GEMM, " || column_of_sum(k) >= columns", "", splits("several")),
