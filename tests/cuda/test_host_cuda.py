@@ -140,6 +140,7 @@ TensorMap matrix;
 memcpy(matrix.words, map, sizeof map);
 for (int k = threadIdx.x; k < 128; k += 32) { reinterpret_cast<float*>(s)[k] = k; }
 """
+LATE = "__syncwarp(0xffffffffu); if (threadIdx.x == 0) { s[17] = 9; }"
 STORE = "__syncwarp(0xffffffffu); if (threadIdx.x == 0) { tensor_store(matrix, 8, 6, s); } stores_commit();"
 
 
@@ -160,10 +161,8 @@ def test_a_box_is_stored_when_it_is_waited_for() -> None:
     ("body", "report"),
     [
         (f"if (threadIdx.x != 5) {{ stores_fence(); }} {STORE} stores_wait();", "before no fence"),
-        (
-            f"stores_fence(); {STORE} if (threadIdx.x == 0) {{ s[17] = 9; }} stores_wait();",
-            "changes while a store reads it",
-        ),
+        (f"stores_fence(); {STORE} stores_wait(); stores_fence(); {LATE} {STORE} stores_wait();", "behind its fence"),
+        (f"stores_fence(); {STORE} {LATE} stores_wait();", "changes while a store reads it"),
         (f"stores_fence(); {STORE}", "leaves the kernel while stores read"),
         (f"stores_fence(); {STORE.replace('s);', 's + 64);')} stores_wait();", "aligned to 128 bytes"),
     ],

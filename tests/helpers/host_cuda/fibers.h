@@ -53,6 +53,8 @@ struct Fiber {
     std::vector<std::vector<Copied>> copies;  // likewise
     std::vector<std::vector<Stored>> stores;  // likewise
     unsigned fences, commits;                 // of stores, so far
+    // Of the first thread of a warp: the boxes that its lanes have stored, as they were at its last fence; by their places.
+    std::map<unsigned, std::vector<char>> fenced;
     State state;
     Kind kind;
     Site site;
@@ -236,6 +238,7 @@ void prepare(unsigned threads) {
         if (fiber.copies.size() != 1 || !fiber.copies[0].empty()) fiber.copies.assign(1, {});
         if (fiber.stores.size() != 1 || !fiber.stores[0].empty()) fiber.stores.assign(1, {});
         fiber.fences = fiber.commits = 0;
+        fiber.fenced.clear();
     }
 }
 

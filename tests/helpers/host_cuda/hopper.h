@@ -213,10 +213,17 @@ void tensor_store(Site site, const Word64* map, int element, int line, unsigned 
     const char* shared = dynamic_shared_memory() + from;
     Stored stored{site, {}, element, line, from, {shared, shared + boxes.bytes()}};
     memcpy(stored.words, map, sizeof stored.words);
+    const auto known = current->warp->fenced.emplace(from, stored.before).first;
+    if (known->second != stored.before) fail("a store of what a lane has written behind its fence", site);
     current->stores.back().push_back(stored);
 }
 
-void stores_fence() { ++current->fences; }
+void stores_fence() {
+    ++current->fences;
+    for (auto& box : current->warp->fenced) {
+        memcpy(box.second.data(), dynamic_shared_memory() + box.first, box.second.size());
+    }
+}
 
 void stores_commit() {
     ++current->commits;
