@@ -10,7 +10,7 @@
 //     scaled                                whether A and B are parts (split_pieces.cuh); then also
 //     left, right                           the operands, with the inverse scales (Matrix in split_doubts.cuh)
 //     partial, shares                       the totals of each row in each column of tiles: `shares` totals a row
-//     staged                                bytes of one element of all full results together
+//     staged                                bytes of one element of all full results together, each of 2 or 4
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
 //     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride; unless Shifted
 //                                           also the tensor map, with boxes of 16 rows and Panel columns

@@ -17,6 +17,7 @@ constexpr int panel_alignment = 128;  // bytes: where the copy engine reads
 template <int Panel, class T, bool Shifted>
 struct Staging {
     static constexpr int line = (Panel + (Shifted ? 8 : 0)) * sizeof(T), pieces = line / 16;
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4, "shifted rows have packs of up to 8 elements");
     static_assert(Shifted || (pieces & (pieces - 1)) == 0 && pieces <= 8, "rows that the copy engine swizzles");
     char* at;
 

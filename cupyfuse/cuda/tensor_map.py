@@ -13,8 +13,8 @@ WORDS = 16  # of eight bytes, in a tensor map
 BOX = 64  # elements of a line of a box: 128 bytes, the width of the swizzle
 ALIGNMENT = 16  # bytes, of addresses and lines
 # CUtensorMapDataType by the bytes of an element, of unsigned integers: copies do not look at what elements are.
-_TYPES = {1: 0, 2: 1, 4: 2, 8: 4}
-_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by the bytes of a box's lines
+_TYPES = {2: 1, 4: 2}
+_SWIZZLES = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by the bytes of a box's lines
 # CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
 _NO_INTERLEAVE, _PROMOTE_256B, _ZEROS = 0, 3, 0
 _MAP_ALIGNMENT = 128  # bytes
@@ -22,7 +22,7 @@ _MAP_ALIGNMENT = 128  # bytes
 
 @dataclass(frozen=True)
 class MatrixBoxes:
-    """A matrix, and the boxes in which it is copied, swizzled by the bytes of their lines: 16, 32, 64 or 128.
+    """A matrix, and the boxes in which it is copied, swizzled by the bytes of their lines: 32, 64 or 128.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class MatrixBoxes:
     box : tuple of int
         Lines of a box, and elements of each.
     itemsize : int
-        Bytes of an element.
+        Bytes of an element, 2 or 4.
     """
 
     lines: int

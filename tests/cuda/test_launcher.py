@@ -78,7 +78,7 @@ class RandomLaunches:
     def _tensor_map(self) -> Struct:
         rng, slot, start = self.rng, int(self.rng.integers(4)), int(self.rng.choice([0, 16, 2]))
         lines, length = (int(n) for n in rng.integers(1, 1000, 2))
-        across, itemsize = ((64, 2), (32, 4), (16, 1))[rng.integers(3)]
+        across, itemsize = ((64, 2), (32, 4), (16, 2))[rng.integers(3)]
         box = int(rng.integers(1, 257)), across
         matrix = MatrixBoxes(lines, length, 16 * -(-length * itemsize // 16), box, itemsize)
 

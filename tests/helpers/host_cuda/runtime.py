@@ -240,7 +240,7 @@ class HostRuntime(NumpyLikeArrays):
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         """What shim.cpp reads, instead of the driver's words."""
-        assert matrix.box[1] * matrix.itemsize in (16, 32, 64, 128), "the widths that are swizzled"
+        assert matrix.box[1] * matrix.itemsize in (32, 64, 128), "the widths that are swizzled"
         assert matrix.box[0] <= 256, "the longest box"
         words = (address, matrix.length, matrix.lines, matrix.stride, *matrix.box[::-1], matrix.itemsize)
         return (*words, *(0,) * (WORDS - len(words)))
