@@ -42,15 +42,17 @@ __device__ __forceinline__ void compute_staged(
     p.results(At<0>(), found.out, StageResult<Panel, Shifted>{panel, row, down, across});
 }
 
-// The values of columns that a thread needs for a chunk, loaded while the chunk before is computed.
+// The values of columns that a thread needs for a chunk, loaded while the one before is computed; but beside guards, whose call
+// saves registers, where they are needed: ahead, some would be spilled.
 template <class P, int Chunk, int V>
 struct ChunkColumns {
     static constexpr int held = Chunk / 4;  // elements of a row that a thread has
+    static constexpr bool ahead = P::column_bytes > 0 && !P::has_exact(0);
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<0>())) tiles[held];
 
     // Load those of the chunk at a column if the matrix has all of it; finish_chunk loads those of others.
     __device__ __forceinline__ void load(const P& p, i64 col) {
-        if (P::column_bytes > 0 && col + Chunk <= p.cols) {
+        if (ahead && col + Chunk <= p.cols) {
 #pragma unroll
             for (int i = 0; i < held; i += V) {
                 p.template load_columns<V>(At<0>(), col + threadIdx.x % 4 * 2 + i / 2 * 8 + i % 2, tiles[i]);
@@ -77,7 +79,7 @@ __device__ __forceinline__ void finish_chunk(
 #pragma unroll
     for (int i = 0; i < held; i += V) {
         if (has_column(i)) {
-            if constexpr (Whole) {
+            if constexpr (Whole && Columns::ahead) {
                 tiles[0][i] = columns.tiles[i];
             } else {
                 p.template load_columns<V>(At<0>(), first + offset(i), tiles[0][i]);
