@@ -118,6 +118,7 @@ def _is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
         return False
     if sys.version_info >= (3, 11):
         return bool((load.arg or 0) & 1)  # it pushes NULL, too, as calls of what is no method need it
+    # Before, nothing in the load tells: follow the stack to the call that takes the value, but not past a jump.
     above = 0  # values above it on the stack
     for following in instructions[place + 1 :]:
         taken = {"CALL_FUNCTION": 0, "CALL_FUNCTION_KW": 1}.get(following.opname)

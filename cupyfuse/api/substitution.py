@@ -198,7 +198,11 @@ class Substitution:
         return rebuilt
 
     def _namespace_of(self, function: types.FunctionType) -> dict[str, Any]:
-        """Return the rebuilt globals of a function: one dict for all functions where the same builtins are replaced."""
+        """Return the rebuilt globals of a function: one dict for all functions where the same builtins are replaced.
+
+        Functions of one module may differ in these: `float` is replaced where one calls it, not where another compares
+        with it. Their dicts hold the same substituted variables.
+        """
         reads, own = reads_of(function.__code__), function.__globals__
         replaced = replaced_builtins((label for label in reads.globals if label not in own), reads.called)
         others = self._globals.setdefault(id(own), {})

@@ -114,7 +114,10 @@ def _phases(plan: Plan, arguments: Sequence[Node], bound: Container[int]) -> Ite
 
 
 def _phases_of_blocks(blocks: Blocks, given: Sequence[Given]) -> Iterator[Phase]:
-    """Yield the plans of blocks, as `_phases`; a block is given its parts, what blocks share, and the sums."""
+    """Yield the plans of blocks, as `_phases`, each with the arguments that `Blocks` says it has, in their order.
+
+    A block is given its parts of the sources, then what blocks share, then the sums.
+    """
     before, common, zeros = map(_results, (blocks.before, blocks.common, blocks.zeros))
     if blocks.before is not None:
         yield blocks.before, dict(enumerate(given))

@@ -370,7 +370,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TEAMS,
         "<< (threadIdx.x % 32 / G * G)",
         "<< 0",
-        kernels("affine_softmax-70x5-float32"),
+        ("tests/cuda/test_fused_gemm.py", "-k", "host and test_tails and 37 and several"),
     ),
     # Bounds
     Mutant(
@@ -639,7 +639,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kernels_cu/cluster_team.cuh",
         "slot(set, cluster_rank())",
         "slot(set, 0)",
-        rows("row_shared and normalised"),
+        rows("every_way and softmax-5x256-row_shared-32x2-2"),
     ),
     Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < end;", "k <= end;", kernels("pointwise")),
     Mutant("the next row's packs", "kernels_cu/elementwise.cu", "            ++row;\n", "", several_packs()),
@@ -672,14 +672,14 @@ MUTANTS: tuple[Mutant, ...] = (
         COLUMNS,
         "if (share + k * groups < p.shares) {\n                    whole",
         "if (share + k * groups + 1 < p.shares) {\n                    whole",
-        kernels("column_reductions-2700x34-float32"),
+        kernels("column_reductions-5400x34-float32"),
     ),
     Mutant(
         "the first shares of each group alone",
         COLUMNS,
         "share < p.shares; share += ahead * groups",
         "share < p.shares; share = p.shares",
-        kernels("column_reductions-2700x34-float32"),
+        kernels("column_reductions-5400x34-float32"),
     ),
     Mutant(
         "the last group of shares left out",
@@ -899,7 +899,7 @@ MUTANTS: tuple[Mutant, ...] = (
         FUNCTIONS,
         "return copysign(fma(fma(-q, d, x), reciprocal, q), q);",
         "return copysign(q * T(1.000001), q);",
-        kernels("affine_softmax-3x33-float64"),
+        rows("quotients_that_are_not_finite and row_lanes-64x4-1"),
     ),
     Mutant(
         "a remainder of integers with the sign of the dividend",
@@ -978,7 +978,7 @@ MUTANTS: tuple[Mutant, ...] = (
         STAGES,
         "team.reduce_first(totals);",
         "",
-        kernels("reductions-4x40-float32-offset0"),
+        kernels("reductions-2x1500-float32"),
     ),
     Mutant(
         "per-row results by a thread that lacks them",
