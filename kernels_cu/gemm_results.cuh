@@ -11,8 +11,8 @@
 constexpr int panel_alignment = 128;  // bytes: where the copy engine reads
 
 // A panel of one result in shared memory. `first` is the result's first byte among those of an element. Pieces of 16 bytes are
-// swizzled as the copy engine has them, by 3, 2, 1 or no bits of the address: of rows of 128, 64, 32 or 16 bytes. If Shifted, rows
-// are not swizzled but 8 elements longer: each is staged as many elements late as it begins behind a multiple of 8 in memory, so
+// swizzled as the copy engine has them, by 3, 2 or 1 bits of the address: of rows of 128, 64 or 32 bytes. If Shifted, rows are
+// not swizzled but 8 elements longer: each is staged as many elements late as it begins behind a multiple of 8 in memory, so
 // that a pack of 16 bytes here is one there; what a panel leaves of a pack is kept for the next one.
 template <int Panel, class T, bool Shifted>
 struct Staging {

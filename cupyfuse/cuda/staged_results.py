@@ -9,7 +9,7 @@ from .. import dtypes
 from .program import COLUMN, FULL, Parameter, Program
 
 PANEL_ROWS = 16  # of a warp's part of a tile
-PANEL_LINE = 128  # bytes of a row of one result, at most: as the copy engine swizzles them
+_PANEL_LINE = 128  # bytes of a row of one result, at most: as the copy engine swizzles them
 PANEL_ALIGNMENT = 128  # bytes: where the copy engine reads
 _PANEL_BYTES = 4096  # of all results together, at most, where 16 columns take no more
 CONSUMER_WARPS = 8  # of a block
@@ -32,7 +32,7 @@ def are_shifted(program: Program) -> bool:
 
 def widest_panel(sizes: list[int]) -> int:
     """Return the columns of panels of results with elements of so many bytes, up to 64."""
-    fitting = min(PANEL_LINE // max(sizes), _PANEL_BYTES // (PANEL_ROWS * sum(sizes)))
+    fitting = min(_PANEL_LINE // max(sizes), _PANEL_BYTES // (PANEL_ROWS * sum(sizes)))
     return next(columns for columns in (64, 32, 16) if columns <= max(16, fitting))
 
 

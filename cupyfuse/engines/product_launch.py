@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ _MOST_MAPS = 64  # of a matrix, by address: callers use few addresses again and 
 _MERGING_WARPS = MERGE_THREADS // 32
 
 
-class _Mapped:
+class _Mapped(ABC):
     """A matrix that kernels access through a tensor map, which is cached by address.
 
     `start` is the first byte of the matrix behind the address in a slot.
@@ -60,8 +61,9 @@ class _Mapped:
             return self._map_unaligned(address)
         return self._words(address), None
 
+    @abstractmethod
     def _map_unaligned(self, address: int) -> tuple[array[int], Any]:
-        raise NotImplementedError
+        """Return the same for an address that no tensor map takes."""
 
     def _words(self, address: int) -> array[int]:
         words = self._maps.get(address)

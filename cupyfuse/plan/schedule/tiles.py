@@ -44,7 +44,7 @@ _MATRIX, _MATRIX_BYTE = 2.6e-6, 0.35e-6
 # In such a tile, of each reduction along rows beside its FLOPs: the totals of rows, which tiles leave and others merge.
 _REDUCTION = 0.4e-6
 # Of the time of the bytes that the L2 cache does not hold, what sums of up to so many terms take longer, longer ones
-# less. H200, bfloat16: 4096 x 768 x 3072 takes 32 us, 16384 rows 116; 52 and 188 with a GELU beside it.
+# less. H200, float16: 4096 x 768 x 3072 takes 33 us, 16384 rows 116; 48 and 167 with a GELU beside it.
 _BEYOND, _CACHED, _SHALLOW = 0.4, 50 << 20, 1024
 # Of the FLOPs of an operator, those of its quick form: GELU behind 1024 x 8192 x 8192 takes 11 us more than a clamp.
 _QUICK_SHARE = 0.7
@@ -134,9 +134,8 @@ def finish_time(step: Step) -> float:
     if step.product.op == "split_matmul":
         flops += _UNSCALING
     finish = tile_finish(flops, (step.writes - sum(n.nbytes for n in _splits(step))) / size)
-    if step.by_tiles and step.epilogue:
-        finish += _REDUCTION * sum(n.reduction for n in step.epilogue.nodes)
     if step.by_tiles:
+        finish += _REDUCTION * sum(n.reduction for n in step.epilogue.nodes) if step.epilogue else 0.0
         results = (n for n in step.outputs if n.shape == step.product.shape)
         finish += sum(unaligned_finish(n.shape, dtypes.ITEMSIZE[n.dtype]) for n in results)
     return finish
