@@ -40,7 +40,7 @@ class Changes(Arithmetic):
     # Parts of complex arrays
     @property
     def real(self) -> Any:
-        return self._make_view(_get_part, _put_part, "real") if dtypes.is_complex(self._node.dtype) else self
+        return self._part("real") if dtypes.is_complex(self._node.dtype) else self
 
     @real.setter
     def real(self, value: Any) -> None:
@@ -49,7 +49,7 @@ class Changes(Arithmetic):
     @property
     def imag(self) -> Any:
         if dtypes.is_complex(self._node.dtype):
-            return self._make_view(_get_part, _put_part, "imag")
+            return self._part("imag")
         zeros = self._trace.call_function(_ZEROS_LIKE, (self,), {})._with_kind_of(self)
         zeros._read_only = not zeros._is_scalar
         return zeros
@@ -59,6 +59,12 @@ class Changes(Arithmetic):
         if not dtypes.is_complex(self._node.dtype):
             raise TypeError(f"array does not have imaginary part to set\n  at {user_line()}")
         self.imag[...] = value
+
+    def _part(self, name: str) -> Any:
+        """Return a view of the real or the imaginary parts; of a complex number of Python's, one of its floats."""
+        part = self._make_view(_get_part, _put_part, name)
+        part._is_python = self._is_python
+        return part
 
     # Changes in place change the tracer itself, since other variables of the user's function may refer to it.
     def _assign(self, value: Any) -> None:

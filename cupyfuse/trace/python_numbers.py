@@ -61,6 +61,25 @@ def item_of(array: Any, *index: Any) -> Any:
     return as_python(scalar.astype(_WIDE.get(found.dtype.kind, "float64"))._as_result())
 
 
+def as_integer(scalar: Any) -> Any:
+    """Return a traced scalar without its fraction as an integer of Python's; in the call, NaN and infinities raise."""
+    number = item_of(scalar)
+    if dtypes.is_float(number._node.dtype):
+        return by_python("math.trunc", "int64", [number])
+    return as_python(number.astype("int64")._as_result())
+
+
+def rounded(array: Any, ndigits: int | None = None) -> Any:
+    """Return what Python's `round` gives for a traced scalar."""
+    if array.ndim:
+        raise TypeError(f"type numpy.ndarray doesn't define __round__ method\n  at {user_line()}")
+    found = array._trace.call_method("round", array, ndigits or 0)
+    if ndigits is None:
+        return as_integer(found)
+    found._is_python = array._is_python
+    return found
+
+
 def is_weak(value: Any) -> bool:
     """Whether a value is a traced number that takes the dtype of arrays beside it."""
     return isinstance(value, TracedValue) and is_python(value) and value._node.dtype in _BY_DTYPE

@@ -19,7 +19,7 @@ from ..ir.parts import View
 from .arithmetic import takes_over
 from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
-from .python_numbers import class_of, item_of, weak_in_loop_dtypes
+from .python_numbers import class_of, item_of, rounded, weak_in_loop_dtypes
 from .user_code import fail, is_called_from_compiled_code, user_line
 from .value import NUMPY_NUMBERS, filled_with
 from .watched import Site
@@ -110,6 +110,8 @@ class Tracer(Changes):
         if self._is_python:
             return class_of(self)
         return self.dtype.type if self._is_scalar else np.ndarray
+
+    __round__ = rounded
 
     @property
     def T(self) -> Tracer:
@@ -311,7 +313,9 @@ class Tracer(Changes):
         """Conjugate; a real array is returned itself, not a copy, unlike by `numpy.conj`."""
         if not dtypes.is_complex(self._node.dtype):
             return self
-        return self._trace.call_ufunc("conjugate", "__call__", (self,), {})
+        conjugated = self._trace.call_ufunc("conjugate", "__call__", (self,), {})
+        conjugated._is_python = self._is_python
+        return conjugated
 
     conjugate = conj
 

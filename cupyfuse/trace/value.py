@@ -150,15 +150,6 @@ class TracedValue:
             "convert it with .astype, and make an array of a list of arrays by np.stack([...])",
         )
 
-    def __round__(self, ndigits: int | None = None) -> Any:
-        if self.ndim:
-            raise TypeError(f"type numpy.ndarray doesn't define __round__ method\n  at {user_line()}")
-        rounded = self._trace.call_method("round", self, ndigits or 0)
-        if ndigits is None:
-            rounded = rounded.astype("int64")
-        rounded._is_python = ndigits is None or self._is_python
-        return rounded
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

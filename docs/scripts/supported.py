@@ -55,11 +55,11 @@ def page() -> str:
         "Where an index names an element twice, the last value stays; of `np.put` and `np.put_along_axis` on CuPy "
         "arrays, any of them. "
         "Arrays that the function makes (`np.zeros`, `np.full`, `np.array`) can be filled with what it computes. What "
-        "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, `int(x)`, "
+        "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, `x.tolist()`, "
         "`len(x[mask])`, also where the function catches the error; `x.sum().item()` is a number that the call "
         "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, in "
-        "functions that use `float` for calls alone, `float(x.sum())`; Python's `min` and `max` of scalars are "
-        "`np.where`.",
+        "functions that use `float`, `int`, `bool` or `complex` for calls alone, `float(x.sum())` and the like; "
+        "Python's `min` and `max` of scalars are `np.where`.",
         "## SciPy\nThe ufuncs of `scipy.special` trace: those of the operator table fused, others as library steps. "
         "`logsumexp`, `softmax`, `log_softmax` and other functions written with NumPy's trace as their NumPy code. "
         "These are library steps, which run on CuPy arrays where `cupyx.scipy` has them; so are the densities, "

@@ -40,6 +40,7 @@ FUNCTIONS: list[Callable[[Any, float], Any]] = [
     lambda x, k: cf.logsumexp(x * k, axis=1, b=2.0) + cf.logsumexp(x, axis=0).sum() * k,
     lambda x, k: x.sum() * k + k,
     lambda x, k: x * float(k) + float(x.sum()) * float(k * 2),
+    lambda x, k: x * math.floor(k) + int(x.sum() * 4) * int(k * 2) + math.ceil(k + 3),
 ]
 
 
@@ -113,10 +114,8 @@ def test_against_numpy(number: int, rng: np.random.Generator) -> None:
 
 
 READING: list[Callable[[Any, float], Any]] = [
-    lambda x, k: x * math.floor(k),
     lambda x, k: x * np.exp(k, dtype=np.float32),
     lambda x, k: x * np.float64(k),
-    lambda x, k: x + int(k),
     lambda x, k: x + round(k),
     lambda x, k: x + len(str(k)),
     lambda x, k: x + len(f"{k:.1f}"),

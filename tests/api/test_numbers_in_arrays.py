@@ -46,10 +46,11 @@ SERVED: list[Callable[[Any, float], Any]] = [
     lambda x, k: (np.linspace(0, k, 1), np.linspace(k, 1, 0), np.linspace(0, k, 4, dtype=np.float32)),
     lambda x, k: np.interp(x, np.arange(4) * (abs(k) + 1), np.arange(4.0)),
     lambda x, k: x * float(np.full(3, k)[0]),
+    lambda x, k: x * complex(np.full(3, k)[0]).real,
 ]
 # Others need the values of the array.
 READ: list[Callable[[Any, float], Any]] = [
-    lambda x, k: x * complex(np.full(3, k)[0]).real,
+    lambda x, k: x * np.full(3, k).tolist()[0],
     lambda x, k: x[:, np.arange(4) > k],
     lambda x, k: x if (np.full(4, k) > 0.7).all() else -x,
     lambda x, k: (x, str(np.full(2, k)), np.array([k, "a"]).dtype.kind),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ MASKS = {"rows": (1, 0, 1, 1), "cols": (1, 0, 1, 1, 0), "both": ((1, 1, 0, 0, 1)
 def program(text: str) -> Callable[..., Any]:
     """A function of arrays (x of three axes, a of two, u of rows, w of columns) and masks of the same axes."""
     *lines, last = text.split("; ")
-    scope: dict[str, Any] = {"np": np, "cf": cf}
+    scope: dict[str, Any] = {"np": np, "cf": cf, "math": math}
     body = "".join(f"    {line}\n" for line in (*lines, f"return {last}"))
     exec(f"def function(x, a, u, w, rows, cols, both):\n{body}", scope)
     return scope["function"]  # type: ignore[no-any-return]

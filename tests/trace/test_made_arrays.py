@@ -122,9 +122,9 @@ def test_arrays_that_are_written_to_may_be_the_last_ones_that_fail() -> None:
         if np.arange(3)[0] > 0:
             return x
         z[0] = x[0]
-        return z * int(x[1])
+        return z * x[1].tolist()
 
-    with pytest.raises(cf.TraceError, match=r"conversion(.|\n)*return z \* int"):
+    with pytest.raises(cf.TraceError, match=r"conversion(.|\n)*return z \* x"):
         cf.fuse(fills)(np.ones(3))
 
 
@@ -171,7 +171,7 @@ def test_the_error_of_the_second_attempt_names_the_line() -> None:
 def test_modules_are_as_before_after_a_trace() -> None:
     before = {name: getattr(np, name) for name in ("zeros", "array", "sum", "full", "add", "dot", "exp")}
     with pytest.raises(cf.TraceError):
-        cf.fuse(lambda x: int(x[0]))(np.ones(3))
+        cf.fuse(lambda x: x[0].tolist())(np.ones(3))
     assert before == {name: getattr(np, name) for name in before}
 
 

@@ -37,6 +37,10 @@ NUMBERS = (
     "a / (abs(a.max().item()) + 1), 1 / (a.argmax().item() + 1), a.argmax().item() % 3, 2 ** a[both].size | "
     "float(a.max()), float(a.sum()) / 3, -float(a.argmax()), float((a > 1).any()) | a * float(a[0, 0]) | "
     "a / (abs(float(a.max())) + 1) | float(a.max().item()) * a | abs(float(a[0, 1])) ** 0.5 * a | "
+    "int(a.max()), int(a[0, 1]) * a, bool((a > 1).any()), bool(a[0, 0]) * a, complex(a.max()) | "
+    "int(a[both].size) * a, int('12', base=3), int(), int(a.max().item()) // 2 | "
+    "math.floor(a.max()) * a, math.ceil(a.max() / 3), math.floor(a[both].size / 2) | "
+    "(a * 1j).sum().item().imag * a, (a.sum() * 2j).item().real, (a.max() + 2j).item().conjugate() * a | "
     "float(a[both].size) * a, float(3), float('inf'), float(), float(np.float32(2.5)) | "
     "n = a[both].size; n += 1; n **= 2; n, a * n | (a[both] / a[both].size).sum()"
 )
@@ -110,6 +114,23 @@ def test_float_of_a_scalar_is_a_float() -> None:
             fused(np.ones(3, np.complex64))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint64", "bool"])
+def test_int_and_bool_of_a_scalar_are_pythons(dtype: str) -> None:
+    function = lambda x: (int(x.sum()), bool(x.sum()), int(x.mean()) // 2, round(x.mean()), x * int(x.max()))  # noqa: E731
+    fused = cf.fuse(function)
+    for x in (np.arange(5).astype(dtype), np.array([0, 3]).astype(dtype)):
+        with force_plans():
+            found, expected = fused(x), function(x)
+        assert found[:4] == expected[:4] and list(map(type, found)) == list(map(type, expected))
+        np.testing.assert_array_equal(found[4], expected[4])
+        assert found[4].dtype == expected[4].dtype
+
+
+def test_integers_that_need_more_than_64_bits_are_an_error() -> None:
+    with force_plans(), pytest.raises(OverflowError):
+        cf.fuse(lambda x: int(x.sum()))(np.array([1e300]))
+
+
 def test_a_global_of_the_name_is_called(monkeypatch: Any) -> None:
     fused, x = cf.fuse(lambda x: float(x.sum()) * x), np.arange(3.0)
     with force_plans():
@@ -127,6 +148,10 @@ RAISING: list[tuple[Callable[[Any], Any], type[Exception]]] = [
     (lambda x: x.item(0) ** -0.5, ZeroDivisionError),
     (lambda x: 2.0 ** (x[x < 9].size * 1000), OverflowError),
     (lambda x: (x.max().item() * 1e200) ** 2, OverflowError),
+    (lambda x: int(x.sum() * np.nan), ValueError),
+    (lambda x: x * int(x.sum() * np.inf), OverflowError),
+    (lambda x: round(x.sum() * np.nan), ValueError),
+    (lambda x: math.floor(x.sum() * np.inf), OverflowError),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -40,8 +39,8 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x * float(x), "conversion .* value"),
     (lambda x: x * next(map(float, x.max(axis=1))), "conversion .* value"),
     (lambda x: x.astype(float) * float(x.max()), r"conversion .* value(.|\n)*\.item\(\)"),
-    (lambda x: x * int(x.max()), "conversion .* value"),
-    (lambda x: x * math.floor(x.sum()), "conversion .* value"),
+    (lambda x: x * int(x), "conversion .* value"),
+    (lambda x: x.astype(int) * int(x.max()), "conversion .* value"),
     (lambda x: x + x.tolist(), "conversion .* value"),
     (lambda x: range(x.max()), "conversion .* value, as a length"),
     (lambda x: np.full(x.argmax(), 2.0), "conversion .* value, as a length"),
@@ -211,7 +210,7 @@ def test_mistakes_that_numpy_refuses_too(function: Callable[..., Any], error: ty
 
 def tried(x: Any) -> Any:
     try:
-        scale = int(x.sum())
+        scale = x.sum().tolist()
     except Exception:
         scale = 1.0
     return x * scale

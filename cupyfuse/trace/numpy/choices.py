@@ -1,4 +1,4 @@
-"""Replacements of the builtins `min`, `max` and `float`, and of `np.r_` and `np.c_`, while a function is traced."""
+"""Replacements of builtins, such as `min` and `int`, and of `np.r_` and `np.c_`, while a function is traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..number import TracedNumber
 from ..operations import apply
-from ..python_numbers import as_python, is_python
+from ..python_numbers import as_integer, as_python, is_python
 from ..tracer import Tracer
 from ..user_code import fail
 
@@ -41,15 +41,24 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
     return call
 
 
-@wraps(float)
-def _as_float(*args: Any) -> Any:
-    """Convert to a float: traced scalars, and numbers that each call brings, to traced numbers."""
-    (value,) = args if len(args) == 1 else (None,)
-    if isinstance(value, Tracer) and not value.ndim and value.dtype.kind != "c":
-        return as_python(value.astype("float64")._as_result())
-    if isinstance(value, TracedNumber):
-        return value.computed("float", float, [value])
-    return float(*args)
+def _converter(original: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a type of numbers that converts traced scalars, and numbers that each call brings, to traced numbers."""
+
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        (value,) = args if len(args) == 1 and not options else (None,)
+        if isinstance(value, Tracer) and not value.ndim and (value.dtype.kind != "c" or original is complex):
+            return convert(value)
+        if isinstance(value, TracedNumber) and original in (int, float):
+            return value.computed(original.__name__, original, [value])
+        return original(*args, **options)
+
+    return call
+
+
+def _in_dtype(dtype: str) -> Callable[[Any], Any]:
+    """Return what converts a traced scalar to a dtype, as a number of Python's."""
+    return lambda value: as_python(value.astype(dtype)._as_result())
 
 
 class _Concatenator:
@@ -88,7 +97,12 @@ REPLACED = [
 ]
 BUILTINS = {"min": _extreme(builtins.min, "less"), "max": _extreme(builtins.max, "greater")}
 # Of types: the replacements are none, so they take the place of these where code does nothing but call them.
-_TYPES = {"float": _as_float}
+_TYPES = {
+    "bool": _converter(bool, _in_dtype("bool")),
+    "int": _converter(int, as_integer),
+    "float": _converter(float, _in_dtype("float64")),
+    "complex": _converter(complex, _in_dtype("complex128")),
+}
 
 
 def replaced_builtins(read: Iterable[str], called: Container[str]) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from ..python_numbers import by_python
 from ..tracer import Tracer
 from .replacement import Replacement
 
-# Of floats and integers, to a float or a bool. `exp2` and `cbrt` are new in Python 3.11.
+# Of floats and integers, to a float, an integer or a bool. `exp2` and `cbrt` are new in Python 3.11.
 _NAMES = (
     *("sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "hypot", "fabs"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("degrees", "radians", "erf", "erfc", "gamma", "lgamma", "copysign", "fmod", "remainder"),
-    *("isfinite", "isinf", "isnan"),
+    *("isfinite", "isinf", "isnan", "ceil", "floor"),
 )
+_DTYPES = dict.fromkeys(("isfinite", "isinf", "isnan"), "bool") | dict.fromkeys(("ceil", "floor"), "int64")
 
 
 class Function(Replacement):
@@ -33,7 +34,7 @@ class Function(Replacement):
         for value in args:
             if type(value) is Tracer and not value.ndim:
                 name = self.__wrapped__.__name__
-                return by_python(f"math.{name}", "bool" if name.startswith("is") else "float64", args)
+                return by_python(f"math.{name}", _DTYPES.get(name, "float64"), args)
         for value in args:
             if isinstance(value, TracedNumber):
                 return value.computed(f"math.{self.__wrapped__.__name__}", self.__wrapped__, args)
