@@ -11,6 +11,7 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.library import SET_PART
 from .arithmetic import Arithmetic
+from .python_numbers import as_python_like
 from .user_code import fail, user_line
 
 _ZEROS_LIKE = np.zeros_like  # another stands for it in the module `numpy` while a trace runs
@@ -62,9 +63,7 @@ class Changes(Arithmetic):
 
     def _part(self, name: str) -> Any:
         """Return a view of the real or the imaginary parts; of a complex number of Python's, one of its floats."""
-        part = self._make_view(_get_part, _put_part, name)
-        part._is_python = self._is_python
-        return part
+        return as_python_like(self._make_view(_get_part, _put_part, name), self)
 
     # Changes in place change the tracer itself, since other variables of the user's function may refer to it.
     def _assign(self, value: Any) -> None:

@@ -44,6 +44,12 @@ def as_python(number: Any) -> Any:
     return number
 
 
+def as_python_like(number: Any, source: Any) -> Any:
+    """Mark a traced scalar as Python's if the one is that it is computed from."""
+    number._is_python = source._is_python
+    return number
+
+
 def item_of(array: Any, *index: Any) -> Any:
     """Return the only element of an array, or the one at an index, as a number of Python's: `ndarray.item`."""
     if len(index) == 1 and isinstance(index[0], tuple):
@@ -74,10 +80,7 @@ def rounded(array: Any, ndigits: int | None = None) -> Any:
     if array.ndim:
         raise TypeError(f"type numpy.ndarray doesn't define __round__ method\n  at {user_line()}")
     found = array._trace.call_method("round", array, ndigits or 0)
-    if ndigits is None:
-        return as_integer(found)
-    found._is_python = array._is_python
-    return found
+    return as_integer(found) if ndigits is None else as_python_like(found, array)
 
 
 def is_weak(value: Any) -> bool:

@@ -19,7 +19,7 @@ from ..ir.parts import View
 from .arithmetic import takes_over
 from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
-from .python_numbers import class_of, item_of, rounded, weak_in_loop_dtypes
+from .python_numbers import as_python_like, class_of, item_of, rounded, weak_in_loop_dtypes
 from .user_code import fail, is_called_from_compiled_code, user_line
 from .value import NUMPY_NUMBERS, filled_with
 from .watched import Site
@@ -313,9 +313,7 @@ class Tracer(Changes):
         """Conjugate; a real array is returned itself, not a copy, unlike by `numpy.conj`."""
         if not dtypes.is_complex(self._node.dtype):
             return self
-        conjugated = self._trace.call_ufunc("conjugate", "__call__", (self,), {})
-        conjugated._is_python = self._is_python
-        return conjugated
+        return as_python_like(self._trace.call_ufunc("conjugate", "__call__", (self,), {}), self)
 
     conjugate = conj
 

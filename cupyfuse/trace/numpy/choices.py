@@ -42,7 +42,11 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
 
 
 def _converter(original: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a type of numbers that converts traced scalars, and numbers that each call brings, to traced numbers."""
+    """Return a type of numbers that converts traced scalars, and numbers that each call brings, to traced numbers.
+
+    A truth value of a number of the call is an outcome that plans are compared by, and complex ones are constants: both
+    are left to the type, as is a complex scalar, which only `complex` takes.
+    """
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
