@@ -23,6 +23,7 @@ from ..plan.schedule import contiguous_strides
 from . import compile, library_functions, tensor_map
 from .biased_gemm import BiasedProduct
 from .compile import check_process, compile_ahead, load
+from .driver import most_clusters
 from .gemm import BatchStrides, Blas, CupyBlas, Multiply, Operand, gemm
 from .kernel import Kernel
 from .tensor_map import MatrixBoxes
@@ -100,6 +101,9 @@ class Runtime(Protocol):
     def function(self, kernel: Kernel) -> Function:
         """Load a kernel; call the result with the grid, the block, the arguments, `kernel.shared` and the stream."""
 
+    def clusters_at_once(self, kernel: Kernel) -> int:
+        """Return how many clusters of a kernel's blocks the device has room for at once, one at least."""
+
     def product(
         self,
         left: Operand,
@@ -173,6 +177,10 @@ class GpuRuntime(ABC):
                 "shapes, dtypes and strides before the capture begins"
             )
         return load(kernel, self._device)
+
+    def clusters_at_once(self, kernel: Kernel) -> int:
+        address = load(kernel, self._device).ptr
+        return max(1, most_clusters(address, kernel.cluster, kernel.config.threads, kernel.shared))
 
     def compile_ahead(self, kernels: Sequence[Kernel]) -> None:
         compile_ahead(kernels, self._device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from .block_rows import MANY_ROWS
@@ -35,28 +36,35 @@ _MANY_ROWS, _MANY_ELEMENTS = 1 << 10, 1 << 24
 # passes of norms and softmax from 8192 to 65536 columns, among which it chooses within 7 % of the best on average.
 _BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
 _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
-NEIGHBOURS = 16  # multiprocessors, among which all blocks of a cluster are
+# Multiprocessors of an H200, and of its groups: all blocks of a cluster are in one, of those of two blocks in any.
+_MULTIPROCESSORS, _GROUPS = 132, (18, 18, 16, 16, 16, 16, 16, 8)
 # The bytes of rows that are read again for each stage, over those of rows that are read once, from which on blocks of a
 # cluster have their multiprocessors to themselves where two do not fit: of rows without values of columns and float64,
 # and of others. On an H200 a cluster alone has 0.75 of a copy's rate, with values of columns 0.46 to 0.64; of rows that
 # are read again the softmax of one matrix has 0.64, a layer norm 0.36 (524288 columns of float32).
 _READ_AGAIN, _SLOW_READ_AGAIN = 1.5, 1.6
-# What is left of the rate where stages read values of columns of one array from the L2 cache, beside the one where they
-# are held, in packs of 4 and of 8; in shifted rows one after the other; and more of it for each further array, which
-# leaves less room where they are held. Two blocks or more that have a row each lose nothing: a layer norm of 32768
-# columns of bfloat16 runs at 3670 GB/s so on an H200, at 3640 with values held, an RMS norm at 4110 and 3860.
-_FROM_CACHE, _SHIFTED_FROM_CACHE, _OF_FURTHER_ARRAYS = {4: 0.72, 8: 0.8}, 0.7, 0.1
+# The rate where stages read values of columns from the L2 cache, as a share of that without them: the first number at
+# most; the second times the part that bytes of rows are of all that are read and written. In shifted rows elements are
+# read one by one, each of which takes as long as so many bytes of rows. Two blocks or more that have a row each keep
+# the square root of it. On an H200 clusters have 0.88 of the rate so for RMS norms of float32, 0.9 for layer norms,
+# 0.72 for the softmax of an affine map, which reads both arrays twice.
+_MOST_FROM_CACHE, _FROM_CACHE, _SHIFTED_BYTES = 0.86, 2.2, 1.2
 # The rate where they are held: of n rows at a time on a multiprocessor n / (n + the first number), of n blocks of
 # clusters n / (n + the second), less the third for each doubling of the cluster; times these powers of the share of
-# packs that threads have, of 1024 threads, and of these bytes of rows. Fitted to 1700 measurements of an H200 from 1500
-# to 262144 columns (affine maps, softmax, norms, their backward pass), among which it chooses within 2 % of the best on
-# average, within 22 % at worst.
-_ROW_LOSS, _OWN_LOSS, _DOUBLING_LOSS = 0.08, 0.09, 0.04
-_PACKS_POWER, _THREADS_POWER, _ROWS_POWER, _ENOUGH_ROWS = 0.3, 0.2, 0.19, 105 << 10
+# packs that threads have, of 1024 threads, and of these bytes of rows; in shifted rows this share. Fitted to 870
+# measurements of an H200 from 8191 to 262144 columns (affine maps, norms), with as many clusters as have room at once,
+# among which it chooses within 1 % of the best on average, within 6 % at worst.
+_ROW_LOSS, _OWN_LOSS, _DOUBLING_LOSS = 0.07, 0.035, 0.017
+_PACKS_POWER, _THREADS_POWER, _ROWS_POWER, _ENOUGH_ROWS = 0.065, 0.08, 0.17, 125 << 10
 _LEAST_OF_CLUSTER = 4096  # bytes of a row that a block of a cluster holds at least
 # Rows that a block computes at a time, where they share values of columns, and blocks of several rows on a
 # multiprocessor: each has all of its 16 named barriers, of which there are 64.
 _ROWS_AT_A_TIME, _MOST_BLOCKS_OF_ROWS = (1, 2, 3, 4, 6, 8), 4
+# Blocks that hold values of columns follow each other so often where each still has as many rows as it computes at a
+# time: an H200 does not give all multiprocessors equal shares of its memory's rate. Clusters do not, for which whole
+# groups of multiprocessors would have to be free: so they are 1.05 to 1.3 times as fast, if no more of them than this
+# part are left out because all rows of one have to begin at the same place in a pack.
+_TURNS, _FEW_LEFT_OUT = 4, 16
 # Reads of values of columns, in each element's stages, from which on rows that begin between two packs of 4 elements
 # take less time in shared memory than in registers, of few rows and of many; half as many for packs of 8. On an H200
 # many layer norms of bfloat16 take 0.7 to 0.8 of the time so, of float32 up to 1.09, RMS norms of bfloat16 up to 1.13.
@@ -144,7 +152,7 @@ def _options(program: Program, access: Access, packed: bool) -> Iterator[_Option
         resident_threads = _DOUBLE_THREADS if double else _THREADS
     most = _MOST_DOUBLE_PACKS if double else _MOST_PACKS
     fewest, memory = _fewest(program), _Memory(program)
-    from_cache = _left_from_cache(program, vec, shifted) if _may_hold_columns(program) else 1.0
+    from_cache = _left_from_cache(program, shifted) if _may_hold_columns(program) else 1.0
     for cluster in range(1, _MOST_CLUSTER + 1):
         for threads in (512, 256, 128) if double else (1024, 768, 512, 384, 256):
             held = -(-packs // (threads * cluster))
@@ -155,16 +163,17 @@ def _options(program: Program, access: Access, packed: bool) -> Iterator[_Option
             blocks = min(_MULTIPROCESSOR_BYTES // memory.block(part, threads, cluster), resident_threads // threads)
             if held <= most and blocks >= (fewest if cluster > 1 else 1):
                 rate = packs / (held * threads * cluster) * _rate(part, blocks, cluster, shifted, little)
-                if shifted or cluster > 1 or blocks == 1:
-                    rate *= from_cache
+                rate *= from_cache if shifted or cluster > 1 or blocks == 1 else math.sqrt(from_cache)
                 yield _Option(rate, threads, items, held, blocks, cluster)
 
 
-def _left_from_cache(program: Program, vec: int, shifted: bool) -> float:
+def _left_from_cache(program: Program, shifted: bool) -> float:
     """Return the share of a rate that is left where stages read values of columns from the L2 cache."""
+    of_rows = program.input_bytes + program.output_bytes
     if shifted:
-        return _SHIFTED_FROM_CACHE
-    return min(1.0, _FROM_CACHE.get(vec, 1.0) + _OF_FURTHER_ARRAYS * (program.reads_columns - 1))
+        return of_rows / (of_rows + _SHIFTED_BYTES * program.column_reads)
+    of_columns = program.column_reads * sum(program.column_sizes) / len(program.column_sizes)
+    return min(_MOST_FROM_CACHE, _FROM_CACHE * of_rows / (of_rows + of_columns))
 
 
 def _fewest(program: Program) -> int:
@@ -183,9 +192,18 @@ def _rate(part: int, blocks: int, cluster: int, shifted: bool, computes_little: 
     return blocks / (blocks + loss) * held * (_SHIFTED_SHARE if shifted else 1.0)
 
 
-def _whole(blocks: int, cluster: int) -> float:
-    """Return the blocks of whole clusters on a multiprocessor, which has room for so many."""
-    return NEIGHBOURS * blocks // cluster * cluster / NEIGHBOURS
+@lru_cache(maxsize=4096)
+def _whole(blocks: int, cluster: int, places: int = 1) -> float:
+    """Return the blocks of whole clusters on a multiprocessor, on average, which has room for so many.
+
+    `places` is as in `turns_of_clusters`.
+    """
+    if cluster == 1:
+        return float(blocks)
+    sizes = (_MULTIPROCESSORS,) if cluster == 2 else _GROUPS
+    clusters = sum(size * blocks // cluster for size in sizes if size >= cluster)
+    turns = turns_of_clusters(cluster, clusters, places)
+    return clusters * turns // places * places / turns * cluster / _MULTIPROCESSORS
 
 
 def _options_with_columns(program: Program, access: Access) -> Iterator[_Option]:
@@ -210,13 +228,16 @@ def _options_with_columns(program: Program, access: Access) -> Iterator[_Option]
                 if cluster > 1 and blocks * rows < fewest:
                     continue
                 held_of_rows = elements * program.input_bytes * used * rows
-                rate = _rate_with_columns(used, threads * rows, held_of_rows, blocks, rows, cluster)
-                if shifted and cluster > 1:
+                whole = _whole(blocks, cluster, vec if shifted else 1)
+                rate = _rate_with_columns(used, threads * rows, held_of_rows, blocks, whole, rows, cluster)
+                if shifted:
                     rate *= _SHIFTED_SHARE
                 yield _Option(rate, threads, held, held, blocks, cluster, rows)
 
 
-def _rate_with_columns(used: float, threads: int, held: float, blocks: int, rows: int, cluster: int) -> float:
+def _rate_with_columns(
+    used: float, threads: int, held: float, blocks: int, whole: float, rows: int, cluster: int
+) -> float:
     """Estimate the rate of blocks that hold values of columns, as a share of a copy's.
 
     Parameters
@@ -225,15 +246,28 @@ def _rate_with_columns(used: float, threads: int, held: float, blocks: int, rows
         The share of the packs for which threads have room that rows have.
     threads, held : number
         Threads of a block, and the bytes of rows that it holds.
-    blocks, rows, cluster : int
-        Blocks on a multiprocessor, rows that each computes at a time, and blocks of a cluster.
+    blocks, whole, rows, cluster : number
+        Blocks on a multiprocessor, and those of whole clusters; rows that each computes at a time; blocks of a cluster.
     """
     rate = blocks * rows / (blocks * rows + _ROW_LOSS)
     if cluster > 1:
         rate *= blocks / (blocks + _OWN_LOSS) * (1 - _DOUBLING_LOSS * math.log2(cluster))
-    whole = blocks if cluster == 1 else _whole(blocks, cluster)
     rate *= used**_PACKS_POWER * min(1.0, threads * whole / 1024) ** _THREADS_POWER
     return rate * min(1.0, held * whole / _ENOUGH_ROWS) ** _ROWS_POWER
+
+
+def turns_of_clusters(cluster: int, at_once: int, places: int) -> int:
+    """Return how often clusters that hold values of columns follow each other, of which so many have room at once.
+
+    Parameters
+    ----------
+    cluster, at_once : int
+        Blocks of a cluster, and clusters.
+    places : int
+        Where in a pack rows begin: a multiple of so many clusters is launched.
+    """
+    many_left_out = at_once % places > at_once / _FEW_LEFT_OUT
+    return _TURNS if cluster == 1 or many_left_out else 1
 
 
 class _Memory:

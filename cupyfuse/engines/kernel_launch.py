@@ -19,7 +19,7 @@ from ..cuda.kernel import Kernel
 from ..cuda.launch import sequence
 from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
-from ..cuda.shared_rows import NEIGHBOURS
+from ..cuda.shared_rows import turns_of_clusters
 from ..cuda.sources import emit_kernels
 from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer
 from ..errors import ClusterError
@@ -278,26 +278,31 @@ class KernelLaunch:
             struct += pointer(partial) + integers(config.shares)
         if self.flag >= 0:
             struct += pointer(self.flag)
-        grids = _grids(config, self.rows, self.cols, runtime.processors)
+        functions = [runtime.function(kernel) for kernel in kernels]
+        at_once = runtime.processors * config.blocks if config.cluster == 1 else runtime.clusters_at_once(kernels[0])
+        grids = _grids(config, self.rows, self.cols, at_once)
         threads = config.threads, config.merge_threads  # the second kernel is the merge
         calls = [
-            KernelCall(runtime.function(kernel), (max(1, x), y, 1), (count, 1, 1), kernel.shared)
-            for kernel, (x, y), count in zip(kernels, grids, threads, strict=False)
+            KernelCall(function, (max(1, x), y, 1), (count, 1, 1), kernel.shared)
+            for function, kernel, (x, y), count in zip(functions, kernels, grids, threads, strict=False)
         ]
         return StructLaunch(calls, struct)
 
 
-def _grids(config: Config, rows: int, cols: int, processors: int) -> list[tuple[int, int]]:
-    """Return the blocks along x and y of a template's kernel, and of the one that merges."""
+def _grids(config: Config, rows: int, cols: int, at_once: int) -> list[tuple[int, int]]:
+    """Return the blocks along x and y of a template's kernel, and of the one that merges.
+
+    `at_once` is how many clusters of row_shared, or blocks, the GPU has room for at once.
+    """
     if config.template == "column_stats":
         return [(-(-cols // config.group), config.shares), (-(-cols // config.merged_columns), 1)]
     if config.template == "row_shares":
         return [(config.shares, max(1, min(rows, _MOST_BLOCKS_Y))), (min(rows, _MAX_BLOCKS), 1)]
-    return [(_thread_blocks(config, rows, cols, processors), 1)]
+    return [(_thread_blocks(config, rows, cols, at_once), 1)]
 
 
-def _thread_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
-    """Return the number of thread blocks that a row template is launched with on so many multiprocessors."""
+def _thread_blocks(config: Config, rows: int, cols: int, at_once: int) -> int:
+    """Return the number of thread blocks that a row template is launched with."""
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group * config.rows))
     elif config.template == "elementwise":
@@ -307,23 +312,22 @@ def _thread_blocks(config: Config, rows: int, cols: int, processors: int) -> int
         if blocks >= _MANY_BLOCKS:
             blocks = -(-blocks // _PACKS_A_THREAD)
     else:
-        if config.columns:
-            teams = _clusters_that_hold_columns(config, rows, processors)
-        else:
-            teams = -(-rows // config.rows)
+        teams = _clusters(config, rows, at_once) if config.packs else -(-rows // config.rows)
         blocks = min(teams, _MAX_BLOCKS // config.cluster) * config.cluster
     return max(1, min(blocks, _MAX_BLOCKS))
 
 
-def _clusters_that_hold_columns(config: Config, rows: int, processors: int) -> int:
-    """Return how many clusters copy values of columns, once each, and then compute some of the rows.
+def _clusters(config: Config, rows: int, at_once: int) -> int:
+    """Return how many clusters of blocks, or blocks, compute rows in shared memory; so many have room at once.
 
-    All rows of a cluster have to begin at the same place in a pack.
+    Those that copy values of columns do so once each; all rows of one have to begin at the same place in a pack. A
+    cluster that has its multiprocessors to itself begins the next row sooner than another would have room.
     """
-    of_neighbours = processors // NEIGHBOURS * NEIGHBOURS or processors
-    at_once = max(1, of_neighbours * config.blocks // config.cluster)
-    turns = max(1, min(_TURNS, rows // (at_once * config.rows)))
-    clusters = min(rows, at_once * turns)
-    if config.shifted and clusters < rows:
-        clusters = max(1, clusters // config.vec) * config.vec
-    return clusters
+    if config.columns:
+        places = config.vec if config.shifted else 1
+        turns = turns_of_clusters(config.cluster, at_once, places)
+        clusters = min(rows, at_once * max(1, min(turns, rows // (at_once * config.rows))))
+        return clusters if clusters == rows else max(1, clusters // places) * places
+    if config.cluster > 1 and config.blocks == 1:
+        return min(rows, at_once)
+    return -(-rows // config.rows)

@@ -46,7 +46,7 @@ def test_teams_share_values_of_columns(
     monkeypatch: pytest.MonkeyPatch, config: Config, shape: tuple[int, int], program: Any
 ) -> None:
     """Some teams have several rows, some none; values are read in each stage, or in the last one."""
-    monkeypatch.setattr(kernel_launch, "_clusters_that_hold_columns", lambda config, rows, processors: min(rows, 8))
+    monkeypatch.setattr(kernel_launch, "_clusters", lambda config, rows, at_once: min(rows, 8))
     force(monkeypatch, config, shape[1])
     dtype = "float16" if config.vec == 8 else "float32"
     for special in (False, True):
@@ -60,21 +60,30 @@ def test_a_program_without_values_of_columns_has_teams_too(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("vec", [2, 4, 8])
-@pytest.mark.parametrize("processors", [1, 14, 46, 108, 132])
+@pytest.mark.parametrize("at_once", [1, 7, 15, 62, 132, 264])
 @pytest.mark.parametrize("cluster", [1, 3, 8, 16])
-def test_all_rows_of_a_cluster_begin_at_the_same_place_in_a_pack(vec: int, processors: int, cluster: int) -> None:
+def test_all_rows_of_a_cluster_begin_at_the_same_place_in_a_pack(vec: int, at_once: int, cluster: int) -> None:
     """Each has a cluster, none of which computes rows for which it does not hold values of columns."""
     for rows in (1, 2, vec - 1, vec, vec + 1, 63, 100, 1000, 10_007, 1 << 20):
         for at_a_time, blocks in [(1, 8), (4, 2), (8, 1)]:
             config = Config(
                 "row_shared", 512, 1, vec, 32, 1, blocks, cluster, 1, shifted=True, rows=at_a_time, columns=True
             )
-            (grid,) = kernel_launch._grids(config, rows, 4099, processors)
+            (grid,) = kernel_launch._grids(config, rows, 4099, at_once)
             clusters, rest = divmod(grid[0], cluster)
             assert rest == 0
             assert 1 <= clusters <= max(rows, vec)
             assert clusters >= rows or clusters % vec == 0
-            assert clusters >= min(rows, processors * blocks // cluster // 2 // vec * vec)  # half a GPU at least
+            assert clusters >= min(rows, at_once // vec * vec)
+            if cluster > 1 and at_once % vec == 0:
+                assert clusters <= at_once or clusters == rows  # another one would wait for whole multiprocessors
+
+
+def test_a_cluster_that_has_its_multiprocessors_to_itself_computes_many_rows() -> None:
+    """Others have a row each, so that one may begin while another ends."""
+    for blocks, expected in [(1, 7), (2, 341)]:
+        config = Config("row_shared", 512, 4, 4, blocks=blocks, cluster=16, packs=4)
+        assert kernel_launch._grids(config, 341, 1 << 18, 7) == [(expected * 16, 1)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -538,9 +538,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     found: list[Config] = []
     grids = kernel_launch._grids
 
-    def noted(config: Config, rows: int, cols: int, processors: int) -> list[tuple[int, int]]:
+    def noted(config: Config, rows: int, cols: int, at_once: int) -> list[tuple[int, int]]:
         found.append(config)
-        return grids(config, rows, cols, processors)
+        return grids(config, rows, cols, at_once)
 
     monkeypatch.setattr(kernel_launch, "_grids", noted)
     return found

@@ -75,6 +75,7 @@ class OnHost(TensorMemory):
         self.is_current, self.made_current, self.stream = host.is_current, host.made_current, host.stream
         self.workspace, self.product, self.biased_product = host.workspace, host.product, host.biased_product
         self.compile_ahead, self.function, self.tensor_map = host.compile_ahead, host.function, host.tensor_map
+        self.clusters_at_once = host.clusters_at_once
 
     def allocator(self, shape: tuple[int, ...], dtype: Any, held: bool = True) -> Callable[[], Tensor]:
         kind = dtypes.to_numpy(_name_of(dtype))

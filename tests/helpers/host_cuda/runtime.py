@@ -190,6 +190,9 @@ class HostRuntime(NumpyLikeArrays):
 
         return run
 
+    def clusters_at_once(self, kernel: Kernel) -> int:
+        return max(1, self.processors * kernel.config.blocks // kernel.cluster)
+
     def product(
         self,
         left: Any,
