@@ -21,11 +21,15 @@ _MUCH_RECOMPUTED, _MOST_REPEATED = 12, 32
 # (softmax, norms, affine maps, their backward passes; 1100 to 16384 columns), among which it chooses within 1 % of the
 # best on average, within 15 % at worst. Threads with many packs gain most: the softmax of rows of 1501 bfloat16 takes
 # 129 us by a warp for each, 175 by four.
-_USED_POWER, _RESIDENT_POWER, _PACK_LOSS, _BLOCK_LOSS = 0.4, 0.4, 0.5, 0.1
-# What is left of the rate of threads with so many packs where values of columns are read and no exponentials are
-# summed. Those of 16 bits, packs of 8, are widened, for which no registers are left: a layer norm of 2048 bfloat16
-# takes 161 us so, 130 else.
-_MANY_PACKS, _FEW_REGISTERS = 8, 0.85
+# A pack that is shifted waits longer.
+_USED_POWER, _RESIDENT_POWER, _PACK_LOSS, _SHIFTED_PACK_LOSS, _BLOCK_LOSS = 0.4, 0.4, 0.5, 0.8, 0.1
+# What is left of the rate of threads with so many packs where values of columns of one array are read, and of several,
+# for which registers do not suffice: the softmax of an affine map of 4096 float32 has 0.85 of a copy's rate so, 0.95 to
+# 0.99 with 4 to 7 packs. Exponentials of 16 bits are summed in fewer registers.
+_MANY_PACKS, _OF_ONE_ARRAY, _OF_SEVERAL = 8, 0.96, 0.85
+# So few threads on a multiprocessor have registers for `_MOST_PACKS_OF_FEW` packs, of which values of several arrays of
+# columns make use: so layer norms of 16384 float32 run at 1.0 of a copy's rate, the softmax of an affine map at 0.96.
+_FEW_THREADS, _MOST_PACKS_OF_FEW = 896, 10
 # Of fewer rows than so many, each has more threads, and these hold less: 1024 rows of 1536 bfloat16 take 8.4 us by a
 # warp for each, 6.7 by four. There are two choices and no more: a row's bits seldom depend on the number of rows.
 MANY_ROWS = 1 << 12
@@ -51,16 +55,17 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     most_threads = _MOST_THREADS // 2 if waits else _MOST_THREADS
     if not many:
         return _of_few_rows(program, packs, vec, most_threads)
+    several = program.reads_columns > 1
     most_packs = _MOST_REPEATED // vec if program.recomputed_flops > _MUCH_RECOMPUTED else _MOST_PACKS
-    widens_columns = program.reads_columns > 0 and not program.sums_exponentials
     best: tuple[float, Config] | None = None
-    for threads in _numbers_of_threads(packs, most_packs):
+    for threads in _numbers_of_threads(packs, max(most_packs, _MOST_PACKS_OF_FEW if several else 0)):
         items, blocks = -(-packs // threads), resident_blocks(threads)
-        rate = _rate(packs / (threads * items), items, threads, blocks)
-        if widens_columns and items >= _MANY_PACKS:
-            if vec == 8:
-                continue
-            rate *= _FEW_REGISTERS
+        roomy = several and threads * blocks <= _FEW_THREADS
+        if items > most_packs and not roomy:
+            continue
+        rate = _rate(packs / (threads * items), items, threads, blocks, access.shifted)
+        if items >= _MANY_PACKS and not roomy and not (vec == 8 and program.sums_exponentials):
+            rate *= (1.0, _OF_ONE_ARRAY, _OF_SEVERAL)[min(program.reads_columns, 2)]
         held = items * vec * program.input_bytes * threads * blocks
         if threads <= most_threads and held <= _BYTES_HELD and rate > (best[0] if best else 0.0):
             best = rate, Config("row_block", threads, items, vec, blocks=blocks, packed=True)
@@ -106,10 +111,11 @@ def _numbers_of_threads(packs: int, most: int) -> Iterator[int]:
         yield threads
 
 
-def _rate(used: float, items: int, threads: int, blocks: int) -> float:
+def _rate(used: float, items: int, threads: int, blocks: int, shifted: bool) -> float:
     """Estimate the rate of threads with so many packs each, of which they use a share, as a share of a copy's."""
     rate = used**_USED_POWER * (threads * blocks / _MOST_THREADS) ** _RESIDENT_POWER
-    return rate * items / (items + _PACK_LOSS) * blocks / (blocks + _BLOCK_LOSS)
+    loss = _SHIFTED_PACK_LOSS if shifted else _PACK_LOSS
+    return rate * items / (items + loss) * blocks / (blocks + _BLOCK_LOSS)
 
 
 def as_values(program: Program, packs: int, vec: int, most: int) -> Config | None:

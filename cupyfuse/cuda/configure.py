@@ -9,7 +9,7 @@ from ..plan.schedule import COLUMN_STRIP, column_splits, row_shares, state_size
 from .block_rows import as_loaded, as_values, most_as_loaded
 from .config import Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
 from .program import FULL, ROW, Program
-from .shared_rows import in_shared_memory, pays_where_shifted
+from .shared_rows import in_shared_memory, pays_for_stages, pays_where_shifted
 from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
 
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
@@ -131,9 +131,9 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
     if reduces:
         return _stream(program, packs, vec)
     in_registers = None
-    if packed:
+    if packed and not (clusters and not apart and pays_for_stages(program, access)):
         in_registers = as_loaded(program, packs, access, clusters)
-    elif not (clusters and _holds_much(program)):
+    elif not packed and not (clusters and _holds_much(program)):
         in_registers = as_values(program, packs, vec, _most_held(program))
     if in_registers is not None:
         return in_registers

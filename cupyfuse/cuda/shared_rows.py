@@ -32,8 +32,9 @@ _MANY_ROWS, _MANY_ELEMENTS = 1 << 10, 1 << 24
 # first number) for single blocks, n / (n + the second) for those of clusters, which wait for each other. For them it
 # grows with this power of the bytes that a multiprocessor holds, up to so many, and is this share where rows begin
 # between two packs. Fitted to 534 measurements of an H200 from 16384 to 1048576 columns, among which it chooses within
-# 1.3 % of the best on average, within 6 % at worst. Clusters that compute more than little lose more: by 13 backward
-# passes of norms and softmax from 8192 to 65536 columns, among which it chooses within 7 % of the best on average.
+# 1.3 % of the best on average, within 6 % at worst. Clusters that compute more than little lose more (the third), and
+# those that wait in many stages: by 13 backward passes of norms and softmax from 8192 to 65536 columns, among which it
+# chooses within 7 % of the best on average.
 _BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
 _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
 # Multiprocessors of an H200, and of its groups: all blocks of a cluster are in one, of those of two blocks in any.
@@ -50,16 +51,17 @@ _READ_AGAIN, _SLOW_READ_AGAIN = 1.5, 1.6
 # 0.72 for the softmax of an affine map, which reads both arrays twice.
 _MOST_FROM_CACHE, _FROM_CACHE, _SHIFTED_BYTES = 0.86, 2.2, 1.2
 # The rate where they are held: of n rows at a time on a multiprocessor n / (n + the first number), of n blocks of
-# clusters n / (n + the second), less the third for each doubling of the cluster; times these powers of the share of
-# packs that threads have, of 1024 threads, and of these bytes of rows; in shifted rows this share. Fitted to 870
+# clusters n / (n + the second), less the third for each of their blocks; times these powers of the share of packs that
+# threads have, of 1024 threads, and of these bytes of rows; in shifted rows this share. Fitted to 870
 # measurements of an H200 from 8191 to 262144 columns (affine maps, norms), with as many clusters as have room at once,
 # among which it chooses within 1 % of the best on average, within 6 % at worst.
-_ROW_LOSS, _OWN_LOSS, _DOUBLING_LOSS = 0.07, 0.035, 0.017
-_PACKS_POWER, _THREADS_POWER, _ROWS_POWER, _ENOUGH_ROWS = 0.065, 0.08, 0.17, 125 << 10
+_ROW_LOSS, _OWN_LOSS, _LOSS_OF_BLOCK = 0.045, 0.04, 0.003
+_PACKS_POWER, _THREADS_POWER, _ROWS_POWER, _ENOUGH_ROWS = 0.13, 0.11, 0.17, 130 << 10
 _LEAST_OF_CLUSTER = 4096  # bytes of a row that a block of a cluster holds at least
 # Rows that a block computes at a time, where they share values of columns, and blocks of several rows on a
 # multiprocessor: each has all of its 16 named barriers, of which there are 64.
 _ROWS_AT_A_TIME, _MOST_BLOCKS_OF_ROWS = (1, 2, 3, 4, 6, 8), 4
+_TEAMS = 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512  # threads of a block for each of these rows
 # Blocks that hold values of columns follow each other so often where each still has as many rows as it computes at a
 # time: an H200 does not give all multiprocessors equal shares of its memory's rate. Clusters do not, for which whole
 # groups of multiprocessors would have to be free: so they are 1.05 to 1.3 times as fast, if no more of them than this
@@ -72,6 +74,10 @@ _READS_THAT_PAY, _READS_THAT_PAY_OF_MANY = 2, 4
 # Columns, and rows, from which on this is so of rows that would else be in the lanes of a warp as they were loaded, and
 # read values of columns more than once.
 _SHORTEST, _MANY_SHORT_ROWS = 513, 1 << 12
+# Stages, and packs of many rows, from which on rows without values of columns take less time in shared memory than in
+# registers, which leave 1024 threads to wait for the others in each stage: the softmax of standardised rows of 8192 to
+# 32768 float32, or 11008 to 32768 bfloat16, columns 0.81 to 0.97 of it on an H200, of 4096 and 8192 more.
+_MANY_STAGES, _MANY_PACKS = 4, 1300
 
 
 def in_shared_memory(program: Program, access: Access, packed: bool) -> Config | None:
@@ -118,6 +124,13 @@ def pays_where_shifted(program: Program, access: Access, in_lanes: Config | None
     return in_lanes.packed and program.column_reads > 1 and cols >= _SHORTEST and rows >= _MANY_SHORT_ROWS
 
 
+def pays_for_stages(program: Program, access: Access) -> bool:
+    """Whether rows that would have room in registers are better held in shared memory, for many stages of many rows."""
+    rows, cols = program.domain
+    many = rows >= MANY_ROWS and program.stages >= _MANY_STAGES and cols >= _MANY_PACKS * access.vec
+    return many and not program.reads_columns and _is_light(program)
+
+
 def _may_hold_columns(program: Program) -> bool:
     """Whether values of columns may stay in shared memory from row to row."""
     rows, cols = program.domain
@@ -144,8 +157,8 @@ def _options(program: Program, access: Access, packed: bool) -> Iterator[_Option
     """Yield the configurations in which each stage reads values of columns."""
     vec, shifted, _ = access
     packs, double = max(1, -(-program.domain[1] // vec)), program.is_double
-    little = program.recomputed_flops <= _LITTLE_RECOMPUTED and program.input_bytes <= _LITTLE_INPUT_BYTES
-    is_light = little and packed and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
+    is_light = packed and _is_light(program)
+    waits_little = _computes_little(program) and program.stages < _MANY_STAGES
     if is_light:
         resident_threads = _WIDENING_THREADS if program.reads_columns and vec == 8 else _LIGHT_THREADS
     else:
@@ -162,9 +175,18 @@ def _options(program: Program, access: Access, packed: bool) -> Iterator[_Option
             part = memory.held(held * threads * vec)
             blocks = min(_MULTIPROCESSOR_BYTES // memory.block(part, threads, cluster), resident_threads // threads)
             if held <= most and blocks >= (fewest if cluster > 1 else 1):
-                rate = packs / (held * threads * cluster) * _rate(part, blocks, cluster, shifted, little)
+                rate = packs / (held * threads * cluster) * _rate(part, blocks, cluster, shifted, waits_little)
                 rate *= from_cache if shifted or cluster > 1 or blocks == 1 else math.sqrt(from_cache)
                 yield _Option(rate, threads, items, held, blocks, cluster)
+
+
+def _computes_little(program: Program) -> bool:
+    return program.recomputed_flops <= _LITTLE_RECOMPUTED and program.input_bytes <= _LITTLE_INPUT_BYTES
+
+
+def _is_light(program: Program) -> bool:
+    """Whether a program that computes little has one accumulator at most in each stage, so that few registers do."""
+    return _computes_little(program) and all(len(program.accumulators(s)) <= 1 for s in range(program.stages))
 
 
 def _left_from_cache(program: Program, shifted: bool) -> float:
@@ -183,12 +205,12 @@ def _fewest(program: Program) -> int:
     return 1 if again >= limit * (program.input_bytes + program.output_bytes) else 2
 
 
-def _rate(part: int, blocks: int, cluster: int, shifted: bool, computes_little: bool) -> float:
+def _rate(part: int, blocks: int, cluster: int, shifted: bool, waits_little: bool) -> float:
     """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's."""
     if cluster == 1:
         return blocks / (blocks + _BLOCK_LOSS)
     held = min(1.0, part * _whole(blocks, cluster) / _ENOUGH_HELD) ** _HELD_POWER
-    loss = _CLUSTER_LOSS if computes_little else _HEAVY_CLUSTER_LOSS
+    loss = _CLUSTER_LOSS if waits_little else _HEAVY_CLUSTER_LOSS
     return blocks / (blocks + loss) * held * (_SHIFTED_SHARE if shifted else 1.0)
 
 
@@ -211,7 +233,7 @@ def _options_with_columns(program: Program, access: Access) -> Iterator[_Option]
     vec, shifted, _ = access
     packs, fewest, memory = max(1, -(-program.domain[1] // vec)), _fewest(program), _Memory(program)
     for cluster in range(1, _MOST_CLUSTER + 1):
-        for threads in (32, 64, 96, 128, 192, 256, 384, 512):
+        for threads in _TEAMS:
             held = -(-packs // (threads * cluster))
             elements = held * threads * vec
             if held > _MOST_PACKS or (cluster > 1 and elements * program.input_bytes < _LEAST_OF_CLUSTER):
@@ -251,7 +273,7 @@ def _rate_with_columns(
     """
     rate = blocks * rows / (blocks * rows + _ROW_LOSS)
     if cluster > 1:
-        rate *= blocks / (blocks + _OWN_LOSS) * (1 - _DOUBLING_LOSS * math.log2(cluster))
+        rate *= blocks / (blocks + _OWN_LOSS) * (1 - _LOSS_OF_BLOCK * cluster)
     rate *= used**_PACKS_POWER * min(1.0, threads * whole / 1024) ** _THREADS_POWER
     return rate * min(1.0, held * whole / _ENOUGH_ROWS) ** _ROWS_POWER
 
