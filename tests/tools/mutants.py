@@ -602,9 +602,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "clusters of rows that begin at different places",
         "cupyfuse/engines/kernel_launch.py",
-        "max(1, clusters // config.vec) * config.vec",
+        "max(1, clusters // places) * places",
         "clusters",
         held_columns("begin_at_the_same_place"),
+    ),
+    Mutant(
+        "clusters that wait for room, with values of columns of their own",
+        "cupyfuse/cuda/shared_rows.py",
+        "return _TURNS if cluster == 1 or many_left_out else 1",
+        "return _TURNS",
+        held_columns("begin_at_the_same_place"),
+    ),
+    Mutant(
+        "a cluster for each row where there is room for few",
+        "cupyfuse/engines/kernel_launch.py",
+        "return min(rows, at_once)",
+        "return rows",
+        held_columns("has_its_multiprocessors_to_itself"),
     ),
     Mutant(
         "packs that nobody waits for",
