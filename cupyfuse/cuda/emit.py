@@ -252,7 +252,8 @@ class Writer:
         of_shares = any(n.inputs[0] is term for n in program.shares)
         self.terms[term] = None if of_shares else self.term_of_distance(term)
         only_readers = {operand: distance, distance: term}
-        later = [n for n in program.step.nodes if program.stage[n] > stage]
+        # What is known by now may be computed later, where it is read first: that reads the operand then.
+        later = [n for n, first in program.first_computed.items() if first > stage]
         is_read = any(i in only_readers and only_readers[i] is not n for n in later for i in n.inputs)
         added = [a for a in program.accumulators(stage) if a.operand is operand]
         if operand in self.held and not is_read and len(added) == 1 and operand not in program.step.outputs:

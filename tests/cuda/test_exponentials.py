@@ -200,6 +200,12 @@ def read_for_the_first_time(y: Any) -> Any:
     return powers_of(y)[2] * np.tanh(y)
 
 
+def read_in_two_later_stages(y: Any) -> Any:
+    """Both reads need nothing but the operand, and could be computed before the exponentials are."""
+    _, powers, parts = powers_of(y)
+    return powers * np.tanh(y) - (parts * np.cos(y)).sum(axis=1, keepdims=True)
+
+
 def distances_are_a_result(y: Any) -> Any:
     distances, _, parts = powers_of(y)
     return distances, parts
@@ -210,7 +216,15 @@ def distances_are_reduced(y: Any) -> Any:
     return parts, distances.min(axis=1), distances.argmin(axis=1)
 
 
-@pytest.mark.parametrize("function", [read_for_the_first_time, distances_are_a_result, distances_are_reduced])
+@pytest.mark.parametrize(
+    "function",
+    [
+        read_for_the_first_time,
+        read_in_two_later_stages,
+        distances_are_a_result,
+        distances_are_reduced,
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_terms_that_lanes_hold_leave_what_later_stages_read(
     monkeypatch: pytest.MonkeyPatch, function: Any, dtype: str
