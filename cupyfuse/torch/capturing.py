@@ -56,7 +56,13 @@ def keeping_validation() -> Iterator[None]:
 
 
 def guards_to_keep(guards: Sequence[Any]) -> list[bool]:
-    """Say which of Dynamo's guards hold in calls: all but those on `_NO_VALIDATION`."""
+    """Say which of Dynamo's guards hold in calls: all but those on `_NO_VALIDATION`.
+
+    Dynamo makes all guards once to ask, and then again. What it guarded stays out of the comparison in between: of an
+    array of NumPy's that is the tensor it made from it, another one each time, and two tensors compare by element.
+    """
+    for guard in guards:
+        guard.orig_guard.obj_weakref = None
     return [not ("_validate_args" in g.name and type(g.value) is type(_NO_VALIDATION)) for g in guards]
 
 
@@ -216,16 +222,23 @@ def running_eagerly() -> Iterator[Answers]:
         yield answers
 
 
+# What Dynamo says of operations that it cannot run on fake tensors, of guards that it cannot make, and of numbers that
+# break graphs: none of it stops a call, and `explain` tells what was not captured, and why.
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch._guards", "torch._dynamo.variables.tensor")
+
+
 @contextlib.contextmanager
-def without_messages(name: str) -> Iterator[None]:
-    """Keep what a logger says in this thread to itself."""
-    thread, logger = threading.get_ident(), logging.getLogger(name)
+def without_messages() -> Iterator[None]:
+    """Keep what `_LOGGERS` say in this thread to themselves."""
+    thread, loggers = threading.get_ident(), [logging.getLogger(name) for name in _LOGGERS]
 
     def from_elsewhere(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    logger.addFilter(from_elsewhere)
+    for logger in loggers:
+        logger.addFilter(from_elsewhere)
     try:
         yield
     finally:
-        logger.removeFilter(from_elsewhere)
+        for logger in loggers:
+            logger.removeFilter(from_elsewhere)

@@ -182,7 +182,7 @@ class FrameCallback:
         whole = refused = False
         with running_eagerly() as answers:
             try:
-                with without_messages("torch._subclasses.fake_tensor"):
+                with without_messages():
                     result = self._torchdynamo_orig_backend(frame, *arguments)
                 whole = result.guarded_code is not None and len(graph_break_reasons) == breaks
                 return result
@@ -205,7 +205,7 @@ class FrameCallback:
         """
         size = self._captures.size
         try:
-            with torch._dynamo.error_on_graph_break(True), without_messages("torch._subclasses.fake_tensor"):
+            with torch._dynamo.error_on_graph_break(True), without_messages():
                 result = self._torchdynamo_orig_backend(frame, *arguments)
             if result.guarded_code is None:
                 raise RuntimeError("it was not captured")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import random
 import sys
 import types
@@ -674,6 +675,45 @@ def test_numpy_draws_from_its_own_generator() -> None:
         torch.testing.assert_close(found[k + 1], found[k])
     drawing = [p.code for p in ct.explain(fused).left if "random" in p.reason]
     assert not drawing
+
+
+def test_arrays_of_numpy_in_attributes() -> None:
+    """Dynamo guards the tensor that it makes from an array, another one each time that it makes guards."""
+
+    def code(m: Any, x: Any) -> Any:
+        y = m.linear(x) + torch.from_numpy(m.offset)
+        m.calls += 1
+        return y.softmax(-1) * m.calls
+
+    values = np.linspace(0, 1, 12, dtype=np.float32)
+    module, other = (Code(code, offset=values.copy(), calls=0) for _ in range(2))
+    other.load_state_dict(module.state_dict())
+    fused, (x,) = ct.fuse(other), plain()
+    for _ in range(3):
+        torch.testing.assert_close(fused(x), module(x))
+        for each in (module, fused):
+            each.offset[3] += 1  # the array itself
+        torch.testing.assert_close(fused(x), module(x))
+        for each in (module, fused):
+            each.offset = each.offset * 2
+    assert fused_chains(fused)
+    assert not any("not captured" in part.reason for part in ct.explain(fused).left)
+
+
+def test_captures_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Dynamo advises settings of its own where a number breaks a graph, here the momentum of a cumulative average."""
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    TensorVariable._warn_capture_scalar_outputs.cache_clear()  # it advises once
+    module = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12, momentum=None), nn.Softmax(-1))
+    fused, (x,) = ct.fuse(copy.deepcopy(module)), plain()
+    logger = logging.getLogger("torch._dynamo.variables.tensor")
+    logger.addHandler(caplog.handler)
+    try:
+        torch.testing.assert_close(fused(x), module(x))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_code_runs_as_in_eager_and_others_do_not() -> None:
