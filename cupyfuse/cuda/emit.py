@@ -223,8 +223,11 @@ class Writer:
                 body.value(node)
             kept = dict.fromkeys([*operands, *self.needed_later(stage, body)])
             for node in kept:
-                if body.value(node) != self.element_field(node):
-                    body.line(f"{self.element_field(node)} = {body.value(node)};")
+                held_in = self.element_field(node)
+                if body.value(node) != held_in:
+                    if held_in in self.held.values():
+                        raise AssertionError(f"{held_in} would lose the value of an earlier stage")
+                    body.line(f"{held_in} = {body.value(node)};")
             for node in outputs:
                 parameter = program.outputs[node]
                 value = (body.unrounded if rounded_in_pairs(parameter) else body.stored)(node, parameter.dtype)
