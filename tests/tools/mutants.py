@@ -437,6 +437,13 @@ MUTANTS: tuple[Mutant, ...] = (
         rows("row_lanes and 3rows and softmax"),
     ),
     Mutant(
+        "exponentials in the place of what later stages read for the first time",
+        "cupyfuse/cuda/emit.py",
+        "for n, first in program.first_computed.items() if first > stage",
+        "for n in program.step.nodes if program.stage[n] > stage",
+        exponentials("leave_what_later_stages_read"),
+    ),
+    Mutant(
         "shares of a huge maximum that are scaled",
         REDUCTIONS,
         "fabsf(m) < 1.2e9f ? 1.44269504f : 1.0f",
