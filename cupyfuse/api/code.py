@@ -28,7 +28,7 @@ class Reads:
     globals : tuple of str
         The globals among the variables.
     called : frozenset of str
-        Those of them that the code does nothing with but call them.
+        Those of them that the code calls.
     attributes : frozenset of str
         The names of all attributes that are read of anything; `ANY` among them where names may be computed, `CLASS`
         where the class of any object may be got.
@@ -64,14 +64,14 @@ def reads_of(code: types.CodeType) -> Reads:
     """Find what code reads, from its bytecode."""
     variables: dict[str, set[AttributePath]] = {}
     attributes: set[str] = set()
-    used: set[str] = set()  # variables that are not only called
+    called: set[str] = set()
     strings: set[str] = set()
     assigned: list[str] = []
     imported: list[str] = []
     for inner in _with_nested(code):
         # A nested function may have a variable of its own by the name of one outside.
         outside = set(code.co_freevars) - (set(inner.co_cellvars) if inner is not code else set())
-        instructions = [i for i in dis.get_instructions(inner) if i.opname not in _IGNORED]
+        instructions = instructions_of(inner)
         path: list[str] | None = None  # attributes read so far of `variable`, which was loaded last
         variable = ""
         constant: Any = ()  # loaded last; before MATCH_CLASS the names of the pattern's attributes
@@ -92,7 +92,7 @@ def reads_of(code: types.CodeType) -> Reads:
             is_outside = "DEREF" not in operation or name in outside
             if operation in _VARIABLES and is_outside:
                 variable, path = name, []
-                used.update(() if _is_called(instructions, place) else (name,))
+                called.update((name,) if is_called(instructions, place) else ())
             elif operation in _ASSIGNMENTS and is_outside:
                 assigned.append(name)
             elif operation == "IMPORT_NAME":
@@ -105,13 +105,23 @@ def reads_of(code: types.CodeType) -> Reads:
                 attributes.update(constant, ("__match_args__",))
     found = {name: frozenset(paths) for name, paths in variables.items()}
     global_names = tuple(name for name in found if name not in code.co_freevars)
-    called = frozenset(global_names) - used
     return Reads(
-        found, global_names, called, frozenset(attributes), frozenset(strings), tuple(assigned), tuple(imported)
+        found,
+        global_names,
+        frozenset(called),
+        frozenset(attributes),
+        frozenset(strings),
+        tuple(assigned),
+        tuple(imported),
     )
 
 
-def _is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
+def instructions_of(code: types.CodeType) -> list[dis.Instruction]:
+    """Return the instructions of code but those that do nothing."""
+    return [i for i in dis.get_instructions(code) if i.opname not in _IGNORED]
+
+
+def is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
     """Whether the global that an instruction loads is called, as in `f(x)`."""
     load = instructions[place]
     if load.opname != "LOAD_GLOBAL":

@@ -11,7 +11,7 @@ import types
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from ..trace.numpy import replaced_builtins
+from ..trace.numpy import REPLACED_BUILTINS, REPLACED_TYPES
 from .around import Changes, Role
 from .code import CLASS, AttributePath, Reads, reads_of
 from .constants import NUMBERS, Identity, constant_key
@@ -184,7 +184,8 @@ class Signature(Walk):
         """Note the builtins that a function reads: a global of the same name, defined later, would hide them."""
         builtins = [label for label in reads.globals if label not in function.__globals__]
         self.probes += [(function.__globals__, label, MISSING) for label in builtins]
-        self.captured = self.captured or bool(replaced_builtins(builtins, reads.called))
+        replaced = [b for b in builtins if b in REPLACED_BUILTINS or (b in REPLACED_TYPES and b in reads.called)]
+        self.captured = self.captured or bool(replaced)
 
     def _add_variable(self, holder: Any, label: str, value: Any, reads: Reads) -> None:
         """Add a variable in a closure cell or in a dict of globals: its value, or the attributes read of it.

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..trace import NumbersOfCall, Trace, Tracer, traced_number
-from ..trace.numpy import replaced_builtins, replacement_of
+from ..trace.numpy import REPLACED_BUILTINS, REPLACED_TYPES, replacement_of
 from . import arrays
+from .call_sites import name_where_called, with_calls_apart
 from .code import reads_of
 from .constants import NUMBERS, constant_key
 from .members import MISSING
@@ -85,8 +86,7 @@ class Substitution:
         self._depth = 0  # of objects within objects
         self._captured, self._static, self._package = signature.captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
-        # Rebuilt globals, by the ids of the user's, and by the builtins that are replaced for those who read these.
-        self._globals: dict[int, dict[frozenset[str], dict[str, Any]]] = {}
+        self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
         self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
         self._seen: set[tuple[int, str]] = set()  # variables that were substituted
         self._rebuilt: list[tuple[str, Any, _State]] = []  # name, container or object, what it held
@@ -187,8 +187,8 @@ class Substitution:
         if not self._captured or is_library_function(function, self._package):
             return function
         cells = tuple(self._cells.setdefault(id(c), types.CellType()) for c in function.__closure__ or ())
-        namespace = self._namespace_of(function)
-        rebuilt = types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
+        code, namespace = self._code_and_globals(function)
+        rebuilt = types.FunctionType(code, namespace, function.__name__, function.__defaults__, cells)
         functools.update_wrapper(rebuilt, function)
         rebuilt.__kwdefaults__ = function.__kwdefaults__
         self._functions[function] = rebuilt  # before its variables, which may hold the function itself
@@ -197,21 +197,19 @@ class Substitution:
         self._substitute_variables(function)
         return rebuilt
 
-    def _namespace_of(self, function: types.FunctionType) -> dict[str, Any]:
-        """Return the rebuilt globals of a function: one dict for all functions where the same builtins are replaced.
+    def _code_and_globals(self, function: types.FunctionType) -> tuple[types.CodeType, dict[str, Any]]:
+        """Return the code and the rebuilt globals of a function, in which replacements stand for some builtins.
 
-        Functions of one module may differ in these: `float` is replaced where one calls it, not where another compares
-        with it. Their dicts hold the same substituted variables.
+        One dict of globals serves all functions of a module, since types of numbers have names of their own where they
+        are called.
         """
         reads, own = reads_of(function.__code__), function.__globals__
-        replaced = replaced_builtins((label for label in reads.globals if label not in own), reads.called)
-        others = self._globals.setdefault(id(own), {})
-        found = others.get(frozenset(replaced))
-        if found is None:
-            substituted = next(iter(others.values()), own)
-            found = {label: substituted.get(label, value) for label, value in dict(own).items()} | replaced
-            others[frozenset(replaced)] = found
-        return found
+        namespace = self._globals.setdefault(id(own), dict(own))
+        builtins = {label for label in reads.globals if label not in own}
+        types_called = frozenset(builtins & reads.called & REPLACED_TYPES.keys())
+        namespace.update({label: REPLACED_BUILTINS[label] for label in builtins & REPLACED_BUILTINS.keys()})
+        namespace.update({name_where_called(label): REPLACED_TYPES[label] for label in types_called})
+        return with_calls_apart(function.__code__, types_called), namespace
 
     def _around(self, holder: Any, label: str, value: Any) -> Any:
         """Return the substituted value of a variable or a default."""
@@ -237,8 +235,7 @@ class Substitution:
             if label not in self._static and not read_by_attribute(value, self._package):
                 value = self._around(holder, label, value)
             if isinstance(holder, dict):
-                for namespace in self._globals[id(holder)].values():
-                    namespace[label] = value
+                self._globals[id(holder)][label] = value
             else:
                 self._cells[id(holder)].cell_contents = value
 

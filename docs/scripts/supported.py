@@ -57,8 +57,8 @@ def page() -> str:
         "Arrays that the function makes (`np.zeros`, `np.full`, `np.array`) can be filled with what it computes. What "
         "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, `x.tolist()`, "
         "`len(x[mask])`, also where the function catches the error; `x.sum().item()` is a number that the call "
-        "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, in "
-        "functions that use `float`, `int`, `bool` or `complex` for calls alone, `float(x.sum())` and the like; "
+        "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, but in "
+        "methods of classes, `float(x.sum())` and the like of `int`, `bool` and `complex`; "
         "Python's `min` and `max` of scalars are `np.where`.",
         "## SciPy\nThe ufuncs of `scipy.special` trace: those of the operator table fused, others as library steps. "
         "`logsumexp`, `softmax`, `log_softmax` and other functions written with NumPy's trace as their NumPy code. "

@@ -103,6 +103,38 @@ def test_float_is_a_type_in_functions_that_use_it_as_one(engine: Engine, n: int,
             assert np.asarray(engine.host(ours)).dtype == np.asarray(theirs).dtype
 
 
+def both_ways(x: Any) -> Any:
+    """Calls the types of numbers, and uses them as types, in the function itself and in functions in it."""
+    lowest = lambda v, kinds=(int, bool): int(v.min()) if isinstance(v, np.ndarray) and int in kinds else v  # noqa: E731
+    whole = x.astype(int) * int(x.max()) + lowest(x) * np.zeros(len(x), dtype=float)
+    kinds = [int in (int, float), isinstance(int(x.sum()), int), {float: 1}[float], isinstance(x.sum().item(), float)]
+    return whole, np.ones(3, bool) & bool(x.any()), [float(v) for v in x], kinds, complex(x.max()) * x.astype(complex)
+
+
+def test_types_of_numbers_that_are_called_and_used_as_types(engine: Engine) -> None:
+    fused = cf.fuse(both_ways)
+    for x in (np.array([1.5, 2.25, -3]), np.array([4.5, 5, 6])):
+        for ours, theirs in zip(fused(engine.array(x)), both_ways(x), strict=True):
+            ours = [engine.host(v) for v in ours] if isinstance(ours, list) else engine.host(ours)
+            np.testing.assert_array_equal(ours, theirs)
+            assert np.asarray(ours).dtype == np.asarray(theirs).dtype
+
+
+@pytest.mark.parametrize("names", [10, 120, 200, 300])
+def test_types_are_called_in_code_of_many_names(names: int) -> None:
+    """A new name's number has no room in instructions of 128 names and more, but behind an EXTENDED_ARG."""
+    space = {f"v{k}": 1.0 for k in range(names)} | {"np": np}
+    read, x = " + ".join(f"v{k}" for k in range(names)), np.arange(3, dtype=np.float32)
+    for text in (f"float(x.sum()) + {read}", f"{read} + float(x.sum()), x.astype(float)"):
+        function = eval(f"lambda x: ({text}, 0)[0]", space)
+        with force_plans():
+            assert cf.fuse(function)(x) == function(x)
+    early = eval(f"lambda x: (float(x.sum()) + {read}, x.astype(float))[0]", space)
+    if names > 120:
+        with pytest.raises(cf.TraceError, match=r"\.item\(\)"):
+            cf.fuse(early)(x)
+
+
 def test_float_of_a_scalar_is_a_float() -> None:
     fused = cf.fuse(lambda x: (float(x.sum()), x / float(x.max())))
     with force_plans():

@@ -7,7 +7,7 @@ like, all functions and ufuncs of lists (`lists`), `choices` among Python's and 
 (`creation`), SciPy's compiled ones (`scipy`), and those of Python's `math` (`mathematics`).
 """
 
-from .choices import replaced_builtins
+from .choices import REPLACED_BUILTINS, REPLACED_TYPES
 from .conversions import replacement_of, traced_conversions
 from .dispatch import FUNCTIONS, call_function, call_method
 from .scipy import is_distribution, is_multimethod
@@ -15,12 +15,13 @@ from .ufuncs import call_ufunc
 
 __all__ = [
     "FUNCTIONS",
+    "REPLACED_BUILTINS",
+    "REPLACED_TYPES",
     "call_function",
     "call_method",
     "call_ufunc",
     "is_distribution",
     "is_multimethod",
-    "replaced_builtins",
     "replacement_of",
     "traced_conversions",
 ]

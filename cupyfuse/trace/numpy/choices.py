@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -99,17 +99,11 @@ REPLACED = [
     (np, "r_", _Concatenator(np.r_, "r_", _rows)),
     (np, "c_", _Concatenator(np.c_, "c_", _columns)),
 ]
-BUILTINS = {"min": _extreme(builtins.min, "less"), "max": _extreme(builtins.max, "greater")}
-# Of types: the replacements are none, so they take the place of these where code does nothing but call them.
-_TYPES = {
+REPLACED_BUILTINS = {"min": _extreme(builtins.min, "less"), "max": _extreme(builtins.max, "greater")}
+# The replacements are no types, so they take the place of these only where code calls them.
+REPLACED_TYPES = {
     "bool": _converter(bool, _in_dtype("bool")),
     "int": _converter(int, as_integer),
     "float": _converter(float, _in_dtype("float64")),
     "complex": _converter(complex, _in_dtype("complex128")),
 }
-
-
-def replaced_builtins(read: Iterable[str], called: Container[str]) -> dict[str, Any]:
-    """Return what takes the place of the builtins that code reads, some of which it does nothing with but call them."""
-    found = {name: BUILTINS.get(name) or (_TYPES.get(name) if name in called else None) for name in read}
-    return {name: replacement for name, replacement in found.items() if replacement is not None}

@@ -223,4 +223,4 @@ _SPACES = {space for space, _, _ in _REPLACEMENTS}
 _BY_MODULE = {space: {name: new for found, name, new in _REPLACEMENTS if found is space} for space in _SPACES}
 _HELD = {space: {name: vars(space)[name] for name in new} for space, new in _BY_MODULE.items()}
 _BY_FUNCTION = {getattr(space, name): replacement for space, name, replacement in _REPLACEMENTS}
-_BY_FUNCTION |= {getattr(builtins, name): replacement for name, replacement in choices.BUILTINS.items()}
+_BY_FUNCTION |= {getattr(builtins, name): replacement for name, replacement in choices.REPLACED_BUILTINS.items()}
