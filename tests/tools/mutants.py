@@ -1387,7 +1387,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cupyfuse/api/call_sites.py",
         "for k in uses if is_called(instructions, k)]",
         "for k in uses]",
-        ("tests/trace/test_python_numbers.py", "-k", "use_it_as_one"),
+        ("tests/trace/test_python_numbers.py", "-k", "used_as_types"),
     ),
     Mutant(
         "the number of a new name loses what its instruction has no room for",
