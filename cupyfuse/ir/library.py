@@ -242,9 +242,9 @@ def _writing(name: str, namespace: Any) -> Callable[..., Any]:
     return found
 
 
-def _of_python_numbers(function: Callable[..., Any], namespace: Any, dtype: str, *numbers: Any) -> Any:
+def _of_python_numbers(function: Callable[..., Any], namespace: Any, dtype: str, *numbers: Any, **options: Any) -> Any:
     """Return an operator's result for numbers of Python's as an array; it raises what Python raises."""
-    result = function(*[n if isinstance(n, (int, float)) else n.item() for n in numbers])
+    result = function(*[n if isinstance(n, (int, float)) else n.item() for n in numbers], **options)
     if np.result_type(type(result)) != dtype:
         raise TypeError(
             f"{function.__name__} of Python's numbers gives a {type(result).__name__} for these values, where a plan "

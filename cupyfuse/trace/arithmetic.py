@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .python_numbers import python_operator
+from .python_numbers import METHODS_OF_NUMBERS, python_operator
 from .user_code import fail
 from .value import TracedValue
 
@@ -20,6 +20,11 @@ class Arithmetic(TracedValue):
 
     __slots__ = ()
     __hash__ = TracedValue.__hash__  # beside `__eq__`
+
+    def __getattr__(self, name: str) -> Any:
+        if name in METHODS_OF_NUMBERS and hasattr(self.__class__, name):
+            return functools.partial(METHODS_OF_NUMBERS[name], self)
+        return super().__getattr__(name)
 
     def __add__(self, other: Any) -> Any:
         return self._trace.apply("add", self, other)

@@ -83,6 +83,16 @@ def rounded(array: Any, ndigits: int | None = None) -> Any:
     return as_integer(found) if ndigits is None else as_python_like(found, array)
 
 
+def is_integer(scalar: Any) -> Any:
+    """Return whether a traced scalar has no fraction, as its method of the name does."""
+    if not dtypes.is_float(scalar._node.dtype):
+        return True
+    return as_python(np.isfinite(scalar) & (np.floor(scalar) == scalar))
+
+
+METHODS_OF_NUMBERS: dict[str, Callable[..., Any]] = {"is_integer": is_integer}  # where the type has them
+
+
 def is_weak(value: Any) -> bool:
     """Whether a value is a traced number that takes the dtype of arrays beside it."""
     return isinstance(value, TracedValue) and is_python(value) and value._node.dtype in _BY_DTYPE
@@ -126,11 +136,11 @@ def _dtype_of_result(name: str, left: Any, right: Any) -> str:
     return "float64" if name == "pow" and not isinstance(right, TracedValue) and right < 0 else "int64"
 
 
-def by_python(function: str, dtype: str, operands: Sequence[Any]) -> Any:
+def by_python(function: str, dtype: str, operands: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
     """Add a step that computes a function of numbers, some traced, as Python does, with its errors."""
     trace = next(o._trace for o in operands if isinstance(o, TracedValue))
     given = [o if type(o) in _CLASSES else trace.tracer_of(o) for o in operands]
-    result = trace.call_library(function, [dtype, *given])
+    result = trace.call_library(function, [dtype, *given], options)
     result._is_array = False
     return as_python(result)
 

@@ -79,7 +79,7 @@ _ASKED_FOR_ARRAY = re.compile(
 NEEDED_INTEGER = (
     "a conversion of a traced array to a Python value, as a length, an axis or an index of a list: values are not "
     "known while the function is traced, and shapes cannot depend on them; take the whole array, and choose by "
-    "np.where or a mask"
+    "np.where or a mask, and by .item() for a number to compute with"
 )
 _ASKED_FOR_INTEGER = re.compile(r"\b(?:got|not) '?<traced array, shape \(\)")
 
@@ -92,7 +92,7 @@ _ASSIGNED_ATTRIBUTE = re.compile(
 
 # What Python says of a call of a traced array's method with arguments that it does not take, and of a method of the
 # class `np.ndarray` that is called with a traced array, which is none.
-_MISFIT = re.compile(r"^Tracer\.(\w+\(\) (?:got|takes|missing) .*)")
+_MISFIT = re.compile(r"^(?:Tracer|Arithmetic)\.(\w+\(\) (?:got|takes|missing) .*)")
 _OF_CLASS = re.compile(r"^descriptor '(\w+)' (?:for|requires a) 'numpy\.ndarray'")
 
 

@@ -40,6 +40,10 @@ _MEMORY = "how an array lies in memory is not known while the function is traced
 WAYS_OUT = {
     "strides": f"{_MEMORY}; take windows by slices or np.lib.stride_tricks.sliding_window_view",
     **dict.fromkeys(("flags", "base", "data", "ctypes"), f"{_MEMORY}; call it outside of the fused function"),
+    **dict.fromkeys(
+        ("as_integer_ratio", "bit_count", "bit_length", "hex", "numerator", "denominator", "to_bytes"),
+        "values are not known while the function is traced; return the number, and call it outside",
+    ),
     "byteswap": "bytes of traced arrays cannot be read; call it outside of the fused function",
 }
 
@@ -129,13 +133,16 @@ class TracedValue:
         )
 
     def __format__(self, form: str) -> str:
-        return self._needs_value() if form else str(self)
+        if form and not self._is_scalar:
+            raise TypeError(f"unsupported format string passed to numpy.ndarray.__format__\n  at {user_line()}")
+        format(self.__class__(), form)  # which raises for what is none of the type's
+        return str(self)
 
     def _needs_value(self, *_: Any, **__: Any) -> NoReturn:
         fail(
             "a conversion of a traced array to a Python or NumPy value",
             "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself, "
-            "and .item() for a Python number that is computed with or returned",
+            ".item() for a Python number that is computed with or returned, and return what is to be printed",
         )
 
     def __index__(self) -> NoReturn:

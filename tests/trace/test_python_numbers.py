@@ -42,6 +42,15 @@ NUMBERS = (
     "math.floor(a.max()) * a, math.ceil(a.max() / 3), math.floor(a[both].size / 2) | "
     "(a * 1j).sum().item().imag * a, (a.sum() * 2j).item().real, (a.max() + 2j).item().conjugate() * a | "
     "float(a[both].size) * a, float(3), float('inf'), float(), float(np.float32(2.5)) | "
+    "math.trunc(a.max().item()) * a, math.trunc(a.sum() / np.float64(3)) | "
+    "(a.sum() / 2).is_integer(), a.max().is_integer() | "
+    "(a.max().item() / 3).is_integer(), float(a[0, 0]).is_integer() * a, (a.max() / 0).is_integer() | "
+    "divmod(a.sum(), 3) | "
+    "divmod(99, a.max() + 1), divmod(a.max().item(), 4) | round(a.sum() / 7, 1), round(float(a.sum()) / 7, 1) * a | "
+    "any(u > 1), all(u > 1), any(v > 5 for v in u), all(v < 9 for v in a[0]), any([]), all(w > -9) * a | "
+    "any(u[rows] > 1), all([1, *u]), any([2, *u]), all([0, *u]), any([0, *u]), any(np.ones(2) > 3) | "
+    "math.gcd(a[both].size, 6) * a, math.isqrt(a[both].size), math.comb(a[both].size, 2), math.ldexp(a.max(), 2) | "
+    "math.isclose(a.max(), 6, rel_tol=1e-3), math.isclose(a.max(), a.max().item()) | "
     "n = a[both].size; n += 1; n **= 2; n, a * n | (a[both] / a[both].size).sum()"
 )
 
@@ -184,6 +193,8 @@ RAISING: list[tuple[Callable[[Any], Any], type[Exception]]] = [
     (lambda x: x * int(x.sum() * np.inf), OverflowError),
     (lambda x: round(x.sum() * np.nan), ValueError),
     (lambda x: math.floor(x.sum() * np.inf), OverflowError),
+    (lambda x: math.trunc(x.sum().item() * np.inf), OverflowError),
+    (lambda x: math.isqrt(x.argmin() - 1), ValueError),
 ]
 
 
@@ -231,6 +242,30 @@ def test_functions_of_math_are_pythons(number: int, dtype: str) -> None:
         for a, b in zip(found, expected, strict=True) if isinstance(expected, tuple) else [(found, expected)]:
             assert type(a) is type(b) and getattr(a, "dtype", None) == getattr(b, "dtype", None)
             np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_truncation_of_numpys_numbers_is_an_error() -> None:
+    with force_plans(), pytest.raises(TypeError, match=r"type numpy\.float32 doesn't define __trunc__ method\n  at "):
+        cf.fuse(lambda x: math.trunc(x.sum()))(np.ones(3, np.float32))
+
+
+def test_printed_scalars_may_have_a_format(capsys: Any) -> None:
+    """As without one, what is printed tells no value; a format that the type does not have is an error."""
+
+    def logged(x: Any) -> Any:
+        print(f"mean {x.mean():.2f}, {x.sum().item():8.3e} of {x.argmax():d}")
+        return x.mean()
+
+    x = np.arange(4, dtype=np.float32)
+    with force_plans():
+        assert cf.fuse(logged)(x) == 1.5
+        assert "mean <traced array, shape (), float32>, <traced" in capsys.readouterr().out
+        with pytest.raises(ValueError, match="format code 'd'"):
+            cf.fuse(lambda x: (f"{x.mean():d}", x)[1])(x)
+        with pytest.raises(TypeError, match=r"unsupported format string passed to numpy\.ndarray\.__format__\n  at "):
+            cf.fuse(lambda x: (f"{x:.2f}", x)[1])(x)
+        with pytest.raises(cf.TraceError, match="text"):
+            cf.fuse(lambda x: f"{x.mean():.2f}")(x)
 
 
 def test_powers_of_numbers_that_become_complex_are_an_error() -> None:

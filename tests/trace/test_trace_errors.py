@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,13 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: range(x.max()), "conversion .* value, as a length"),
     (lambda x: np.full(x.argmax(), 2.0), "conversion .* value, as a length"),
     (lambda x: np.ones(x[x > 1].size), "conversion .* value, as a length"),
-    (lambda x: f"{x.sum():.2f}", "conversion .* value"),
+    (
+        lambda x: "%.2f" % x.sum(),  # noqa: UP031
+        r"conversion .* value(.|\n)*return what is to be printed",
+    ),
+    (lambda x: operator.index(x.argmax()), r"conversion .* value(.|\n)*\.item\(\) for a number to compute with"),
+    (lambda x: x.sum().item().hex(), r"\.hex: values are not known(.|\n)*return the number"),
+    (lambda x: x.sum().as_integer_ratio(), r"\.as_integer_ratio: values are not known(.|\n)*return the number"),
     (lambda x: x * 2 if 1 in x else x, r"`in`.*\(x == value\)\.any\(\)"),
 ]
 UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [

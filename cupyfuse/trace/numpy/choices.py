@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import reduce, wraps
 from typing import Any
 
 import numpy as np
 
+from ..masked import Masked
 from ..number import TracedNumber
 from ..operations import apply
 from ..python_numbers import as_integer, as_python, is_python
@@ -37,6 +39,27 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
             else:
                 found = original(found, item)
         return found
+
+    return call
+
+
+def _quantifier(original: Callable[..., Any], decisive: bool) -> Callable[..., Any]:
+    """Return `any` or `all`, which takes traced scalars among its items, too; one truth value decides the outcome."""
+    of_array, combine = (np.any, operator.or_) if decisive else (np.all, operator.and_)
+
+    @wraps(original)
+    def call(*args: Any) -> Any:
+        if len(args) != 1 or not isinstance(args[0], Iterable):
+            return original(*args)
+        if isinstance(args[0], (Masked, Tracer)) and args[0].ndim == 1:
+            return _in_dtype("bool")(of_array(args[0]))
+        traced: list[Any] = []
+        for item in args[0]:
+            if isinstance(item, Tracer) and not item.ndim:
+                traced.append(_in_dtype("bool")(item))
+            elif bool(item) is decisive:
+                return decisive
+        return reduce(combine, traced) if traced else not decisive
 
     return call
 
@@ -99,7 +122,12 @@ REPLACED = [
     (np, "r_", _Concatenator(np.r_, "r_", _rows)),
     (np, "c_", _Concatenator(np.c_, "c_", _columns)),
 ]
-REPLACED_BUILTINS = {"min": _extreme(builtins.min, "less"), "max": _extreme(builtins.max, "greater")}
+REPLACED_BUILTINS = {
+    "min": _extreme(builtins.min, "less"),
+    "max": _extreme(builtins.max, "greater"),
+    "any": _quantifier(builtins.any, True),
+    "all": _quantifier(builtins.all, False),
+}
 # The replacements are no types, so they take the place of these only where code calls them.
 REPLACED_TYPES = {
     "bool": _converter(bool, _in_dtype("bool")),
