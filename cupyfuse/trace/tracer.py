@@ -176,9 +176,9 @@ class Tracer(Changes):
             order = tuple(reversed(range(self.ndim)))
         elif len(order) == 1 and isinstance(order[0], (tuple, list)):
             order = tuple(order[0])
-        if sorted(i + self.ndim * (i < 0) for i in order) != list(range(self.ndim)):
+        if len(order) != self.ndim:
             raise ValueError(f"axes {order} do not match an array of {self.ndim} dimensions\n  at {user_line()}")
-        return self._view([i % self.ndim for i in order])
+        return self._view(list(normalize_axes(order, self.ndim, "transpose")))
 
     def swapaxes(self, axis1: Any, axis2: Any) -> Tracer:
         order = list(range(self.ndim))
