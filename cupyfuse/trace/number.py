@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.numbers import Number, function_of_numbers
-from .numbers_of_call import NumbersOfCall
+from .numbers_of_call import ERRORS, NumbersOfCall
 from .tracer import Tracer
 from .value import NUMPY_INTEGERS, NUMPY_NUMBERS
 
@@ -79,8 +79,8 @@ class TracedNumber:
             return number.read()
         return _CLASSES[kind](number, self.name, self._call, self._trace)
 
-    def of_numpys(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> TracedNumber | None:
-        """Return what NumPy gives for numbers, some its own: a traced number; None if it is none.
+    def of_numpys(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """Return what NumPy gives for numbers, some its own: a traced number, or the outcome of a test; else None.
 
         The type of the result depends on theirs; for integers, values decide whether the function raises.
         """
@@ -89,13 +89,29 @@ class TracedNumber:
             kind = self._call.type_of(name, quiet, numbers)
         else:
             kind = type(quiet(*[o.value if isinstance(o, TracedNumber) else o for o in operands]))
-        if kind not in NUMPY_NUMBERS:
+        if kind not in (np.bool_, *NUMPY_NUMBERS):
             return None
-        return self.result(function_of_numbers(name, quiet, numbers, kind), kind)
+        number = function_of_numbers(name, quiet, numbers, kind)
+        return np.bool_(self._call.holds(number)) if kind is np.bool_ else self.result(number, kind)
+
+    def of_function(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """Return what one of NumPy's functions gives for numbers in each call; None if it gives no number of NumPy's."""
+        if not all(_is_number(o) for o in operands):
+            return None
+        try:
+            found = _quiet(function)(*[o.value if isinstance(o, TracedNumber) else o for o in operands])
+        except ERRORS:
+            return None
+        is_number = type(found) in (np.bool_, *NUMPY_NUMBERS)
+        return self.of_numpys(f"np.{function.__name__}", function, operands) if is_number else None
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_TYPE:
             return getattr(self._type(), name)
+        if name in _COMPUTED and hasattr(self._type, name):
+            return lambda: self.computed(f"{self._type.__name__}.{name}", operator.methodcaller(name), [self])
+        if name in ("real", "imag"):
+            return self if name == "real" else self._type()
         return getattr(self.read(), name)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
@@ -108,15 +124,24 @@ class TracedNumber:
             inputs = tuple(i.in_array() if isinstance(i, TracedNumber) else i for i in inputs)
             if any(type(i) is Tracer for i in inputs):
                 return getattr(ufunc, method)(*inputs)
-        name, is_numpys = f"np.{ufunc.__name__}", getattr(np, ufunc.__name__, None) == ufunc
-        if is_numpys and method == "__call__" and not options and all(_is_number(i) for i in inputs):
-            result = self.of_numpys(name, ufunc, inputs)
+        is_numpys = getattr(np, ufunc.__name__, None) == ufunc
+        if is_numpys and method == "__call__" and not options:
+            result = self.of_function(ufunc, inputs)
             if result is not None:
                 return result
         return getattr(ufunc, method)(*map(_value_of, inputs), **options)
 
     def __reduce__(self) -> Any:
         return self._type, (self.read(),)
+
+    def __round__(self, ndigits: Any = None) -> Any:
+        return self.computed("round", round, [self] if ndigits is None else [self, ndigits])
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
 
     def __bool__(self) -> bool:
         return self._call.holds(function_of_numbers("bool", bool, (self._number,), bool))
@@ -167,6 +192,7 @@ def _class_of(kind: type) -> type[TracedNumber]:
 
 _CLASSES: dict[type, type[TracedNumber]] = {int: TracedInteger, float: TracedFloat}
 _CLASSES |= {kind: _class_of(kind) for kind in NUMPY_NUMBERS}
+_COMPUTED = ("item", "is_integer", "conjugate", "conj", "bit_count", "bit_length")  # methods that give numbers
 _OF_TYPE = ("dtype", "shape", "ndim", "size", "itemsize", "nbytes")  # attributes that numbers of a type share
 
 
@@ -307,7 +333,7 @@ for _name in ("neg", "pos", "abs"):
     setattr(TracedNumber, f"__{_name}__", _unary_arithmetic(_name))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(TracedNumber, f"__{_name}__", _comparison(_name))
-for _name in ("int", "float", "trunc", "floor", "ceil", "round", "hash", "repr", "str", "format"):
+for _name in ("int", "float", "trunc", "floor", "ceil", "hash", "repr", "str", "format"):
     setattr(TracedNumber, f"__{_name}__", _method_of(f"__{_name}__"))
 _INTEGERS = [TracedInteger, *(_CLASSES[kind] for kind in NUMPY_INTEGERS)]
 for _class in _INTEGERS:
@@ -317,5 +343,3 @@ for _class in _INTEGERS:
         for _swapped in (False, True):
             _label = f"__{'r' if _swapped else ''}{_name.rstrip('_')}__"
             setattr(_class, _label, _binary_reading(getattr(operator, _name), _swapped))
-for _swapped in (False, True):
-    setattr(TracedNumber, f"__{'r' if _swapped else ''}divmod__", _binary_reading(divmod, _swapped))

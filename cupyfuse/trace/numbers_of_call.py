@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ir.numbers import Number, function_of_numbers
 
-_ERRORS = (ArithmeticError, TypeError, ValueError)  # of arithmetic and of functions of numbers
+ERRORS = (ArithmeticError, TypeError, ValueError)  # of arithmetic and of functions of numbers
 _MOST_CONDITIONS = 64  # of a plan
 
 
@@ -88,7 +88,7 @@ class NumbersOfCall:
         values = [o.evaluate(self.values) if isinstance(o, Number) else o for o in operands]
         try:
             kind = type(function(*values))
-        except _ERRORS as error:
+        except ERRORS as error:
             name = f"{name} raises {type(error).__name__}"
             raises = function_of_numbers(name, _raises(function, type(error)), operands, bool)
             self.conditions[raises.text] = raises, True
@@ -113,7 +113,7 @@ def _raises(function: Callable[..., Any], expected: type) -> Callable[..., bool]
     def raises(*values: Any) -> bool:
         try:
             function(*values)
-        except _ERRORS as error:
+        except ERRORS as error:
             return type(error) is expected
         return False
 

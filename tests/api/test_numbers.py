@@ -116,11 +116,9 @@ def test_against_numpy(number: int, rng: np.random.Generator) -> None:
 READING: list[Callable[[Any, float], Any]] = [
     lambda x, k: x * np.exp(k, dtype=np.float32),
     lambda x, k: x * np.float64(k),
-    lambda x, k: x + round(k),
     lambda x, k: x + len(str(k)),
     lambda x, k: x + len(f"{k:.1f}"),
     lambda x, k: x + {0.5: 1.0}.get(k, 7.0),
-    lambda x, k: x + k.is_integer(),
     lambda x, k: x + np.full(3, complex(k).real),
     lambda x, k: x + np.asarray(k),
 ]
@@ -134,6 +132,9 @@ BRANCHING: list[tuple[Callable[[Any, float], Any], int]] = [
     (lambda x, k: x * (1 - k if k < 1 else k - 1), 2),
     (lambda x, k: x * (3 if k == "auto" or k is None else k), 1),
     (lambda x, k: (x, k), 1),
+    (lambda x, k: x * round(k) + round(k, 1) * x + divmod(k, 2.0)[1] + divmod(9, k)[0], 1),
+    (lambda x, k: x * k.real + k.imag + k.conjugate() + np.exp(k).item() + k.is_integer(), 2),
+    (lambda x, k: x * np.clip(k, 0, 0.9) + np.round(k, 1) + np.sinc(k) + np.isnan(k) + np.real(k), 1),
     (lambda x, k: (x, {"k": [k * 2, -k]}), 1),
 ]
 
@@ -319,7 +320,8 @@ OF_NUMPY: list[tuple[Callable[[Any, Any], Any], int]] = [
     (lambda x, k: x.sum() * k if k > 0.5 else x.max() / k, 3),
     (lambda x, k: x * max(k, 0.4) if isinstance(k, float) and isinstance(k, np.floating) else x, 3),
     (lambda x, k: x * k * RATE, 3),
-    (lambda x, k: x * k.astype(np.float32) + k.dtype.itemsize + round(k, 1), 7),
+    (lambda x, k: x * k.astype(np.float32) + k.dtype.itemsize, 7),
+    (lambda x, k: x * round(k, 1) + np.clip(k, 0, 1) + k.item() + np.isfinite(k), 2),
     (lambda x, k: x + np.full(3, k) + np.asarray(k), 7),
     (lambda x, k: x * type(k)(2) * k if type(k) is np.float64 else x, 7),
 ]

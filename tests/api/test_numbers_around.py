@@ -278,7 +278,7 @@ def test_numbers_that_are_replaced_in_place_are_recognised(monkeypatch: pytest.M
 
 
 def test_variables_that_are_assigned_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused = cf.fuse(lambda x: x * RATE + math.isqrt(COUNT) + (1.0 if OTHER > 3 else OTHER))
+    fused = cf.fuse(lambda x: x * RATE + len(str(COUNT)) + COUNT // 5 + (1.0 if OTHER > 3 else OTHER))
     for k in range(120):
         if k == 100:
             no_walks(monkeypatch)

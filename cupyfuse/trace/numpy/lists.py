@@ -105,9 +105,16 @@ def stacking(original: Callable[..., Any]) -> Callable[..., Any]:
         for label, value in options.items():
             if type(value) in (list, tuple) and label not in _AS_GIVEN:
                 options[label] = change(value)
-        return original(*args, **options)
+        result = None if options else _of_numbers(original, args)
+        return original(*args, **options) if result is None else result
 
     return call
+
+
+def _of_numbers(original: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Return what a function gives for numbers that each call brings, computed in each call; None for all else."""
+    number = next((a for a in args if isinstance(a, TracedNumber)), None)
+    return None if number is None else number.of_function(original, args)
 
 
 def _stacking_one(original: Callable[..., Any], position: int, label: str) -> Callable[..., Any]:
