@@ -95,7 +95,7 @@ class TracedNumber:
         return np.bool_(self._call.holds(number)) if kind is np.bool_ else self.result(number, kind)
 
     def of_function(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        """Return what one of NumPy's functions gives for numbers in each call; None if it gives no number of NumPy's."""
+        """Return what a function of NumPy's gives for numbers in each call; None if that is no number of NumPy's."""
         if not all(_is_number(o) for o in operands):
             return None
         try:

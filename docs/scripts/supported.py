@@ -59,8 +59,8 @@ def page() -> str:
         "`len(x[mask])`, also where the function catches the error; `x.sum().item()` is a number that the call "
         "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, but in "
         "methods of classes, `float(x.sum())` and the like of `int`, `bool` and `complex`; "
-        "Python's `min` and `max` of scalars are `np.where`, and its `any` and `all` take them, too. What is printed of "
-        'them (`f"{x.sum():.3f}"`) tells no value.',
+        "Python's `min` and `max` of scalars are `np.where`, and its `any` and `all` take them, too. What is printed "
+        'of them (`f"{x.sum():.3f}"`) tells no value.',
         "## SciPy\nThe ufuncs of `scipy.special` trace: those of the operator table fused, others as library steps. "
         "`logsumexp`, `softmax`, `log_softmax` and other functions written with NumPy's trace as their NumPy code. "
         "These are library steps, which run on CuPy arrays where `cupyx.scipy` has them; so are the densities, "

@@ -321,7 +321,7 @@ OF_NUMPY: list[tuple[Callable[[Any, Any], Any], int]] = [
     (lambda x, k: x * max(k, 0.4) if isinstance(k, float) and isinstance(k, np.floating) else x, 3),
     (lambda x, k: x * k * RATE, 3),
     (lambda x, k: x * k.astype(np.float32) + k.dtype.itemsize, 7),
-    (lambda x, k: x * round(k, 1) + np.clip(k, 0, 1) + k.item() + np.isfinite(k), 2),
+    (lambda x, k: x * round(k, 1) + np.clip(k, 0, 1) + k.item() + np.isfinite(k), 3),
     (lambda x, k: x + np.full(3, k) + np.asarray(k), 7),
     (lambda x, k: x * type(k)(2) * k if type(k) is np.float64 else x, 7),
 ]
