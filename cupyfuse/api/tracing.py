@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import dtypes
@@ -224,6 +224,8 @@ def graph_key(graph: g.Graph, values: Sequence[float] | None = None) -> list[Has
     lines: list[Hashable] = []
     for node in g.topological(graph.roots):
         numbers[node] = len(numbers)
+        if node.call is not None and values is not None:
+            node = replace(node, call=node.call.with_numbers(values))
         key = operation_key(node) if values is None or node.op != "const" else _constant_of_call(node, values)
         lines.append((key, tuple(numbers[i] for i in node.inputs)))
     effects = tuple((argument, numbers[n]) for argument, n in graph.effects)

@@ -299,7 +299,7 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
             if arrays[k].base is not None and count(arrays[k].base) > _ONE_HOLDER:
                 return False
             memory = arrays[k].data.mem  # also of views that have no base, as those of `as_strided`
-            return all(operand.data.mem is not memory for operand in operands)
+            return all(operand.data.mem is not memory for operand in operands[: len(call.shapes)])  # numbers follow
 
         def run_for_values(operands: Sequence[Any]) -> list[Any]:
             try:

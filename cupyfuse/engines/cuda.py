@@ -97,7 +97,7 @@ class CudaExecutable:
             base = base_of(o.node)
             self._places[base] = Place(self._slot(), base.shape[1], 1)
         nodes = g.topological(node for step in plan.steps for node in step.nodes)
-        takes_numbers = any(node.number is not None for node in nodes)
+        takes_numbers = any(node.number is not None or (node.call is not None and node.call.numbers) for node in nodes)
         self._numbers = self._slot() if takes_numbers else -1  # of the numbers of a call
         self._flag = self._slot() if conditional else -1
         library_steps = [step for step in plan.steps if step.kind == "Library" and step.launches]

@@ -78,7 +78,8 @@ class LaunchSpecs:
         if step.kind == "Scan":
             return [self._scan_spec(node) for node in step.outputs]
         if step.kind == "Library":
-            return [LibraryLaunch(step, storage, self._place, self._held, step in self._in_place).spec()]
+            in_place = step in self._in_place
+            return [LibraryLaunch(step, storage, self._place, self._held, in_place, self._numbers).spec()]
         device = self._runtime.device
         clusters = device is not None and device.has_warpgroups
         return [KernelLaunch(step, storage, self._place, self._flag, self._numbers, clusters).spec()]

@@ -14,6 +14,7 @@ from .. import dtypes
 from ..cuda.runtime import Runtime
 from ..cuda.structs import Addresses, Launch
 from ..ir.graph import Node
+from ..ir.numbers import Number
 from ..plan.schedule import Step, base_of, contiguous_strides, view_chain
 from .kernel_launch import LaunchSpec, Place
 
@@ -53,6 +54,8 @@ class LibraryLaunch:
         The values that calls hold as arrays.
     in_place : bool
         Whether the step may write to its first operand, which it holds.
+    numbers : int
+        Slot of the numbers of a call; -1 if there are none.
     """
 
     def __init__(
@@ -62,9 +65,10 @@ class LibraryLaunch:
         place: Callable[[Node], Place],
         held: dict[Node, Held],
         in_place: bool,
+        numbers: int,
     ):
         self._step, self._storage, self._place, self._held = step, storage, place, held
-        self._in_place = in_place
+        self._in_place, self._numbers = in_place, numbers
 
     def spec(self) -> LaunchSpec:
         """Return the binding of the launch."""
@@ -79,6 +83,7 @@ class LibraryLaunch:
         function = runtime.library_function(call, stored, self._in_place, in_any_order)
         operands = [self._operand(runtime, n, shape) for n, shape in zip(inputs, call.shapes, strict=True)]
         stores = [self._store(runtime, n) for n in self._step.outputs]
+        operands += [self._number(n) for n in call.numbers]
         if len(operands) == len(stores) == 1:
             (make,), (keep,) = operands, stores
             return lambda addresses, _: keep(addresses, function((make(addresses),)))
@@ -89,6 +94,11 @@ class LibraryLaunch:
                 store(addresses, results)
 
         return launch
+
+    def _number(self, number: Number) -> Callable[[Addresses], Any]:
+        """Return a function that computes a number that the library's function takes from those of a call."""
+        evaluate, slot = number.evaluate, self._numbers
+        return lambda at: evaluate(at[slot])
 
     def _operand(self, runtime: Runtime, node: Node, shape: tuple[int, ...]) -> Callable[[Addresses], Any]:
         """Return a function that makes an operand in the user's shape from what a call holds."""

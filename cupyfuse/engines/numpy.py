@@ -63,6 +63,8 @@ class NumpyExecutable:
             for step, program, dead in zip(plan.steps, self._programs, self._dead, strict=True):
                 if program is None:
                     _run_step(step, memory, plan.scheduled.storage)
+                elif isinstance(program, _LibraryProgram):
+                    program.run(memory, numbers)
                 else:
                     program.run(memory)
                 for node in dead:
@@ -195,12 +197,13 @@ class _LibraryProgram:
         call, operands = step.nodes[0].call, step.nodes[0].inputs
         assert call is not None
         self._call = call.prepare(call.resolve_in(np))
-        self._operands = list(zip(operands, call.shapes, strict=True))
+        self._operands, self._numbers = list(zip(operands, call.shapes, strict=True)), call.numbers
         self._stores = [(n, n.result, dtypes.to_numpy(storage[n])) for n in step.outputs]
 
-    def run(self, memory: dict[Node, Array]) -> None:
+    def run(self, memory: dict[Node, Array], numbers: Sequence[float]) -> None:
         """Compute the step's outputs from what is in memory."""
-        results = self._call([_view_of(node, memory).reshape(shape) for node, shape in self._operands])
+        operands = [_view_of(node, memory).reshape(shape) for node, shape in self._operands]
+        results = self._call([*operands, *(number.evaluate(numbers) for number in self._numbers)])
         for node, number, dtype in self._stores:
             memory[node] = np.array(results[number], dtype, order="C").reshape(node.shape)
 

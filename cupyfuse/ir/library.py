@@ -7,8 +7,8 @@ and functions that write to their first operand, or to a copy of it, and return 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, getitem, itemgetter, setitem
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from ..dtypes import is_complex
 from ..errors import EngineError
+from .numbers import Number, Numbers
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class LibraryCall:
         "scipy.special.gammaln"; "getitem" or "setitem"; "writing.put" and the like for a function that writes to its
         first operand, and "writing.add.at" for such a method of a ufunc.
     arguments, options : tuple, dict
-        Positional and keyword arguments, nested, with an `Operand` for each array, or `Elements` of one.
+        Positional and keyword arguments, nested, with an `Operand` for each array, or `Elements` of one, and a
+        `Number` for each that the call of a plan brings.
     shapes, results : tuple of tuple of int
         The shapes of the operands, and of the results.
     dtypes : tuple of str
@@ -92,6 +94,16 @@ class LibraryCall:
         return display_name(self.function)
 
     @property
+    def numbers(self) -> tuple[Number, ...]:
+        """The numbers among the arguments, which follow the operands when the function is called."""
+        return tuple(dict.fromkeys(_numbers_in((self.arguments, self.options))))
+
+    def with_numbers(self, values: Numbers) -> LibraryCall:
+        """Return what the call is for the numbers that a plan is called with."""
+        arguments, options = replace_numbers((self.arguments, self.options), lambda n: n.evaluate(values))
+        return replace(self, arguments=arguments, options=options)
+
+    @property
     def writes(self) -> bool:
         """Whether the function writes to its first operand."""
         return self.function == _SETITEM or self.function.startswith(_WRITING)
@@ -109,11 +121,15 @@ class LibraryCall:
     def prepare(
         self, function: Callable[..., Any], given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     ) -> Callable[[Sequence[Any]], list[Any]]:
-        """Return a call of `function` that takes the operands, in their shapes, and returns all of its results.
+        """Return a call of `function` that takes the operands, in their shapes, and numbers; it returns all results.
 
         `given` are the arguments and options, if they are not the call's own.
         """
+        numbers, count = self.numbers, len(self.shapes)
         arguments, options = given or (self.arguments, self.options)
+        if numbers:
+            places = {n: Operand(count + k) for k, n in enumerate(numbers)}
+            arguments, options = replace_numbers((arguments, options), places.__getitem__)
         call = _filled_call(function, arguments, options)
         planned = list(zip(self.results, map(is_complex, self.dtypes), strict=True))
 
@@ -175,6 +191,7 @@ _WRITING, _SETITEM = "writing.", "setitem"
 SET_PART = {"real": "writing.real", "imag": "writing.imag"}  # of complex arrays, by the names of the attributes
 VIEW = "view"  # an array, and another dtype of its size
 PYTHON_INTEGER = "int"  # a number, and the dtype of arrays beside it, which NumPy checks that it fits into
+ORDER_STATISTICS = ("median", "quantile", "percentile")  # which may be rewritten, for quantiles that are known
 OF_PYTHON = ("operator.", "math.")  # with a name: the dtype of the result, and operands that are Python's numbers
 _INDEXED = ("getitem", _SETITEM, "take", "put", "take_along_axis", "put_along_axis", "at")
 
@@ -310,6 +327,26 @@ def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
         return items if cls is list else cls(items)
 
     return fill
+
+
+def _numbers_in(value: Any) -> Iterator[Number]:
+    """Yield the numbers in nested tuples, lists and dicts."""
+    if isinstance(value, Number):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers_in(item)
+
+
+def replace_numbers(value: Any, replacement: Callable[[Number], Any]) -> Any:
+    """Return nested tuples, lists and dicts with what a function returns for each number in them."""
+    if isinstance(value, Number):
+        return replacement(value)
+    if isinstance(value, dict):
+        return {k: replace_numbers(v, replacement) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(replace_numbers(v, replacement) for v in value)
+    return value
 
 
 def has_operands(value: Any) -> bool:

@@ -56,7 +56,7 @@ def computed_from(graph: Graph, given: Callable[[Node], bool]) -> set[Node]:
     found: set[Node] = set()
     for node in g.topological(graph.roots):
         operands = [i for i in node.inputs if i.op != "const"]
-        varies = any(i.number for i in node.inputs)  # with the numbers of a call
+        varies = any(i.number for i in node.inputs) or (node.call is not None and node.call.numbers)  # with a call's
         if (node.op == "input" and given(node)) or (operands and not varies and all(i in found for i in operands)):
             found.add(node)
     return found

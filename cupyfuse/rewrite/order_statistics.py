@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from ..ir.library import LibraryCall, Operand
+from ..ir.library import ORDER_STATISTICS, LibraryCall, Operand
 from ..ir.quantiles import Place, place_of, reduced_axes
 from ..ir.rebuild import rebuild
 from ..ir.slices import slice_view
@@ -58,7 +58,7 @@ def sort_once(graph: Graph) -> tuple[Graph, list[Note]]:
 
 _FLOATS = ("float32", "float64")
 _MOST_PLACES = 8  # quantiles of one call: each element of the result chooses among all
-_SIGNATURES = {name: inspect.signature(getattr(np, name)) for name in ("median", "quantile", "percentile")}
+_SIGNATURES = {name: inspect.signature(getattr(np, name)) for name in ORDER_STATISTICS}
 
 
 def _is_candidate(node: Node) -> bool:

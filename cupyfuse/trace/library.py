@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..ir import graph as g
-from ..ir.library import SET_PART, VIEW, Elements, LibraryCall, NamedFunction, Operand, display_name, flatten
+from ..ir.library import (
+    ORDER_STATISTICS,
+    SET_PART,
+    VIEW,
+    Elements,
+    LibraryCall,
+    NamedFunction,
+    Operand,
+    display_name,
+    flatten,
+    of_linear_algebra,
+    replace_numbers,
+)
+from ..ir.numbers import Number
 from .axes import Axes
 from .broadcasting import axis_labels
 from .failures import changes_midway, raises_for_values
 from .folds import in_fold
-from .library_results import FutureCall, Result, infer_results
+from .library_results import FutureCall, Result, depend_on_numbers, infer_results
+from .library_shapes import SHAPES
 from .number import TracedNumber
 from .result_structures import map_results
 from .tracer import TraceProtocol, Tracer
@@ -46,21 +61,27 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         fail(name, "none of its operands is an array")
     trace = first._trace
     found = _Operands(name, trace)
-    template, named = found.replace_arrays(tuple(arguments)), found.replace_arrays(options)
+    given = found.replace_arrays(found.with_numbers(function, tuple(arguments), options))
     if trace.strict:
         fail(
             name,
             "it runs through the array library's own function, which strict=True refuses; compute it outside of the "
             "fused function, or leave strict out",
         )
-    results = infer_results(FutureCall(function, template, named, found.tracers, found.are_selected))
+    future = partial(FutureCall, function, operands=found.tracers, are_selected=found.are_selected)
+    results = infer_results(future(*replace_numbers(given, found.numbers.__getitem__)))
+    others = [replace_numbers(given, partial(_other, found.numbers, k)) for k in range(2) if found.numbers]
+    if depend_on_numbers(results, [future(*other) for other in others]):
+        given = replace_numbers(given, lambda number: number.read())
+    template, named = given
     nodes = tuple(_c_order_node(t) for t in found.tracers)
     keep_dtype = function.startswith(_OF_SPACING) or function == VIEW
     wide = [n if keep_dtype or (n.dtype == "float16" and _is_stored(n)) else _widen(n) for n in nodes]
     every: list[Result] = flatten(results)
     shapes = tuple(t.shape for t in found.tracers)
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
-    if raises_for_values(call, [trace.known(t) is not None for t in found.tracers]):
+    known = [*(trace.known(t) is not None for t in found.tracers), *(False for _ in call.numbers)]
+    if raises_for_values(call, known):
         trace.note_raise(changes_midway(call))
     with trace.call(name, found.tracers) as record:
         tracers = [record(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
@@ -88,14 +109,37 @@ def holds_tracers(value: Any) -> bool:
     return type(value) in (list, tuple) and next(tracers_in(value), None) is not None
 
 
+def _other(values: dict[Number, Any], k: int, number: Number) -> Any:
+    """Return another value of a number, on which no shape may depend: above the one in the traced call, or nearer 0."""
+    return values[number] / 2 if k else values[number] + 1
+
+
 class _Operands:
-    """The arrays in the arguments of the function `name`, collected as `tracers`."""
+    """The arrays in the arguments of the function `name`, collected as `tracers`, and the numbers that calls bring."""
 
     def __init__(self, name: str, trace: TraceProtocol):
         self.name = name
         self.trace = trace
         self.tracers: list[Tracer] = []
+        self.numbers: dict[Number, Any] = {}  # with their values in the traced call
         self.are_selected = False  # whether the number of elements of some depends on a mask
+
+    def with_numbers(self, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Return arguments and options in which what a call brings is a `Number` where each call may bring its own.
+
+        These are floats that are arguments by themselves. Others may be lengths, axes and positions, or are in lists,
+        of which CuPy's functions take few; by quantiles and the tolerances of `linalg` algorithms are chosen.
+        """
+        if function in SHAPES or function in ORDER_STATISTICS or of_linear_algebra(function):
+            return arguments, options
+
+        def number(value: Any) -> Any:
+            if not isinstance(value, TracedNumber) or not isinstance(value, (float, np.floating)):
+                return value
+            self.numbers[value.number] = value.value
+            return value.number
+
+        return tuple(map(number, arguments)), {label: number(value) for label, value in options.items()}
 
     def replace_arrays(self, value: Any) -> Any:
         """Return arguments with an `Operand` in the place of each array, which becomes one of the tracers."""
@@ -109,6 +153,8 @@ class _Operands:
             return type(value)([self.replace_arrays(v) for v in value])
         if isinstance(value, dict):
             return {k: self.replace_arrays(v) for k, v in value.items()}
+        if isinstance(value, Number):
+            return value
         if isinstance(value, TracedNumber):
             return value.read()
         if isinstance(value, NamedConstant):

@@ -8,6 +8,7 @@ depend on values are refused.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -83,6 +84,15 @@ def infer_results(call: FutureCall) -> Any:
     if any(r.is_python for r in flatten(zeros)):
         return _of_varying_values(attempt, zeros)
     return zeros
+
+
+def depend_on_numbers(results: Any, others: Sequence[FutureCall]) -> bool:
+    """Whether the shapes or dtypes of results are others in calls with other numbers, or none of these shows it."""
+    expected, found = [(r.shape, r.dtype) for r in flatten(results)], []
+    for call in others:
+        with contextlib.suppress(_Rejected):
+            found.append([(r.shape, r.dtype) for r in flatten(_call_on_samples(call, "zeros"))])
+    return bool(others) and (not found or any(f != expected for f in found))
 
 
 def _of_varying_values(attempt: Callable[[str], Any], constant: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir import graph as g
 from ..ir.numbers import Number, function_of_numbers
 from .numbers_of_call import ERRORS, NumbersOfCall
 from .tracer import Tracer
@@ -59,7 +60,10 @@ class TracedNumber:
     def in_array(self) -> Any:
         """Return what stands for the number in an array that is made of it: a traced scalar, or the value."""
         self._call.makes_arrays = True
-        return self._trace.tracer_of(self) if self._call.arrays else self.read()
+        if not self._call.arrays:
+            return self.read()
+        node = self._trace.tracer_of(self)._node
+        return self._trace.array(g.cast(node, node.dtype), ())  # no longer weak in promotion
 
     def computed(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Return what a function gives for numbers, this one among them: a traced number, or the outcome of a test."""

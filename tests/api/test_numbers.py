@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.ndimage
 from support import Engine, assert_close, assert_equal, dtype_of, normal
 
 import cupyfuse as cf
@@ -75,6 +76,53 @@ def test_library_steps_take_the_number_of_the_call(
             np.testing.assert_allclose(engine.host(a), b, rtol=1e-6, strict=True)
 
 
+# Library steps that take the number itself, and what kernels do with one that they test.
+TAKING_NUMBERS: list[Callable[[Any, float], Any]] = [
+    lambda x, k: (np.hypot(x, k), np.arctan2(x, k) * k, np.arctan2(k, x), np.copysign(x, -k), np.nextafter(x, k)),
+    lambda x, k: np.hypot(x * 2, k) + np.hypot(x, 2 * k) + np.hypot(x, k),
+    lambda x, k: np.interp(x, np.arange(3.0), np.arange(3.0) * 2, left=-k, right=k * k),
+    lambda x, k: (np.gradient(x, k, axis=0), np.trapezoid(x, dx=k), np.pad(x, 1, constant_values=k)),
+    lambda x, k: (np.insert(x[0], 1, k), np.append(x, k), np.unwrap(x, discont=k)),
+    lambda x, k: (np.fmax(x, k), np.fmin(k, x), np.isclose(x, k), np.allclose(x, 0, atol=k), np.heaviside(x, k)),
+    lambda x, k: np.nan_to_num(x / x, nan=k, posinf=2 * k, neginf=-k),
+    lambda x, k: (x.__setitem__(x > k, k), np.put(x, [0, 3], k), np.putmask(x, x < 0, -k), x)[3],
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("number", range(len(TAKING_NUMBERS)))
+def test_one_plan_serves_all_numbers_of_library_steps(engine: Engine, number: int, dtype: str) -> None:
+    function, x = TAKING_NUMBERS[number], np.array([[-0.5, 1, 2], [3, 0, 5]], dtype)
+    fused, values = cf.fuse(function), (0.5, 3.0, 0.1, 7.0, 0.5)
+    engine.prepare(lambda k=k: fused(engine.array(x), k) for k in values)
+    with force_plans(), np.errstate(all="ignore"):
+        for k in values:
+            got, want = fused(engine.array(x), k), function(x.copy(), k)
+            for a, b in zip(*(v if isinstance(v, tuple) else (v,) for v in (got, want)), strict=True):
+                np.testing.assert_allclose(engine.host(a), b, rtol=1e-6)
+                assert np.asarray(engine.host(a)).dtype == np.asarray(b).dtype
+    assert len(fused.plans) == 1
+
+
+def test_numbers_that_shapes_depend_on_are_read() -> None:
+    """What the values of the first call give for others is not known, nor for those that a function refuses."""
+    for function in (lambda x, k: scipy.ndimage.zoom(x, k), lambda x, k: np.quantile(x, k / 4, axis=0)):
+        fused, x = cf.fuse(function), np.arange(6.0)
+        with force_plans():
+            for k in (1.0, 2.0, 3.0):
+                np.testing.assert_allclose(fused(x, k), function(x, k), rtol=1e-12)
+        assert len(fused.plans) == 3
+
+
+def test_numbers_around_a_function_reach_library_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, x = cf.fuse(lambda x: np.hypot(x, RATE)), np.arange(6.0)
+    with force_plans():
+        for k in (1.0, 2.0, 3.0, 4.0):
+            monkeypatch.setattr(f"{__name__}.RATE", k)
+            np.testing.assert_allclose(fused(x), np.hypot(x, k))
+    assert len(fused.plans) == 2
+
+
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
 
 
@@ -120,7 +168,6 @@ READING: list[Callable[[Any, float], Any]] = [
     lambda x, k: x + len(f"{k:.1f}"),
     lambda x, k: x + {0.5: 1.0}.get(k, 7.0),
     lambda x, k: x + np.full(3, complex(k).real),
-    lambda x, k: x + np.asarray(k),
 ]
 # With the number of plans for the values of the test.
 BRANCHING: list[tuple[Callable[[Any, float], Any], int]] = [

@@ -45,6 +45,8 @@ SERVED: list[Callable[[Any, float], Any]] = [
     lambda x, k: (np.linspace(0, k, 4) * x, np.linspace(k, 2 * k, num=5), np.linspace(k, 1, 3, endpoint=False)),
     lambda x, k: (np.linspace(0, k, 1), np.linspace(k, 1, 0), np.linspace(0, k, 4, dtype=np.float32)),
     lambda x, k: np.interp(x, np.arange(4) * (abs(k) + 1), np.arange(4.0)),
+    lambda x, k: (x * np.asarray(k), x + np.array(k, np.float32), np.array(k), np.array(k).item() * x),
+    lambda x, k: (np.dot(x + 1, k), np.outer(x[0], k), np.r_[x[0], k], np.r_[x[0], x.max().item()], np.asarray(k) > 1),
     lambda x, k: x * float(np.full(3, k)[0]),
     lambda x, k: x * complex(np.full(3, k)[0]).real,
 ]

@@ -13,9 +13,10 @@ import numpy as np
 from ..masked import Masked
 from ..number import TracedNumber
 from ..operations import apply
-from ..python_numbers import as_integer, as_python, is_python
+from ..python_numbers import as_integer, as_python, is_python, is_weak
 from ..tracer import Tracer
 from ..user_code import fail
+from .lists import with_numbers
 
 
 def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any]:
@@ -101,12 +102,25 @@ class _Concatenator:
         if any(isinstance(i, str) for i in items):
             fail(f"np.{self._name} with a directive", "arrays, numbers and slices are expected; use np.concatenate")
         arrays = [self.original[i] if isinstance(i, slice) else i for i in items]
-        kinds = [a.dtype if isinstance(a, Tracer) else a for a in arrays]
-        dtype = np.result_type(*kinds)  # which numbers take
-        return self._join([a if isinstance(a, Tracer) or np.ndim(a) else np.asarray([a], dtype) for a in arrays])
+        dtype = np.result_type(*map(_type_in_arrays, arrays))  # which numbers take
+        return self._join([_in_dtype_of_all(with_numbers(a), dtype) for a in arrays])
 
     def __len__(self) -> int:
         return 0
+
+
+def _type_in_arrays(item: Any) -> Any:
+    """Return what decides the common dtype of arrays and numbers: a dtype, or a number of Python's, which is weak."""
+    if isinstance(item, TracedNumber) or is_weak(item):
+        return item.__class__(0)
+    return item.dtype if isinstance(item, Tracer) else item
+
+
+def _in_dtype_of_all(item: Any, dtype: Any) -> Any:
+    """Return a number as a vector of a dtype; arrays as they are."""
+    if isinstance(item, Tracer):
+        return item if item.ndim else item.astype(dtype)
+    return item if np.ndim(item) else np.asarray([item], dtype)
 
 
 def _rows(arrays: list[Any]) -> Any:

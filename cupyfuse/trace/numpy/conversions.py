@@ -78,7 +78,7 @@ def _converting_tracers(original: Callable[..., Any], convert: Callable[..., Any
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
         """Convert if the first argument is traced, else call NumPy's function."""
-        if args and type(args[0]) in (list, tuple):
+        if args and (type(args[0]) in (list, tuple) or original.__name__ not in _TESTS):
             args = lists.with_numbers(args[0]), *args[1:]
         if args and (isinstance(args[0], Tracer) or holds_tracers(args[0])):
             return convert(*args, **options)
@@ -161,6 +161,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "require": _require,
     "isscalar": lambda element: isinstance(element, Tracer) and element._is_scalar,
 }
+_TESTS = ("isscalar",)  # which make no array of a number
 TAKING_TRACED = (*CONVERSIONS, "fromiter")  # NumPy's functions that take traced arrays here alone
 
 

@@ -63,10 +63,11 @@ def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = No
     if not dtypes.is_float(dtype):
         return x._as_result() if copy else x
     largest = float.fromhex("0x1.fep127") if dtype == "bfloat16" else float(np.finfo(x.dtype).max)
-    top, bottom = (largest if posinf is None else posinf), (-largest if neginf is None else neginf)
-    infinite = apply("where", apply("greater", x, 0.0), float(top), float(bottom))
+    limits = (largest if posinf is None else posinf), (-largest if neginf is None else neginf)
+    top, bottom, nan = (v if isinstance(v, TracedNumber) else float(v) for v in (*limits, nan))
+    infinite = apply("where", apply("greater", x, 0.0), top, bottom)
     finite = apply("where", apply("isinf", x), infinite, x)
-    result = apply("where", apply("isnan", x), float(nan), finite).astype(dtype)
+    result = apply("where", apply("isnan", x), nan, finite).astype(dtype)
     if copy:
         return result
     return x._assign_all(result) if x.ndim else x._updated(result)._as_result()

@@ -257,7 +257,8 @@ class HostRuntime(NumpyLikeArrays):
             with np.errstate(all="ignore"):
                 if in_place:
                     return run(operands)
-                results = run([np.array(x, subok=False, copy=None) for x in operands])
+                count = len(call.shapes)  # numbers follow the arrays
+                results = run([*(np.array(x, subok=False, copy=None) for x in operands[:count]), *operands[count:]])
             for k, name in stored.items():  # their memory is between guards
                 # Nothing may rely on the order of some.
                 array = self.empty(call.results[k], dtypes.to_numpy(name), "F" if k in in_any_order else "C")
