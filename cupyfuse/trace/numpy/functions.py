@@ -57,7 +57,7 @@ def _as_array(x: Tracer) -> Tracer:
     return x
 
 
-def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
+def _nan_to_num(x: Tracer, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
     """Replace NaN and infinities as `numpy.nan_to_num`; with `copy=False`, in the array itself."""
     dtype = x._node.dtype
     if not dtypes.is_float(dtype):
