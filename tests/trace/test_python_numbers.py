@@ -129,6 +129,20 @@ def test_types_of_numbers_that_are_called_and_used_as_types(engine: Engine) -> N
             assert np.asarray(ours).dtype == np.asarray(theirs).dtype
 
 
+def test_types_are_those_of_the_plain_function() -> None:
+    def types(x: Any, k: Any) -> Any:
+        made, some = np.zeros(3), x[x > 1]
+        values = [x, x + 1, x[0], x.sum(), x.sum().item(), float(x.sum()), k, 2 * k, made, some, np.add, np.array([k])]
+        isinstances = [isinstance(v, np.ndarray) for v in values]
+        kinds = [type(x) is np.ndarray, type(k) is float, {float: 1}[type(k)], type(np.add) is np.ufunc]
+        return [type(v).__name__ for v in values], isinstances, kinds, type(k)(2), type("Other", (), {"a": 1}).a
+
+    fused, x = cf.fuse(types), np.arange(4, dtype=np.float32)
+    with force_plans():
+        for k in (0.5, 1.5, 2.5):
+            assert fused(x, k) == types(x, k)
+
+
 @pytest.mark.parametrize("names", [10, 120, 200, 300])
 def test_types_are_called_in_code_of_many_names(names: int) -> None:
     """A new name's number has no room in instructions of 128 names and more, but behind an EXTENDED_ARG."""

@@ -16,7 +16,10 @@ from ..operations import apply
 from ..python_numbers import as_integer, as_python, is_python, is_weak
 from ..tracer import Tracer
 from ..user_code import fail
+from ..watched import Watched
 from .lists import with_numbers
+
+_OWN = __name__.partition(".")[0] + "."  # where the classes are that stand for others: arrays, numbers, functions
 
 
 def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any]:
@@ -84,6 +87,14 @@ def _converter(original: Callable[..., Any], convert: Callable[[Any], Any]) -> C
     return call
 
 
+def _class_of(*args: Any, **options: Any) -> Any:
+    """Return the class of what a traced value or a replacement stands for; else call `type`."""
+    if len(args) == 1 and isinstance(args[0], Watched):
+        return np.ndarray
+    stands_for_another = len(args) == 1 and type(args[0]).__module__.startswith(_OWN)
+    return args[0].__class__ if stands_for_another else type(*args, **options)
+
+
 def _in_dtype(dtype: str) -> Callable[[Any], Any]:
     """Return what converts a traced scalar to a dtype, as a number of Python's."""
     return lambda value: as_python(value.astype(dtype)._as_result())
@@ -148,4 +159,5 @@ REPLACED_TYPES = {
     "int": _converter(int, as_integer),
     "float": _converter(float, _in_dtype("float64")),
     "complex": _converter(complex, _in_dtype("complex128")),
+    "type": _class_of,
 }
