@@ -42,6 +42,10 @@ SELECTIONS = (
     "np.zeros_like(a[both], dtype=np.int32).sum() + np.ones_like(a[both]).max() | "
     "np.clip(a[both], a_min=0, a_max=2).sum(), a[both].clip(min=1).sum() | np.round(a[both] / 3, 1).sum() | "
     "a[both].astype(np.float32).sum(), a[both].copy().sum(), a[both].round().sum() | "
+    "np.array(a[both]).mean(), np.asarray(a[rows]).sum(0), np.asarray(u[rows], 'f8').max() | "
+    "np.array(a[both], 'f4').sum(), np.array(a[both], copy=None).min() | "
+    "y = a[both]; z = np.array(y); z *= 2; w = np.asarray(y); w += 1; np.ascontiguousarray(y).sum(), z.sum() | "
+    "v = a[both]; v = v if isinstance(v, np.ndarray) else np.array([v]); v.sum(), np.require(v).max() | "
     "a.sum() * a[both].ndim * x[both].ndim | a[both][a[both] > 1].sum() | a[rows][a[rows] > 1].sum() | "
     "a[rows][a[rows][:, 0] > 0].sum(0) | u[rows][u[rows] > 0].size | a[rows][u[rows] > 0][:, 1].sum() | "
     "a[~both].sum(), a[:, ~cols].sum(1), a[both & (a > 0)].mean() | a[a.sum() > 0].sum(0) | "
@@ -176,7 +180,7 @@ def test_changes_beside_slices_are_fused() -> None:
 # Refused ------------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "np.array(a[both]).mean()": "a copy of masked elements by np.array",
+    "np.asarray(a[rows], order='F').sum()": "an array of masked elements with order='F'",
     "np.sort(a[both])": r"np\.sort: the shape or dtype of its result depends on values",
     "np.linalg.svd(a[rows])[1]": r"np\.linalg\.svd: the shape or dtype of its result depends on values",
     "np.ediff1d(u[rows]).sum()": r"np\.ediff1d: the shape or dtype of its result depends on values",

@@ -22,6 +22,8 @@ import numpy as np
 from numpy.lib import stride_tricks
 
 from ..library import holds_tracers, tracers_in
+from ..masked import Masked
+from ..masked_reductions import refuse
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
@@ -80,20 +82,22 @@ def _converting_tracers(original: Callable[..., Any], convert: Callable[..., Any
         """Convert if the first argument is traced, else call NumPy's function."""
         if args and (type(args[0]) in (list, tuple) or original.__name__ not in _TESTS):
             args = lists.with_numbers(args[0]), *args[1:]
-        if args and (isinstance(args[0], Tracer) or holds_tracers(args[0])):
+        if args and (isinstance(args[0], (Masked, Tracer)) or holds_tracers(args[0])):
             return convert(*args, **options)
         return original(*args, **options)
 
     return call
 
 
-def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
+def _convert(x: Any, dtype: Any, copy: Any = None) -> Any:
     """Return a traced array, or a list of them, as an array of a dtype; `copy` as for `numpy.asarray`."""
     same_dtype = isinstance(x, Tracer) and (dtype is None or np.dtype(dtype) == x.dtype)
     if copy is False and (not same_dtype or x._is_scalar):
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
     if dtype is not None and np.dtype(dtype).hasobject:
         fail("an array of objects", "traced arrays hold numbers; use a list or tuple of arrays")
+    if isinstance(x, Masked):
+        return x.astype(x.dtype if dtype is None else dtype, copy=copy is True)
     if not isinstance(x, Tracer):
         return lists.stack(x, dtype)
     if dtype is not None and np.dtype(dtype) != x.dtype:
@@ -128,8 +132,12 @@ def _refuse_strides(x: Any, *args: Any, **options: Any) -> NoReturn:
     fail("np.lib.stride_tricks.as_strided", WAYS_OUT["strides"])
 
 
-def _with_order(a: Any, result: Tracer, order: Any, copy: Any = None) -> Tracer:
+def _with_order(a: Any, result: Any, order: Any, copy: Any = None) -> Any:
     """Return the result of converting `a`, copied if it is `a` itself and not contiguous in the given order."""
+    if isinstance(result, Masked):
+        if order not in (None, "K", "A", "C"):
+            refuse(f"an array of masked elements with order={order!r}")
+        return result
     ordered = result._in_order(order) if result is a else result
     if ordered is not result and copy is False:
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
