@@ -40,7 +40,11 @@ def get(x: Tracer, index: Any) -> Any:
     if selection.scalar:
         return part(x, selection)
     if selection.whole(x.shape):
-        return x._view(selection.order)
+        if not x._is_scalar or all(i is not Ellipsis for i in items):
+            return x._view(selection.order)
+        array = x._view(selection.order).copy()  # a scalar is never changed
+        array._is_array = True
+        return array
     view = x._make_view(part, put, selection)
     if x._strides is not None:
         steps = [stride * step for stride, (_, step, _) in zip(x._strides, selection.slices, strict=True)]
