@@ -105,9 +105,12 @@ class TracedNumber:
         try:
             found = _quiet(function)(*[o.value if isinstance(o, TracedNumber) else o for o in operands])
         except ERRORS:
-            return None
-        is_number = type(found) in (np.bool_, *NUMPY_NUMBERS)
-        return self.of_numpys(f"np.{function.__name__}", function, operands) if is_number else None
+            if not isinstance(function, np.ufunc):  # which raise for integers alone, and for what type they are of
+                return None
+        else:
+            if type(found) not in (np.bool_, *NUMPY_NUMBERS):
+                return None
+        return self.of_numpys(f"np.{function.__name__}", function, operands)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_TYPE:

@@ -76,13 +76,13 @@ FUNCTIONS: list[tuple[Callable[[Any, Any, int], Any], int]] = [
     (lambda x, z, t: x**t, 8),
     (lambda x, z, t: x * np.float32(t) + np.sqrt(t), 8),
     (lambda x, z, t: x * math.sqrt(t) * math.cos(math.pi * min(t, 5) / 5) / math.log(t + 1), 3),
-    (lambda x, z, t: x * math.factorial(t), 8),
+    (lambda x, z, t: x * math.factorial(t), 2),
     (lambda x, z, t: x[t % 3] + x[:, : t % 4 + 1].sum(), 8),
     (lambda x, z, t: x + np.arange(t).sum() + sum(range(t)), 8),
     (lambda x, z, t: x + np.full(4, t) + np.zeros(t).size, 8),
     (lambda x, z, t: x * {1: 2, 2: 5}.get(t, t), 8),
     (lambda x, z, t: x + len(f"{t}") + int(t) + (t & 1) + (1 << t) + t.bit_length(), 8),
-    (lambda x, z, t: x * (2**t) * round(t) + divmod(t, 3)[0], 8),
+    (lambda x, z, t: x * (2**t) * round(t) + divmod(t, 3)[0], 2),
     (lambda x, z, t: x * t + 1j * t, 8),
 ]
 
