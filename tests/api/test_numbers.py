@@ -114,6 +114,15 @@ def test_numbers_that_shapes_depend_on_are_read() -> None:
         assert len(fused.plans) == 3
 
 
+def test_steps_of_bound_arguments_and_a_number_run_in_each_call(engine: Engine) -> None:
+    w, x = np.arange(6.0), np.arange(6.0) + 1
+    bound = cf.fuse(lambda x, w, k: x * np.hypot(w, k) + np.fmax(w * 2, k)).bind(w=engine.array(w))
+    with force_plans():
+        for k in (1.0, 2.0, 3.0):
+            want = x * np.hypot(w, k) + np.fmax(w * 2, k)
+            np.testing.assert_allclose(engine.host(bound(engine.array(x), k=k)), want, rtol=1e-12)
+
+
 def test_numbers_around_a_function_reach_library_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     fused, x = cf.fuse(lambda x: np.hypot(x, RATE)), np.arange(6.0)
     with force_plans():

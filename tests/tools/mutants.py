@@ -1390,6 +1390,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/trace/test_python_numbers.py", "-k", "used_as_types"),
     ),
     Mutant(
+        "shapes may depend on a number that a library step takes",
+        "cupyfuse/trace/library.py",
+        "if depend_on_numbers(results,",
+        "if False and depend_on_numbers(results,",
+        ("tests/api/test_numbers.py", "-k", "shapes_depend"),
+    ),
+    Mutant(
+        "library steps of numbers run once for bound arguments",
+        "cupyfuse/plan/prepacking.py",
+        " or (node.call is not None and node.call.numbers)",
+        "",
+        ("tests/api/test_numbers.py", "-k", "bound_arguments_and_a_number"),
+    ),
+    Mutant(
         "the number of a new name loses what its instruction has no room for",
         "cupyfuse/api/call_sites.py",
         "if argument > 255 >= before:",
