@@ -122,6 +122,11 @@ class Program:
         """The number of stages."""
         return 1 + max((self.stage[n] for n in self.step.nodes if self.stage[n] >= 0), default=0)
 
+    @cached_property
+    def waits_often(self) -> bool:
+        """Whether the reductions of three stages or more follow each other, as in the softmax of standardised rows."""
+        return self.stages > 3
+
     def extent(self, node: Node) -> str:
         """Return the extent of a value over the rows and columns of the step.
 

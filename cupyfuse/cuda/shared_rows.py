@@ -74,10 +74,10 @@ _READS_THAT_PAY, _READS_THAT_PAY_OF_MANY = 2, 4
 # Columns, and rows, from which on this is so of rows that would else be in the lanes of a warp as they were loaded, and
 # read values of columns more than once.
 _SHORTEST, _MANY_SHORT_ROWS = 513, 1 << 12
-# Stages, and packs of many rows, from which on rows without values of columns take less time in shared memory than in
-# registers, which leave 1024 threads to wait for the others in each stage: the softmax of standardised rows of 8192 to
-# 32768 float32, or 11008 to 32768 bfloat16, columns 0.81 to 0.97 of it on an H200, of 4096 and 8192 more.
-_MANY_STAGES, _MANY_PACKS = 4, 1300
+# Packs of many rows from which on those that wait often, without values of columns, take less time in shared memory
+# than in registers, which leave 1024 threads: the softmax of standardised rows of 8192 to 32768 float32, or 11008 to
+# 32768 bfloat16, columns 0.81 to 0.97 of it on an H200, of 4096 and 8192 more.
+_MANY_PACKS = 1300
 
 
 def in_shared_memory(program: Program, access: Access, packed: bool) -> Config | None:
@@ -124,11 +124,11 @@ def pays_where_shifted(program: Program, access: Access, in_lanes: Config | None
     return in_lanes.packed and program.column_reads > 1 and cols >= _SHORTEST and rows >= _MANY_SHORT_ROWS
 
 
-def pays_for_stages(program: Program, access: Access) -> bool:
-    """Whether rows that would have room in registers are better held in shared memory, for many stages of many rows."""
+def pays_where_waiting(program: Program, access: Access) -> bool:
+    """Whether rows that would have room in registers are better held in shared memory, as they wait often."""
     rows, cols = program.domain
-    many = rows >= MANY_ROWS and program.stages >= _MANY_STAGES and cols >= _MANY_PACKS * access.vec
-    return many and not program.reads_columns and _is_light(program)
+    many = rows >= MANY_ROWS and cols >= _MANY_PACKS * access.vec
+    return many and program.waits_often and not program.reads_columns and _is_light(program)
 
 
 def _may_hold_columns(program: Program) -> bool:
@@ -158,7 +158,7 @@ def _options(program: Program, access: Access, packed: bool) -> Iterator[_Option
     vec, shifted, _ = access
     packs, double = max(1, -(-program.domain[1] // vec)), program.is_double
     is_light = packed and _is_light(program)
-    waits_little = _computes_little(program) and program.stages < _MANY_STAGES
+    waits_little = _computes_little(program) and not program.waits_often
     if is_light:
         resident_threads = _WIDENING_THREADS if program.reads_columns and vec == 8 else _LIGHT_THREADS
     else:

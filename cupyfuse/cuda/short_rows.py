@@ -34,11 +34,12 @@ _MERGES, _MERGED = 3, 2.0
 # Elements of a row that is read once, that a lane should have: by bytes an element where to merge takes few FLOPs; and
 # of 16 bits where it takes many, of values and as they were loaded.
 _CHEAP_FLOPS, _ELEMENTS, _COSTLY, _COSTLY_LOADED = 2, {2: 16, 4: 16}, 32, 56
-# Elements at most of which a lane holds one or two values each, of 16-bit ones of which it holds exponentials, and of
-# rows that are read once: to compute them once saves time as long as registers suffice. On an H200 the softmax of
-# standardised rows of 16 to 768 columns is so 1.05 to 1.15 times as fast as with all values computed again in each
-# stage, of 1000 of bfloat16 1.13, of float32 0.77 times. Two values that are no exponentials, or three, take less time
-# to compute again from 16 bits: of a layer norm of 64 to 512 columns 0.95 of it, of its backward pass 0.5 to 0.9.
+# Elements at most of which a lane holds one or two values each, of exponentials of 16-bit ones or of rows that wait
+# often, and of rows that are read once: to compute them once saves time as long as registers suffice. On an H200 the
+# softmax of standardised rows of 16 to 768 columns is so 1.05 to 1.15 times as fast as with all values computed again
+# in each stage, of 1000 of bfloat16 1.13, of float32 1.08 with 6 blocks on a multiprocessor, 0.77 with 8. Two values
+# that are no exponentials, or three, take less time to compute again from 16 bits: of a layer norm of 64 to 512 columns
+# 0.95 of it, of its backward pass 0.5 to 0.9.
 _VALUES, _EXPONENTIALS, _READ_ONCE = 24, 32, 32
 _SEVERAL_VALUES = 32  # of all elements together, where they have more than two each
 # Bytes that a lane should read and write: else the GPU would have to start more blocks than it can, 0.8 in a
@@ -155,7 +156,7 @@ def most_of_lane(program: Program, reduces: bool) -> int:
         return _READ_ONCE if values == 1 else 0
     if values > 2:
         return _SEVERAL_VALUES // values
-    return _EXPONENTIALS if holds_terms and is_narrow else _VALUES
+    return _EXPONENTIALS if holds_terms and (is_narrow or program.waits_often) else _VALUES
 
 
 def _are_narrow(program: Program) -> bool:
