@@ -26,7 +26,7 @@ _USED_POWER, _RESIDENT_POWER, _PACK_LOSS, _SHIFTED_PACK_LOSS, _BLOCK_LOSS = 0.4,
 # What is left of the rate of threads with so many packs where values of columns of one array are read, and of several,
 # for which registers do not suffice: the softmax of an affine map of 4096 float32 has 0.85 of a copy's rate so, 0.95 to
 # 0.99 with 4 to 7 packs. Exponentials of 16 bits are summed in fewer registers.
-_MANY_PACKS, _OF_ONE_ARRAY, _OF_SEVERAL = 8, 0.96, 0.85
+_MANY_PACKS, _OF_ONE_ARRAY, _OF_SEVERAL = 8, 0.92, 0.85
 # So few threads on a multiprocessor have registers for `_MOST_PACKS_OF_FEW` packs, of which values of several arrays of
 # columns make use: so layer norms of 16384 float32 run at 1.0 of a copy's rate, the softmax of an affine map at 0.96.
 _FEW_THREADS, _MOST_PACKS_OF_FEW = 896, 10
