@@ -28,7 +28,7 @@ def with_calls_apart(code: types.CodeType, names: frozenset[str]) -> types.CodeT
 
 @functools.lru_cache(maxsize=4096)
 def _with_calls_apart(code: types.CodeType, names: frozenset[str], filename: str) -> types.CodeType:
-    """Compute `with_calls_apart`; code of several files may be equal, which errors tell apart."""
+    """Compute `with_calls_apart`; equal code of two files must not share one object, since tracebacks name its file."""
     found, written = list(code.co_names), bytearray(code.co_code)
     instructions = instructions_of(code)
     for name in names.intersection(found):
@@ -36,7 +36,9 @@ def _with_calls_apart(code: types.CodeType, names: frozenset[str], filename: str
         calls = [instructions[k] for k in uses if is_called(instructions, k)]
         if len(calls) == len(uses):
             found[found.index(name)] = name_where_called(name)
-        elif calls and all(_rename(written, load, len(found)) for load in calls):
+        elif calls and all(_has_room(load, len(found)) for load in calls):
+            for load in calls:
+                _rename(written, load, len(found))
             found.append(name_where_called(name))
     consts = tuple(
         _with_calls_apart(c, names, filename) if isinstance(c, types.CodeType) else c for c in code.co_consts
@@ -44,12 +46,19 @@ def _with_calls_apart(code: types.CodeType, names: frozenset[str], filename: str
     return code.replace(co_names=tuple(found), co_code=bytes(written), co_consts=consts)
 
 
-def _rename(written: bytearray, load: dis.Instruction, number: int) -> bool:
-    """Make an instruction load the global whose name has a number, and return whether there is room for that."""
-    argument, before = number << _SHIFT | _SHIFT, load.arg or 0
-    if argument > 255 >= before:
-        return False
+def _argument(number: int) -> int:
+    """Return the argument of an instruction that loads the global whose name has a number, to call it."""
+    return number << _SHIFT | _SHIFT  # the bit that is shifted in says from Python 3.11 on that it is called
+
+
+def _has_room(load: dis.Instruction, number: int) -> bool:
+    """Whether an instruction may load the global of a number: an argument above 255 takes one more before it."""
+    return _argument(number) <= 255 or (load.arg or 0) > 255
+
+
+def _rename(written: bytearray, load: dis.Instruction, number: int) -> None:
+    """Make an instruction that has room for it load the global of a number."""
+    argument = _argument(number)
     written[load.offset + 1] = argument & 255
-    if before > 255:  # an EXTENDED_ARG before the instruction has the rest
+    if (load.arg or 0) > 255:  # an EXTENDED_ARG before the instruction has the rest
         written[load.offset - 1] = argument >> 8
-    return True

@@ -21,12 +21,12 @@ _MUCH_RECOMPUTED, _MOST_REPEATED = 12, 32
 # (softmax, norms, affine maps, their backward passes; 1100 to 16384 columns), among which it chooses within 1 % of the
 # best on average, within 15 % at worst. Threads with many packs gain most: the softmax of rows of 1501 bfloat16 takes
 # 129 us by a warp for each, 175 by four.
-# A pack that is shifted waits longer.
+# The loads of packs that are shifted take longer: _SHIFTED_PACK_LOSS.
 _USED_POWER, _RESIDENT_POWER, _PACK_LOSS, _SHIFTED_PACK_LOSS, _BLOCK_LOSS = 0.4, 0.4, 0.5, 0.8, 0.1
 # What is left of the rate of threads with so many packs where values of columns of one array are read, and of several,
 # for which registers do not suffice: the softmax of an affine map of 4096 float32 has 0.85 of a copy's rate so, 0.95 to
 # 0.99 with 4 to 7 packs. Exponentials of 16 bits are summed in fewer registers.
-_MANY_PACKS, _OF_ONE_ARRAY, _OF_SEVERAL = 8, 0.92, 0.85
+_MANY_PACKS, _LEFT_WITH_ONE_ARRAY, _LEFT_WITH_SEVERAL = 8, 0.92, 0.85
 # So few threads on a multiprocessor have registers for `_MOST_PACKS_OF_FEW` packs, of which values of several arrays of
 # columns make use: so layer norms of 16384 float32 run at 1.0 of a copy's rate, the softmax of an affine map at 0.96.
 _FEW_THREADS, _MOST_PACKS_OF_FEW = 896, 10
@@ -47,7 +47,8 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
 
     Several blocks on a multiprocessor let one load while another computes. One that has it to itself waits for its
     loads, the longer where they are shifted or where columns have values, beside one narrow array or of few rows. Two
-    may hold more together than `_BYTES_HELD` then.
+    may hold more together than `_BYTES_HELD` then. Where values of several arrays of columns are read, few threads,
+    each with more registers, may hold more packs.
     """
     vec, many = access.vec, program.domain[0] >= MANY_ROWS
     narrow = program.input_bytes <= ITEMSIZE["float32"] or not many
@@ -56,16 +57,16 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     if not many:
         return _of_few_rows(program, packs, vec, most_threads)
     several = program.reads_columns > 1
-    most_packs = _MOST_REPEATED // vec if program.recomputed_flops > _MUCH_RECOMPUTED else _MOST_PACKS
+    repeated = _MOST_REPEATED // vec if program.recomputed_flops > _MUCH_RECOMPUTED else _MOST_PACKS_OF_FEW
     best: tuple[float, Config] | None = None
-    for threads in _numbers_of_threads(packs, max(most_packs, _MOST_PACKS_OF_FEW if several else 0)):
+    for threads in _numbers_of_threads(packs, min(repeated, _MOST_PACKS_OF_FEW if several else _MOST_PACKS)):
         items, blocks = -(-packs // threads), resident_blocks(threads)
         roomy = several and threads * blocks <= _FEW_THREADS
-        if items > most_packs and not roomy:
+        if items > _MOST_PACKS and not roomy:
             continue
         rate = _rate(packs / (threads * items), items, threads, blocks, access.shifted)
-        if items >= _MANY_PACKS and not roomy and not (vec == 8 and program.sums_exponentials):
-            rate *= (1.0, _OF_ONE_ARRAY, _OF_SEVERAL)[min(program.reads_columns, 2)]
+        if items >= _MANY_PACKS and not roomy:
+            rate *= _left_with_columns(program, vec)
         held = items * vec * program.input_bytes * threads * blocks
         if threads <= most_threads and held <= _BYTES_HELD and rate > (best[0] if best else 0.0):
             best = rate, Config("row_block", threads, items, vec, blocks=blocks, packed=True)
@@ -73,6 +74,13 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
         return None
     alone = best[1].blocks == 1 and len(program.full_inputs) == 1 and not (program.reads_columns or access.shifted)
     return (_two_blocks(packs, vec) if alone else None) or best[1]
+
+
+def _left_with_columns(program: Program, vec: int) -> float:
+    """Return the share of their rate that threads keep whose registers do not suffice for values of columns."""
+    if program.reads_columns == 0 or (vec == 8 and program.sums_exponentials):
+        return 1.0
+    return _LEFT_WITH_ONE_ARRAY if program.reads_columns == 1 else _LEFT_WITH_SEVERAL
 
 
 def _two_blocks(packs: int, vec: int) -> Config | None:

@@ -124,7 +124,7 @@ class Program:
 
     @cached_property
     def waits_often(self) -> bool:
-        """Whether the reductions of three stages or more follow each other, as in the softmax of standardised rows."""
+        """Whether three stages or more wait for reductions, as in the softmax of standardised rows."""
         return self.stages > 3
 
     def extent(self, node: Node) -> str:

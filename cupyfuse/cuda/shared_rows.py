@@ -37,18 +37,19 @@ _MANY_ROWS, _MANY_ELEMENTS = 1 << 10, 1 << 24
 # chooses within 7 % of the best on average.
 _BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
 _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
-# Multiprocessors of an H200, and of its groups: all blocks of a cluster are in one, of those of two blocks in any.
+# Multiprocessors of an H200, and of the groups in which it has room for clusters, as its driver tells: all blocks of a
+# cluster are in one group. The other 8 multiprocessors take clusters of two blocks alone.
 _MULTIPROCESSORS, _GROUPS = 132, (18, 18, 16, 16, 16, 16, 16, 8)
 # The bytes of rows that are read again for each stage, over those of rows that are read once, from which on blocks of a
 # cluster have their multiprocessors to themselves where two do not fit: of rows without values of columns and float64,
 # and of others. On an H200 a cluster alone has 0.75 of a copy's rate, with values of columns 0.46 to 0.64; of rows that
 # are read again the softmax of one matrix has 0.64, a layer norm 0.36 (524288 columns of float32).
 _READ_AGAIN, _SLOW_READ_AGAIN = 1.5, 1.6
-# The rate where stages read values of columns from the L2 cache, as a share of that without them: the first number at
-# most; the second times the part that bytes of rows are of all that are read and written. In shifted rows elements are
-# read one by one, each of which takes as long as so many bytes of rows. Two blocks or more that have a row each keep
-# the square root of it. On an H200 clusters have 0.88 of the rate so for RMS norms of float32, 0.9 for layer norms,
-# 0.72 for the softmax of an affine map, which reads both arrays twice.
+# The share of the rate that is left where stages read values of columns from the L2 cache: the bytes of rows over those
+# of rows and columns, times the second number, at most the first. On an H200 clusters keep 0.85 to 0.9 for norms of
+# float32, 0.72 for the softmax of an affine map, which reads both arrays twice. In shifted rows values of columns are
+# read one by one, each of which takes as long as so many bytes of rows. Where each of two blocks or more has a whole
+# row that is not shifted, the square root of the share is left.
 _MOST_FROM_CACHE, _FROM_CACHE, _SHIFTED_BYTES = 0.86, 2.2, 1.2
 # The rate where they are held: of n rows at a time on a multiprocessor n / (n + the first number), of n blocks of
 # clusters n / (n + the second), less the third for each of their blocks; times these powers of the share of packs that
@@ -76,8 +77,8 @@ _READS_THAT_PAY, _READS_THAT_PAY_OF_MANY = 2, 4
 _SHORTEST, _MANY_SHORT_ROWS = 513, 1 << 12
 # Packs of many rows from which on those that wait often, without values of columns, take less time in shared memory
 # than in registers, which leave 1024 threads: the softmax of standardised rows of 8192 to 32768 float32, or 11008 to
-# 32768 bfloat16, columns 0.81 to 0.97 of it on an H200, of 4096 and 8192 more.
-_MANY_PACKS = 1300
+# 32768 bfloat16, columns takes 0.81 to 0.97 of it on an H200; of 4096 float32, or 8192 bfloat16, it takes longer.
+_PACKS_THAT_PAY = 1300
 
 
 def in_shared_memory(program: Program, access: Access, packed: bool) -> Config | None:
@@ -127,7 +128,7 @@ def pays_where_shifted(program: Program, access: Access, in_lanes: Config | None
 def pays_where_waiting(program: Program, access: Access) -> bool:
     """Whether rows that would have room in registers are better held in shared memory, as they wait often."""
     rows, cols = program.domain
-    many = rows >= MANY_ROWS and cols >= _MANY_PACKS * access.vec
+    many = rows >= MANY_ROWS and cols >= _PACKS_THAT_PAY * access.vec
     return many and program.waits_often and not program.reads_columns and _is_light(program)
 
 
@@ -194,7 +195,7 @@ def _left_from_cache(program: Program, shifted: bool) -> float:
     of_rows = program.input_bytes + program.output_bytes
     if shifted:
         return of_rows / (of_rows + _SHIFTED_BYTES * program.column_reads)
-    of_columns = program.column_reads * sum(program.column_sizes) / len(program.column_sizes)
+    of_columns = program.column_reads * sum(program.column_sizes) / len(program.column_sizes)  # by their mean size
     return min(_MOST_FROM_CACHE, _FROM_CACHE * of_rows / (of_rows + of_columns))
 
 
@@ -209,23 +210,24 @@ def _rate(part: int, blocks: int, cluster: int, shifted: bool, waits_little: boo
     """Estimate the rate of blocks that each hold so many bytes of a row, as a share of a copy's."""
     if cluster == 1:
         return blocks / (blocks + _BLOCK_LOSS)
-    held = min(1.0, part * _whole(blocks, cluster) / _ENOUGH_HELD) ** _HELD_POWER
+    held = min(1.0, part * _blocks_of_whole_clusters(blocks, cluster) / _ENOUGH_HELD) ** _HELD_POWER
     loss = _CLUSTER_LOSS if waits_little else _HEAVY_CLUSTER_LOSS
     return blocks / (blocks + loss) * held * (_SHIFTED_SHARE if shifted else 1.0)
 
 
 @lru_cache(maxsize=4096)
-def _whole(blocks: int, cluster: int, places: int = 1) -> float:
-    """Return the blocks of whole clusters on a multiprocessor, on average, which has room for so many.
+def _blocks_of_whole_clusters(blocks: int, cluster: int, places: int = 1) -> float:
+    """Return how many blocks of whole clusters a multiprocessor has on average, if it has room for `blocks`.
 
-    `places` is as in `turns_of_clusters`.
+    `places` is as in `turns_of_clusters`; single blocks are so many that it hardly matters.
     """
     if cluster == 1:
         return float(blocks)
     sizes = (_MULTIPROCESSORS,) if cluster == 2 else _GROUPS
     clusters = sum(size * blocks // cluster for size in sizes if size >= cluster)
     turns = turns_of_clusters(cluster, clusters, places)
-    return clusters * turns // places * places / turns * cluster / _MULTIPROCESSORS
+    launched = clusters * turns // places * places
+    return launched / turns * cluster / _MULTIPROCESSORS
 
 
 def _options_with_columns(program: Program, access: Access) -> Iterator[_Option]:
@@ -250,7 +252,7 @@ def _options_with_columns(program: Program, access: Access) -> Iterator[_Option]
                 if cluster > 1 and blocks * rows < fewest:
                     continue
                 held_of_rows = elements * program.input_bytes * used * rows
-                whole = _whole(blocks, cluster, vec if shifted else 1)
+                whole = _blocks_of_whole_clusters(blocks, cluster, vec if shifted else 1)
                 rate = _rate_with_columns(used, threads * rows, held_of_rows, blocks, whole, rows, cluster)
                 if shifted:
                     rate *= _SHIFTED_SHARE

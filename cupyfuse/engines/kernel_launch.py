@@ -29,9 +29,6 @@ from ..plan.schedule import Step, state_size
 _MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
 # From so many blocks on threads of elementwise work have several packs: enough blocks are left for all multiprocessors.
 _MANY_BLOCKS, _PACKS_A_THREAD = 1 << 14, 8
-# Clusters that hold values of columns follow each other so often where each still has as many rows as it computes at a
-# time: an H200 does not give all multiprocessors equal shares of its memory's rate.
-_TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -312,13 +309,13 @@ def _thread_blocks(config: Config, rows: int, cols: int, at_once: int) -> int:
         if blocks >= _MANY_BLOCKS:
             blocks = -(-blocks // _PACKS_A_THREAD)
     else:
-        teams = _clusters(config, rows, at_once) if config.packs else -(-rows // config.rows)
+        teams = _teams(config, rows, at_once) if config.template == "row_shared" else -(-rows // config.rows)
         blocks = min(teams, _MAX_BLOCKS // config.cluster) * config.cluster
     return max(1, min(blocks, _MAX_BLOCKS))
 
 
-def _clusters(config: Config, rows: int, at_once: int) -> int:
-    """Return how many clusters of blocks, or blocks, compute rows in shared memory; so many have room at once.
+def _teams(config: Config, rows: int, at_once: int) -> int:
+    """Return how many clusters, or single blocks, row_shared is launched with; the GPU has room for `at_once` of them.
 
     Those that copy values of columns do so once each; all rows of one have to begin at the same place in a pack. A
     cluster that has its multiprocessors to itself begins the next row sooner than another would have room.

@@ -56,14 +56,18 @@ def keeping_validation() -> Iterator[None]:
 
 
 def guards_to_keep(guards: Sequence[Any]) -> list[bool]:
-    """Say which of Dynamo's guards hold in calls: all but those on `_NO_VALIDATION`.
+    """Say which of Dynamo's guards hold in calls: all but those on `_NO_VALIDATION`."""
+    _forget_guarded_objects(guards)
+    return [not ("_validate_args" in g.name and type(g.value) is type(_NO_VALIDATION)) for g in guards]
 
-    Dynamo makes all guards once to ask, and then again. What it guarded stays out of the comparison in between: of an
-    array of NumPy's that is the tensor it made from it, another one each time, and two tensors compare by element.
+
+def _forget_guarded_objects(guards: Sequence[Any]) -> None:
+    """Have Dynamo not compare what it guarded when it makes the guards again, after it has asked which to keep.
+
+    For an array of NumPy's that object is a tensor which it makes anew each time, and two tensors compare by element.
     """
     for guard in guards:
         guard.orig_guard.obj_weakref = None
-    return [not ("_validate_args" in g.name and type(g.value) is type(_NO_VALIDATION)) for g in guards]
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def test_teams_share_values_of_columns(
     monkeypatch: pytest.MonkeyPatch, config: Config, shape: tuple[int, int], program: Any
 ) -> None:
     """Some teams have several rows, some none; values are read in each stage, or in the last one."""
-    monkeypatch.setattr(kernel_launch, "_clusters", lambda config, rows, at_once: min(rows, 8))
+    monkeypatch.setattr(kernel_launch, "_teams", lambda config, rows, at_once: min(rows, 8))
     force(monkeypatch, config, shape[1])
     dtype = "float16" if config.vec == 8 else "float32"
     for special in (False, True):
