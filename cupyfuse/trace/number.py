@@ -59,11 +59,15 @@ class TracedNumber:
 
     def in_array(self) -> Any:
         """Return what stands for the number in an array that is made of it: a traced scalar, or the value."""
+        found = self.beside_array()
+        if type(found) is not Tracer:
+            return found
+        return self._trace.array(g.cast(found._node, found._node.dtype), ())  # no longer weak in promotion
+
+    def beside_array(self) -> Any:
+        """Return what stands for the number where it meets an array: a traced scalar, as weak as it, or the value."""
         self._call.makes_arrays = True
-        if not self._call.arrays:
-            return self.read()
-        node = self._trace.tracer_of(self)._node
-        return self._trace.array(g.cast(node, node.dtype), ())  # no longer weak in promotion
+        return self._trace.tracer_of(self) if self._call.arrays else self.read()
 
     def computed(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Return what a function gives for numbers, this one among them: a traced number, or the outcome of a test."""
@@ -128,7 +132,7 @@ class TracedNumber:
         if any(type(i) is Tracer for i in inputs):
             return NotImplemented  # Tracer.__array_ufunc__ takes the call
         if any(isinstance(i, np.ndarray) for i in inputs) and not options:
-            inputs = tuple(i.in_array() if isinstance(i, TracedNumber) else i for i in inputs)
+            inputs = tuple(i.beside_array() if isinstance(i, TracedNumber) else i for i in inputs)
             if any(type(i) is Tracer for i in inputs):
                 return getattr(ufunc, method)(*inputs)
         is_numpys = getattr(np, ufunc.__name__, None) == ufunc
@@ -183,7 +187,7 @@ class TracedInteger(TracedNumber):
     __slots__ = ()
     _type = int
 
-    def in_array(self) -> Any:
+    def beside_array(self) -> Any:
         return self.read()
 
     def as_float(self) -> Any:

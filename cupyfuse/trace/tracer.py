@@ -377,16 +377,27 @@ def _in_loop_dtypes(ufunc: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     traced = [i for i in inputs if isinstance(i, Tracer)]
     if any(t._node.dtype == "bfloat16" for t in traced):
         return inputs
-    weak = (int, float)  # Python's numbers take the others' dtype
-    given = [type(i) if type(i) in weak else i.dtype if isinstance(i, Tracer) else np.result_type(i) for i in inputs]
     try:
-        loops = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout))
+        loops = ufunc.resolve_dtypes((*map(_type_in_loops, inputs), *[None] * ufunc.nout))
     except TypeError:
         return inputs
     if any(d.hasobject for d in loops):  # of np.frompyfunc
         return inputs
     found = zip(inputs, loops[: len(inputs)], strict=True)
     return tuple(i.astype(d) if isinstance(i, Tracer) and i.dtype != d else i for i, d in found)
+
+
+def _type_in_loops(operand: Any) -> Any:
+    """Return what decides a ufunc's loop: a dtype, or the type of a number of Python's, which takes the others' dtype.
+
+    The class of a number that each call brings is the number's.
+    """
+    if isinstance(operand, Tracer):
+        return operand.dtype
+    kind = operand.__class__
+    if kind in (int, float):
+        return kind
+    return np.dtype(kind) if issubclass(kind, np.generic) else np.result_type(operand)
 
 
 def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:

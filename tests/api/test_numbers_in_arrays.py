@@ -73,6 +73,14 @@ def test_against_numpy(function: Callable[[Any, float], Any], plans: int, dtype:
     assert len(fused.plans) == plans
 
 
+@pytest.mark.parametrize("array", [np.float16(1.5), np.array(1.5, np.float16), np.full((3, 4), 1.5, np.float16)])
+def test_beside_arrays_they_take_their_dtype(array: Any) -> None:
+    """As numbers of Python's do; NumPy makes an array of the scalar that `np.clip` is given."""
+    fused = cf.fuse(lambda x, k: x * np.clip(array, k, None))
+    for k in (0.5, 0.25, 2.5, 1.75):
+        assert_equal(fused(X, k), X * np.clip(array, k, None))
+
+
 def test_of_one_value_they_are_constants() -> None:
     """Which no kernel computes anew for each row."""
     fused = cf.fuse(lambda x, k: x * k ** np.arange(4))

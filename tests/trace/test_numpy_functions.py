@@ -165,6 +165,7 @@ NATIVE: dict[str, tuple[Function, float]] = {
     "floor": (lambda x: (np.floor(x), np.ceil(x)), 0),
     "sign": (lambda x: np.sign(x), 1),
     "isclose": (lambda x: (np.isclose(x, x + 1e-9), np.isclose(x, 1, atol=0.5), np.isclose(x, x, equal_nan=True)), 0),
+    "isclose_bools": (lambda x: (np.isclose(x > 0, True), np.isclose(x > 0, False), np.isclose(True, x > 0)), 0),
     "allclose": (lambda x: np.allclose(x, x), 0),
     "isposinf": (lambda x: (np.isposinf(x), np.isneginf(x)), 0),
     "fmax": (lambda x: (np.fmax(x, 0.5), np.fmin(x, -0.5), np.fmax(x, -x)), 1),

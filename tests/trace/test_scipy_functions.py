@@ -133,6 +133,18 @@ def test_ufuncs_have_scipys_dtypes(name: str, dtype: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6 if expected.dtype == np.float32 else 1e-14)
 
 
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64])
+def test_ufuncs_take_numbers_that_change_from_call_to_call(kind: type) -> None:
+    x = np.linspace(0.5, 4, 12, dtype=np.float32).reshape(3, 4)
+    functions = [special.xlogy, lambda x, k: special.jv(k, x), lambda x, k: special.gammainc(k + 1, x)]
+    for function in functions:
+        fused = cf.fuse(function)
+        for k in map(kind, (2.0, 3.0, 0.5, 2.25)):
+            found, expected = fused(x, k), function(x, k)
+            assert found.dtype == expected.dtype
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_logit_near_one_half() -> None:
     x = 0.5 + np.array([0.0, 1e-12, -1e-9, 1e-3, 0.1, -0.2, 0.149, 0.151])
     np.testing.assert_allclose(cf.fuse(lambda v: special.logit(v))(x), special.logit(x), rtol=1e-14)

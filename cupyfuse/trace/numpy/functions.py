@@ -121,7 +121,7 @@ def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
     x, y = as_tracer(a, trace), as_tracer(b, trace)
     if any(dtypes.is_complex(v._node.dtype) for v in (x, y)):
         return call_library("isclose", [a, b], {"rtol": rtol, "atol": atol, "equal_nan": equal_nan})
-    if type(b) is int:
+    if type(b) in (int, bool):
         y = as_tracer(float(b), trace)
     elif y._node.op != "const" and not dtypes.is_float(y._node.dtype):
         y = y.astype("float64")
