@@ -81,6 +81,18 @@ def test_beside_arrays_they_take_their_dtype(array: Any) -> None:
         assert_equal(fused(X, k), X * np.clip(array, k, None))
 
 
+def test_common_dtypes_with_them() -> None:
+    functions: list[Callable[..., Any]] = [
+        lambda x, k: x.astype(np.result_type(x, k)) * k,
+        lambda x, k: x + np.zeros(4, np.result_type(k)),
+        lambda x, k: x.astype(np.result_type(k, np.float16)),
+    ]
+    for function in functions:
+        fused = cf.fuse(function)
+        for k in (0.5, 0.25, 2.5, np.float64(1.5), np.float64(0.5), np.float32(3), 2, 3, 4):
+            assert_equal(fused(X, k), function(X, k))
+
+
 def test_of_one_value_they_are_constants() -> None:
     """Which no kernel computes anew for each row."""
     fused = cf.fuse(lambda x, k: x * k ** np.arange(4))

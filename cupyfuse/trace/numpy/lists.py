@@ -89,6 +89,9 @@ _CHANGES = {**dict.fromkeys(_SEQUENCES.split(), _with_stacked_items), "lexsort":
 _AS_GIVEN = ("out", "range", "bins", "condlist", "funclist", "choices")  # options that are no arrays by themselves
 
 
+_OF_TYPES = ("result_type",)  # functions for which a number's type counts, not its value
+
+
 def stacking(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of NumPy's that takes lists and tuples of traced arrays for arrays."""
     name = original.__name__
@@ -102,6 +105,8 @@ def stacking(original: Callable[..., Any]) -> Callable[..., Any]:
         """Call NumPy's function with lists of traced arrays stacked."""
         if any(type(a) in (list, tuple) for a in args):
             args = (*map(change, args[:count]), *args[count:])
+        if name in _OF_TYPES:
+            args = tuple(a.__class__(0) if isinstance(a, TracedNumber) else a for a in args)
         for label, value in options.items():
             if type(value) in (list, tuple) and label not in _AS_GIVEN:
                 options[label] = change(value)
