@@ -225,7 +225,7 @@ def graph_key(graph: g.Graph, values: Sequence[float] | None = None) -> list[Has
     for node in g.topological(graph.roots):
         numbers[node] = len(numbers)
         if node.call is not None and values is not None:
-            node = replace(node, call=node.call.with_numbers(values))
+            node = replace(node, call=node.call.for_values(values))
         key = operation_key(node) if values is None or node.op != "const" else _constant_of_call(node, values)
         lines.append((key, tuple(numbers[i] for i in node.inputs)))
     effects = tuple((argument, numbers[n]) for argument, n in graph.effects)

@@ -98,7 +98,7 @@ class LibraryCall:
         """The numbers among the arguments, which follow the operands when the function is called."""
         return tuple(dict.fromkeys(_numbers_in((self.arguments, self.options))))
 
-    def with_numbers(self, values: Numbers) -> LibraryCall:
+    def for_values(self, values: Numbers) -> LibraryCall:
         """Return what the call is for the numbers that a plan is called with."""
         arguments, options = replace_numbers((self.arguments, self.options), lambda n: n.evaluate(values))
         return replace(self, arguments=arguments, options=options)

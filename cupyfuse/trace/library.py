@@ -61,7 +61,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         fail(name, "none of its operands is an array")
     trace = first._trace
     found = _Operands(name, trace)
-    given = found.replace_arrays(found.with_numbers(function, tuple(arguments), options))
+    given = found.replace_arrays(found.take_numbers(function, tuple(arguments), options))
     if trace.strict:
         fail(
             name,
@@ -124,7 +124,7 @@ class _Operands:
         self.numbers: dict[Number, Any] = {}  # with their values in the traced call
         self.are_selected = False  # whether the number of elements of some depends on a mask
 
-    def with_numbers(self, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def take_numbers(self, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Return arguments and options in which what a call brings is a `Number` where each call may bring its own.
 
         These are floats that are arguments by themselves. Others may be lengths, axes and positions, or are in lists,

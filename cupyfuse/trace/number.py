@@ -109,7 +109,8 @@ class TracedNumber:
         try:
             found = _quiet(function)(*[o.value if isinstance(o, TracedNumber) else o for o in operands])
         except ERRORS:
-            if not isinstance(function, np.ufunc):  # which raise for integers alone, and for what type they are of
+            # What a ufunc raises for integers becomes a condition of the plan; other functions are left to NumPy.
+            if not isinstance(function, np.ufunc):
                 return None
         else:
             if type(found) not in (np.bool_, *NUMPY_NUMBERS):

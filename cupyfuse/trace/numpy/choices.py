@@ -17,7 +17,7 @@ from ..python_numbers import as_integer, as_python, is_python, is_weak
 from ..tracer import Tracer
 from ..user_code import fail
 from ..watched import Watched
-from .lists import with_numbers
+from .lists import numbers_as_scalars
 
 _OWN = __name__.partition(".")[0] + "."  # where the classes are that stand for others: arrays, numbers, functions
 
@@ -87,7 +87,7 @@ def _converter(original: Callable[..., Any], convert: Callable[[Any], Any]) -> C
     return call
 
 
-def _class_of(*args: Any, **options: Any) -> Any:
+def _class_it_stands_for(*args: Any, **options: Any) -> Any:
     """Return the class of what a traced value or a replacement stands for; else call `type`."""
     if len(args) == 1 and isinstance(args[0], Watched):
         return np.ndarray
@@ -114,7 +114,7 @@ class _Concatenator:
             fail(f"np.{self._name} with a directive", "arrays, numbers and slices are expected; use np.concatenate")
         arrays = [self.original[i] if isinstance(i, slice) else i for i in items]
         dtype = np.result_type(*map(_type_in_arrays, arrays))  # which numbers take
-        return self._join([_in_dtype_of_all(with_numbers(a), dtype) for a in arrays])
+        return self._join([_with_numbers_of(numbers_as_scalars(a), dtype) for a in arrays])
 
     def __len__(self) -> int:
         return 0
@@ -127,8 +127,8 @@ def _type_in_arrays(item: Any) -> Any:
     return item.dtype if isinstance(item, Tracer) else item
 
 
-def _in_dtype_of_all(item: Any, dtype: Any) -> Any:
-    """Return a number as a vector of a dtype; arrays as they are."""
+def _with_numbers_of(item: Any, dtype: Any) -> Any:
+    """Return a number as an array of a dtype, which is a traced scalar or a vector; arrays as they are."""
     if isinstance(item, Tracer):
         return item if item.ndim else item.astype(dtype)
     return item if np.ndim(item) else np.asarray([item], dtype)
@@ -159,5 +159,5 @@ REPLACED_TYPES = {
     "int": _converter(int, as_integer),
     "float": _converter(float, _in_dtype("float64")),
     "complex": _converter(complex, _in_dtype("complex128")),
-    "type": _class_of,
+    "type": _class_it_stands_for,
 }

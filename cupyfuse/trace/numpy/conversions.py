@@ -81,7 +81,7 @@ def _converting_tracers(original: Callable[..., Any], convert: Callable[..., Any
     def call(*args: Any, **options: Any) -> Any:
         """Convert if the first argument is traced, else call NumPy's function."""
         if args and (type(args[0]) in (list, tuple) or original.__name__ not in _TESTS):
-            args = lists.with_numbers(args[0]), *args[1:]
+            args = lists.numbers_as_scalars(args[0]), *args[1:]
         if args and (isinstance(args[0], (Masked, Tracer)) or holds_tracers(args[0])):
             return convert(*args, **options)
         return original(*args, **options)

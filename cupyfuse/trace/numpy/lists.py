@@ -46,11 +46,11 @@ def stack(values: Sequence[Any], dtype: Any = None) -> Tracer:
     return np.stack(arrays)  # type: ignore[return-value]
 
 
-def with_numbers(value: Any) -> Any:
+def numbers_as_scalars(value: Any) -> Any:
     """Return a nested list or tuple with what stands for the traced numbers in it, in an array that is made of it."""
     if type(value) not in (list, tuple):
         return value.in_array() if isinstance(value, TracedNumber) else value
-    return type(value)(map(with_numbers, value))
+    return type(value)(map(numbers_as_scalars, value))
 
 
 def _check_promotion(kinds: Sequence[Any]) -> None:

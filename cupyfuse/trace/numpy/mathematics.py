@@ -41,7 +41,7 @@ class Function(Replacement):
         name = self.__wrapped__.__name__
         for value in args:
             if type(value) is Tracer and not value.ndim:
-                _check_is_truncated(name, value)
+                _check_has_trunc(name, value)
                 return by_python(f"math.{name}", _DTYPES[name], args, options)
         for value in args:
             if isinstance(value, TracedNumber) and not options:
@@ -49,7 +49,7 @@ class Function(Replacement):
         return self.__wrapped__(*args, **options)
 
 
-def _check_is_truncated(name: str, scalar: Tracer) -> None:
+def _check_has_trunc(name: str, scalar: Tracer) -> None:
     """Raise Python's error for `math.trunc` of a number of NumPy's that is none of Python's."""
     cls = scalar.__class__
     if name == "trunc" and not hasattr(cls, "__trunc__"):
