@@ -204,7 +204,9 @@ class Substitution:
         are called.
         """
         reads, own = reads_of(function.__code__), function.__globals__
-        namespace = self._globals.setdefault(id(own), dict(own))
+        namespace = self._globals.get(id(own))
+        if namespace is None:
+            namespace = self._globals[id(own)] = dict(own)
         builtins = {label for label in reads.globals if label not in own}
         types_called = frozenset(builtins & reads.called & REPLACED_TYPES.keys())
         namespace.update({label: REPLACED_BUILTINS[label] for label in builtins & REPLACED_BUILTINS.keys()})
