@@ -127,8 +127,51 @@ def _pointwise_vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node 
             result.append(None)
             continue
         scaled = scale_cotangent(cotangent, partial._node if isinstance(partial, Tracer) else partial, given)
+        if scaled is not None and i is node.inputs[-1]:
+            scaled = _without_deviations(scaled, node)
         result.append(None if scaled is None else sum_to_shape(scaled, i.shape, node.shape))
     return result
+
+
+def _without_deviations(cotangent: Node, node: Node) -> Node | None:
+    """Leave out what sums to zero of a mean's cotangent, where `node` subtracts the mean from what it is of.
+
+    That are multiples of these deviations by numbers that are the same for all of them: a variance does not depend on
+    what is near the mean. As computed, their sum would be a rounding error, and its reduction a stage of a kernel.
+    """
+    mean = _behind_copies(node.inputs[1]) if node.op == "subtract" else node
+    if mean.op != "mean" or _behind_copies(mean.inputs[0]) is not _behind_copies(node.inputs[0]):
+        return cotangent
+
+    def is_multiple(value: Node) -> bool:
+        """Whether a value is the deviations times what does not vary along the mean's axis."""
+        if value.op in ("multiply", "divide"):
+            whole = [i for i in value.inputs if i.shape[mean.axis] != 1]
+            return len(whole) == 1 and (value.op == "multiply" or whole[0] is value.inputs[0]) and is_multiple(whole[0])
+        if value.op in ("negative", *g.PASS_THROUGH):
+            return is_multiple(value.inputs[0])
+        return value.op == "subtract" and value.inputs == node.inputs
+
+    def left(value: Node) -> Node | None:
+        """Return a sum without the terms that are such multiples; None if nothing is left."""
+        if is_multiple(value):
+            return None
+        if value.op == "negative":
+            rest = left(value.inputs[0])
+            return rest if rest is None else g.pointwise("negative", rest)
+        if value.op == "add" and all(i.shape == value.shape for i in value.inputs):
+            terms = [t for t in map(left, value.inputs) if t is not None]
+            return terms[0] if len(terms) == 1 else g.pointwise("add", *terms) if terms else None
+        return value
+
+    return left(cotangent) if node.shape[mean.axis] > 1 else cotangent
+
+
+def _behind_copies(node: Node) -> Node:
+    """Return what casts and broadcasts are of."""
+    while node.op in g.PASS_THROUGH:
+        node = node.inputs[0]
+    return node
 
 
 def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -> Node | None:
