@@ -122,6 +122,55 @@ def operands_to_save(forward: Sequence[Node], gradients: Sequence[Node], saved: 
     return [n for n in found if _is_computed(n, saved)]
 
 
+def values_of_rows(forward: Sequence[Node], gradients: Sequence[Node], saved: Collection[Node]) -> list[Node]:
+    """List the values of whole rows that gradients read, such as the mean and the deviation of a norm.
+
+    One number for each long row, of many, costs little to save; to compute it again, the backward pass would wait for
+    reductions, one after the other. Of exponentials and of what is relative to an extremum kernels make better use
+    where they compute both. Saved are those alone that the backward pass would compute alike: where one of the two
+    passes rounds 16-bit elements, what it subtracts from these has to be of rounded ones, too.
+
+    Parameters
+    ----------
+    forward, gradients : sequence of Node
+        The roots of the two passes, in one graph.
+    saved : collection of Node
+        The values that are saved anyway.
+    """
+    alike: dict[Node, int] = {}  # values that both compute alike, by the length of the rows that they were reduced from
+    near: set[Node] = set()  # those that differ by roundings alone, by few of their digits
+    for node in g.topological(forward):
+        operands = [i for i in node.inputs if i.op != "const"]
+        if node.op in _EXTREMES or node.op in _EXPONENTIALS or g.is_product(node):
+            continue
+        along_row = node.reduction and node.axis == 1
+        whole = node.pointwise and node.shape[1] == 1  # what is smaller than the rows of a step is not rounded
+        is_alike = all(i in alike for i in operands) and (
+            along_row or whole or _is_exact(node) or not _has_16_bits(node)
+        )
+        if is_alike or (along_row and node.op in ("sum", "mean") and _squared(node.inputs[0]) in near):
+            alike[node] = max([node.inputs[0].shape[1] if along_row else 0, *(alike.get(i, 0) for i in operands)])
+        if node in alike or (node.op == "subtract" and all(i in alike for i in operands)):
+            near.add(node)
+
+    def chosen(node: Node) -> bool:
+        rows, long = node.shape[0], alike.get(node, 0)
+        return node.shape[1] == 1 and long >= _LONG_ROW and rows * long >= _MANY_ELEMENTS and node not in saved
+
+    found = [n for n in _reachable(gradients, lambda n: n in saved or chosen(n)) if chosen(n)]
+    return list({expression_key(n): n for n in reversed(found)}.values())
+
+
+def _squared(node: Node) -> Node | None:
+    """Return the value that a node is the square of; None if it is none."""
+    is_square = node.op == "square" or (node.op == "multiply" and node.inputs[0] is node.inputs[1])
+    return node.inputs[0] if is_square else None
+
+
+# Elements of a row of which a value is saved, and of all rows.
+_LONG_ROW, _MANY_ELEMENTS = 256, 1 << 20
+
+
 def read_operands(gradients: Sequence[Node], operands: Mapping[Node, Node], saved: Collection[Node]) -> list[Node]:
     """Have products of the backward pass read `operands[n]` in the place of n; all else computes n again.
 
@@ -204,13 +253,17 @@ def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[No
 
 
 def stored(node: Node) -> Node:
-    """Return the node to save for a value: 16-bit reductions in float32, as they are computed."""
-    return g.cast(node, dtypes.compute_dtype(node.dtype)) if node.reduction else node
+    """Return the node to save for a value: 16-bit reductions, and values of rows, in float32, as they are computed."""
+    return g.cast(node, dtypes.compute_dtype(node.dtype)) if _stays_wide(node) else node
+
+
+def _stays_wide(node: Node) -> bool:
+    return node.reduction or (node.pointwise and node.shape[1] == 1 < node.shape[0])
 
 
 def _is_stored(node: Node) -> bool:
-    """Whether a node is the `stored` form of a reduction."""
-    if node.op != "cast" or not node.inputs[0].reduction:
+    """Whether a node is the `stored` form of a reduction, or of a value of rows."""
+    if node.op != "cast" or not _stays_wide(node.inputs[0]):
         return False
     return expression_key(node) == expression_key(stored(node.inputs[0]))
 
@@ -228,7 +281,7 @@ def extract_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -
     outputs : sequence of Node
     leaves : sequence of (Node, str)
         The inputs in order, with their names; unused ones are kept. The `stored` form of a node also stands for the
-        node itself.
+        node itself, and one of a reduction, or of values of rows, for others that are computed from the same.
     """
     inputs: list[Node] = []
     done: dict[Node, Node] = {}
@@ -238,7 +291,9 @@ def extract_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -
         done.setdefault(node, leaf)
         if _is_stored(node):
             done.setdefault(node.inputs[0], leaf)
+    same = {expression_key(node): leaf for node, leaf in done.items() if _stays_wide(node)}
     for node in g.topological(outputs, lambda n: () if n in done else n.inputs):
         if node not in done:
-            done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+            twin = same.get(expression_key(node)) if _stays_wide(node) else None
+            done[node] = twin or g.with_inputs(node, [done[i] for i in node.inputs])
     return Graph(inputs, [done[n] for n in outputs])

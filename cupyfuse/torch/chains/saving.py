@@ -22,7 +22,14 @@ from ...plan.plan import Plan, Traced
 from ...plan.report import duration, quantity
 from ...settings import Settings
 from ...trace.autodiff import gradients
-from ...trace.saved import extract_graph, operands_to_save, saved_values, stored, sums_with_biases
+from ...trace.saved import (
+    extract_graph,
+    operands_to_save,
+    saved_values,
+    stored,
+    sums_with_biases,
+    values_of_rows,
+)
 from .chain import TracedChain
 
 
@@ -126,6 +133,7 @@ def choose_saved(
         if not rounded and max((n.shape[-1] for n in products), default=0) > _RESIDENT:
             statistics = saved_values(outputs, list(roots.values()), products=False)
             products = list(dict.fromkeys([*products, *statistics]))
+        products += values_of_rows(outputs, list(roots.values()), products)
         return _with_operands(traced, products, list(roots.values()), settings)
     ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
     times: dict[str, float] = {}
