@@ -71,11 +71,11 @@ def test_chains_that_do_not_gain_however_they_would_run(build, dtype, shape, com
     assert not found.gains(), found
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_gelu_behind_a_16_bit_layer_gains_in_inference_alone(compiled):
-    """As measured on an H200: 44 us beside 50 in inference, 138 beside 147 in training."""
-    assert of(chains.linear_gelu, "bfloat16", BERT, False, compiled=compiled).gains()
-    assert not of(chains.linear_gelu, "bfloat16", BERT, True, compiled=compiled).gains()
+@pytest.mark.parametrize("training", [False, True])
+def test_a_gelu_behind_a_16_bit_layer_gains(training):
+    """As measured on an H200: 39 us beside 50 in inference, 128 beside 155, and Inductor's 147, in training."""
+    assert of(chains.linear_gelu, "bfloat16", BERT, training).gains()
+    assert of(chains.linear_gelu, "bfloat16", BERT, False, compiled=True).gains()
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -95,7 +95,7 @@ def test_row_work_gains_beside_eager_and_not_beside_inductor(build, dtype, shape
 @pytest.mark.parametrize(
     ("build", "dtype", "shape", "compiled"),
     [
-        (chains.mlp, "bfloat16", BERT, (True,)),  # forward 79 us, Inductor 91
+        (chains.mlp, "bfloat16", BERT, (True,)),  # forward 76 us, Inductor 95; with the backward pass 257 and 287
         (chains.bias_gelu, "bfloat16", (128, 512), (False,)),  # one launch of the host's, eager two
         (chains.scaled_softmax, "float32", HEAD[:2], (True,)),  # rows that Inductor reads again
     ],
@@ -108,7 +108,7 @@ def test_what_gains_in_inference_alone(build, dtype, shape, compiled):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_norms_gain_in_training(dtype):
-    """Of 32768 x 2048: forward and backward 632 and 376 us, eager 818 and 478."""
+    """Of 32768 x 2048: forward and backward 445 and 312 us, eager 812 and 478."""
     assert of(chains.add_layer_norm, dtype, (32768, 2048), True).gains()
 
 
@@ -299,8 +299,8 @@ def test_the_backward_pass_reads_the_copy_of_a_permuted_input(name, rest, compil
 
 
 def test_products_of_cublas_either_way_need_not_be_outweighed():
-    """A tenth of what differs is enough: measured in training on an H200, 135 us beside 155, and 1154 beside 1231."""
-    for build, shape in ((chains.linear_gelu, BERT), (chains.block, (16384, 768, 3072))):
+    """A tenth of what differs is enough."""
+    for build, shape in ((chains.linear_gelu, (4096, 4096, 4096)), (chains.block, (8192, 2048, 8192))):
         found = of(build, "bfloat16", shape, True)
         assert 0 < found.shared < found.fused.gpu < found.pytorch.gpu
         gpu_alone = dataclasses.replace(

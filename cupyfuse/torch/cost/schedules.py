@@ -68,6 +68,8 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
         rereads = any(n.reduction for n in step.nodes) and step.writes > step.reads // 8
         # Blocks share longer rows than one holds, or read them again where they are written back.
         share = rates.SHARED if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
+        if step.columns is not None:
+            share = rates.SUMMED_ROWS[_itemsize(step)]
         return Time(_row_time(step, machine, step.reads + step.writes, share), rates.OUR_LAUNCH * step.launches)
     times = []
     if step.by_tiles:
@@ -116,8 +118,13 @@ def _row_time(step: Step, machine: Machine, nbytes: float, share: float, launch:
 
 def _column_share(step: Step) -> float:
     """Return the share of the bandwidth at which columns of the step's matrices are reduced."""
+    return rates.COLUMNS[_itemsize(step)]
+
+
+def _itemsize(step: Step) -> int:
+    """Return the bytes of an element of the largest array that a step reads: 2, or 4 for all others."""
     largest = max(step.inputs, key=lambda n: n.nbytes, default=None)
-    return rates.COLUMNS[2 if largest is not None and dtypes.ITEMSIZE[largest.dtype] == 2 else 4]
+    return 2 if largest is not None and dtypes.ITEMSIZE[largest.dtype] == 2 else 4
 
 
 # Inductor's ---------------------------------------------------------------------------------------------------------
@@ -197,7 +204,8 @@ def _inductor_backward_time(steps: Sequence[Step], traced: TracedChain, requires
 def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine) -> list[Time]:
     """Estimate the gradients of row work by `reads`: along rows, and down columns for biases and scales.
 
-    Of matrices that are only added to each other, the sum is what the forward pass saves.
+    Of rows that are reduced one kernel makes both. Of matrices that are only added to each other, the sum is what the
+    forward pass saves.
     """
 
     def is_vector(n: Node) -> bool:
@@ -206,9 +214,13 @@ def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine) -> 
     matrices = _with_own_gradients(step, [n for n in reads if not is_vector(n)])
     constants = [n for n in step.inputs if not is_vector(n) and n not in reads]
     read = _bytes(matrices) + _bytes(constants) + _bytes(step.outputs)
-    rows = _row_time(step, machine, read + _bytes(matrices), rates.STREAM, rates.INDUCTOR_GAP)
+    together = any(map(is_vector, reads)) and any(n.reduction and n.axis == 1 for n in step.nodes)
+    share = rates.INDUCTOR_SUMMED_ROWS[_itemsize(step)] if together else rates.STREAM
+    rows = _row_time(step, machine, read + _bytes(matrices), share, rates.INDUCTOR_GAP)
     times = [Time(rows, rates.INDUCTOR_LAUNCH * step.launches)]
-    if any(map(is_vector, reads)):
+    if together:
+        times.append(Time(2 * rates.INDUCTOR_GAP, 2 * rates.INDUCTOR_LAUNCH))  # the merge of what blocks leave
+    elif any(map(is_vector, reads)):
         gpu = 2 * rates.INDUCTOR_GAP + machine.memory_time(read, _column_share(step))
         times.append(Time(gpu, 2 * rates.INDUCTOR_LAUNCH))
     return times
