@@ -1,0 +1,137 @@
+"""Time norms, activations and a softmax with weights in training: the forward pass, and both passes.
+
+Errors are those of the result and of all gradients against float64, the worst of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cupyfuse import dtypes
+
+from . import options as types
+from .lab import Lab, run
+from .report import Case, Report, Requirement
+from .rivals import BACKEND, COMPILED, EAGER, FUSED, Rival, as_run_by, device_copy
+from .tables import ERROR, case_tables, explain, findings_table
+
+COPY = "device copy"
+FORWARD, BACKWARD = "Forward", "Forward and backward"
+FIGURES = ("gpu_evicted", "wall")
+_SHAPES = (
+    *((12608, 768), (16384, 768), (32768, 1024), (262144, 256), (32768, 2560), (16384, 3072), (16384, 4096)),
+    *((16384, 5120), (16384, 8192)),
+)
+DEFAULTS = {"budget": (0.2, 0.03), "shapes": (_SHAPES, ((4096, 1024),))}
+REQUIREMENTS = (
+    Requirement("gpu_evicted", (FUSED,), 1.02, (EAGER,)),
+    Requirement("gpu_evicted", (BACKEND,), 1.02, (COMPILED,)),
+    Requirement("error", (FUSED,), 1.0, (EAGER,)),
+)
+_HOW = f"""\
+{ERROR}.
+- In training mode: of the forward pass, too, what the backward pass needs is kept. Gradients are those of the input,
+  the scale and the shift, for a cotangent of normal numbers. *{COPY}*: of as many bytes as the input and the result
+  have, and with a backward pass twice the cotangent's and the input's, too."""
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "layer norm": lambda F, x, scale, shift: F.layer_norm(x, x.shape[1:], scale, shift, 1e-5),
+    "RMS norm": lambda F, x, scale, shift: F.rms_norm(x, x.shape[1:], scale, 1e-6) + shift,
+    "GELU": lambda F, x, scale, shift: F.gelu(x * scale + shift),
+    "softmax": lambda F, x, scale, shift: F.softmax(x * scale + shift, 1),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    types.add_several(parser, "--functions", FUNCTIONS)
+    types.add_several(parser, "--dtypes", types.DTYPES, default=("float32", "bfloat16"))
+
+
+def _module(torch: Any, code: Callable[..., Any], columns: int, dtype: Any) -> Any:
+    """Return a module of a function with a scale and a shift for each column."""
+
+    class Weighted(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter((torch.rand(columns) + 0.5).to(dtype))
+            self.shift = torch.nn.Parameter(torch.randn(columns).to(dtype))
+
+        def forward(self, x: Any) -> Any:
+            return code(torch.nn.functional, x, self.scale, self.shift)
+
+    return Weighted()
+
+
+class _Passes:
+    """A call of a module, and the backward pass if it has a cotangent."""
+
+    def __init__(self, module: Any, x: Any, cotangent: Any = None):
+        self.module, self.x, self.cotangent = module, x, cotangent
+
+    def __call__(self) -> Any:
+        leaves = [self.x, *self.module.parameters()]
+        for leaf in leaves:
+            leaf.grad = None
+        result = self.module(self.x)
+        if self.cotangent is not None:
+            result.backward(self.cotangent)
+        return result
+
+    def results(self) -> list[Any]:
+        """Return the result, and the gradients, in float64."""
+        found = [self().detach().double()]
+        if self.cotangent is not None:
+            found += [leaf.grad.double() for leaf in (self.x, *self.module.parameters())]
+        return found
+
+
+def cases_of(lab: Lab, name: str, shape: tuple[int, int], dtype: str, options: argparse.Namespace) -> Iterator[Case]:
+    """Run every rival, forward, then forward and backward."""
+    pytorch = lab.need_torch()
+    torch, device = pytorch.torch, pytorch.device_type()
+    torch.manual_seed(options.seed)
+    kind = getattr(torch, dtype)
+    module = _module(torch, FUNCTIONS[name], shape[1], kind).to(device)
+    x = torch.randn(*shape, device=device).to(kind).requires_grad_()
+    cotangent = torch.randn(*shape, device=device).to(kind)
+    nbytes = shape[0] * shape[1] * dtypes.ITEMSIZE[dtype]
+    for group, given, passes in ((FORWARD, None, 2), (BACKWARD, cotangent, 5)):
+        with torch.enable_grad():
+            wide = _module(torch, FUNCTIONS[name], shape[1], torch.float64).to(device)
+            wide.load_state_dict(module.state_dict())
+            double = x.detach().double().requires_grad_()
+            expected = _Passes(wide, double, None if given is None else given.double()).results()
+
+            def rival(way: str, given: Any = given, expected: Any = expected) -> Rival:
+                made = _Passes(as_run_by(way, lab, module), x, given)
+                # Eager rounds what it sums up in 16 bits.
+                limit = 0.1 if dtypes.ITEMSIZE[dtype] < 4 else None
+                return Rival(made, [made.results], expected, limit=limit)
+
+            case = Case(f"{group}, {name}", f"{' x '.join(map(str, shape))}, {dtype}", shape, dtype, passes * nbytes)
+            rivals: dict[str, Callable[[], Rival]] = {
+                way: functools.partial(rival, way) for way in (FUSED, BACKEND, EAGER, COMPILED)
+            }
+            source = lab.cupy.zeros(passes * nbytes // 2, "uint8")
+            rivals[COPY] = functools.partial(device_copy, lab, source, passes * nbytes)
+            run(lab, case, rivals, FIGURES, options.budget)
+        yield case
+
+
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
+    """Run every function, dtype and shape."""
+    for name in options.functions:
+        for dtype in options.dtypes:
+            for shape in options.shapes:
+                lab.release()
+                lab.need_torch().reset_compiler()
+                yield from cases_of(lab, name, shape, dtype, options)
+
+
+def report_lines(report: Report) -> list[str]:
+    lines = [*findings_table(REQUIREMENTS, report.cases), *explain(FIGURES, _HOW)]
+    return [*lines, *case_tables(report, EAGER, ["gpu_evicted"])]
