@@ -1,7 +1,7 @@
 // Reductions down the columns: one block for each strip of columns and each share of the rows.
 //
 // P: an emitted struct as in row_block.cu with one stage, whose reductions run over rows; finish(totals, col) computes and
-//   writes the per-column results.
+//   writes the per-column results. The stage may store full results, too.
 // Within a warp, Strip / V lanes read one row's part of the strip and the other lanes the rows after it; a lane accumulates
 // V columns over all rows that it reads. Lanes, then warps, are merged in a fixed order. With several shares, the totals of
 // each go to p.partial (shares x cols) and column_merge finishes.
@@ -9,11 +9,12 @@
 //   V > 1 needs cols, all row strides and all pointers to be multiples of V elements.
 #pragma once
 
+#include "column_merge.cuh"
 #include "stages.cuh"
 
 template <class P, int Threads, int Strip, int Items, int V>
 __device__ __forceinline__ void column_stats(const P& p) {
-    typedef typename P::Totals0 Totals;
+    typedef typename P::ColumnTotals Totals;
     constexpr int across = Strip / V;               // lanes along one row
     constexpr int down = 32 / across;               // rows that a warp reads at once
     constexpr int warps = Threads / 32;
@@ -95,45 +96,5 @@ __device__ __forceinline__ void column_stats(const P& p) {
         } else {
             p.finish(whole, mine);
         }
-    }
-}
-
-// Merge the totals of all shares. Threads form groups of Width, a thread for each column: group k merges shares k, k + groups and
-// so on, in order, then group 0 merges the groups in order. Launch: Threads threads, a multiple of Width; ceil(cols / Width) blocks.
-template <class P, int Threads, int Width>
-__device__ __forceinline__ void column_merge(const P& p) {
-    typedef typename P::Totals0 Totals;
-    static_assert(Threads % Width == 0, "whole groups");
-    constexpr int groups = Threads / Width, ahead = 4;  // loads in flight
-    SHARED_BYTES(scratch, Threads * sizeof(Totals));
-    Totals(*shared)[Width] = reinterpret_cast<Totals(*)[Width]>(scratch);
-    const int place = threadIdx.x % Width, group = threadIdx.x / Width;
-    const i64 col = static_cast<i64>(blockIdx.x) * Width + place;
-    if (col < p.cols && group < p.shares) {
-        Totals whole = p.partial[group * p.cols + col];
-        for (i64 share = group + groups; share < p.shares; share += ahead * groups) {
-            Totals next[ahead];
-#pragma unroll
-            for (int k = 0; k < ahead; ++k) {
-                if (share + k * groups < p.shares) {
-                    next[k] = p.partial[(share + k * groups) * p.cols + col];
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < ahead; ++k) {
-                if (share + k * groups < p.shares) {
-                    whole.merge(next[k]);
-                }
-            }
-        }
-        shared[group][place] = whole;
-    }
-    __syncthreads();
-    if (col < p.cols && group == 0) {
-        Totals whole = shared[0][place];
-        for (int k = 1; k < groups && k < p.shares; ++k) {
-            whole.merge(shared[k][place]);
-        }
-        p.finish(whole, col);
     }
 }

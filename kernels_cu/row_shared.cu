@@ -28,7 +28,7 @@
 // computed as soon as it has arrived.
 template <class P, int Threads, int Packs, int Items, int V>
 struct HeldPacks {
-    static constexpr bool indexed = true, has_columns = P::holds_columns;
+    static constexpr bool indexed = true, has_columns = P::holds_columns, sums_columns = false;
     typename P::template Held<V> held;
     typename P::template Columns<V> columns;
     typename P::Single single;

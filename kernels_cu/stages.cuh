@@ -140,7 +140,8 @@ struct Loaded {
     decltype(static_cast<const P*>(nullptr)->template tile<V>(At<S>())) packs[Items];
     decltype(static_cast<const P*>(nullptr)->template tile<1>(At<S>())) single;
 
-    static constexpr bool indexed = false, has_columns = false;  // registers are not; values of columns are loaded by each stage
+    // Registers are not indexed; values of columns are loaded by each stage; rows alone are reduced.
+    static constexpr bool indexed = false, has_columns = false, sums_columns = false;
 
     // Read pack i, or the single element, for stage `Again`: as it was loaded in every stage if P::packed, else in the first.
     template <int Again, class Tile>
@@ -194,6 +195,9 @@ __device__ __forceinline__ void resident_stage(
                 p.template load_columns<V>(At<S>(), span.column(k), tile);
             }
             compute_pack<P, S, V>(p, tile, row, span.column(k), r, &e.packs[i * V]);
+            if constexpr (Source::sums_columns) {
+                source.template add_columns<S>(p, i, &e.packs[i * V]);
+            }
         }
     }
     if constexpr (Span<P, V, int>::has_singles) {
@@ -244,12 +248,11 @@ __device__ __forceinline__ void resident_stage(
     }
 }
 
-// Compute a pack of V elements at column `col`, store its results and accumulate its elements. Return what compute_pack does; if
+// Compute a pack of V elements `e` at column `col`, store its results and accumulate its elements. Return what compute_pack does; if
 // that is false, `totals` are wrong too.
 template <class P, int S, int V, Exact How = Exact::loaded_again, class Tile, class Totals>
 __device__ __forceinline__ bool accumulate_pack(
-    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, Totals& totals) {
-    typename P::Element e[V];
+    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, Totals& totals) {
     const bool done = compute_pack<P, S, V, How>(p, tile, row, col, r, e);
     if constexpr (P::reduces(S)) {
 #pragma unroll
@@ -280,7 +283,11 @@ __device__ __forceinline__ bool accumulate_packs(
                 if constexpr (!Source::has_columns) {
                     p.template load_columns<V>(At<S>(), span.column(k), tile);
                 }
-                done &= accumulate_pack<P, S, V, How>(p, tile, row, span.column(k), r, totals);
+                typename P::Element e[V];
+                done &= accumulate_pack<P, S, V, How>(p, tile, row, span.column(k), r, e, totals);
+                if constexpr (Source::sums_columns) {
+                    source.template add_columns<S>(p, i, e);
+                }
             }
         }
     }
@@ -306,7 +313,8 @@ __device__ __forceinline__ void packed_stage(
             auto tile = p.template tile<1>(At<S>());
             source.template take_single<S>(p, tile);
             p.template load_columns<1>(At<S>(), col, tile);
-            accumulate_pack<P, S, 1>(p, tile, row, col, r, totals);
+            typename P::Element e;
+            accumulate_pack<P, S, 1>(p, tile, row, col, r, &e, totals);
         }
     }
     if constexpr (P::reduces(S)) {
@@ -398,7 +406,8 @@ __device__ __forceinline__ void stream_share(
         if (has_single) {
             const i64 col = span.single(team.rank());
             p.template load_columns<1>(At<S>(), col, single);
-            accumulate_pack<P, S, 1>(p, single, row, col, r, totals);
+            typename P::Element e;
+            accumulate_pack<P, S, 1>(p, single, row, col, r, &e, totals);
         }
     }
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .. import dtypes
-from .program import COLUMN, FULL, Program
+from .program import FULL, Program
 
 # A row has to be so many vectors long to be accessed in shifted ones: its single elements are fewer than its threads.
 _SHORTEST_SHIFTED = 32
@@ -18,6 +18,7 @@ _SHORTEST_SHIFTED = 32
 _APART = 8
 # Threads on a multiprocessor that leave each 64 registers, or 128 for float64.
 _THREADS, _DOUBLE_THREADS = 1024, 512
+_MERGED_BESIDE_ROWS = 8  # columns of which a block merges the states that many blocks left, a group of threads each
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class Config:
     threads : threads per block
     items : packs of `vec` elements that a thread holds, or has in flight where rows are streamed
     vec : elements per memory access
-    group : lanes per row (row_lanes), or columns per strip (column_stats)
+    group : lanes per row (row_lanes), threads per row (row_columns), or columns per strip (column_stats)
     rows : rows that the lanes of a row load before they compute the first (row_lanes); rows that a block reads at a
         time, one with all its threads or several with a warp each (row_stream); rows that a block computes at a time,
         with as many threads each (row_shared)
-    shares : blocks that share the rows of a strip (column_stats), or a row (row_shares)
+    shares : blocks that share the rows of a strip (column_stats), a row (row_shares), or all rows (row_columns)
     blocks : least blocks per multiprocessor, which limits the registers per thread
     cluster : blocks that share a row (row_shared)
     packs : packs that a thread holds in shared memory (row_shared)
@@ -64,30 +65,30 @@ class Config:
     @property
     def merges(self) -> bool:
         """Whether the kernel may leave totals that a second one merges."""
-        return self.template in ("column_stats", "row_shares")
+        return self.template in ("column_stats", "row_shares", "row_columns")
 
     @property
     def merge_threads(self) -> int:
         """Threads per block of the kernel that merges."""
-        return 32 if self.template == "row_shares" else self.threads
+        return {"row_shares": 32, "row_columns": 256}.get(self.template, self.threads)
 
     @property
     def merged_columns(self) -> int:
-        """Columns per block of the kernel that merges, of column_stats."""
-        return min(32, self.group)
+        """Columns per block of the kernel that merges those of column_stats or row_columns."""
+        return _MERGED_BESIDE_ROWS if self.template == "row_columns" else min(32, self.group)
 
     def entry(self, merge: bool = False) -> tuple[str, str]:
         """Return the name of the kernel and the template instance that it calls; `merge` is for the merge of shares."""
         if merge and self.template == "row_shares":
             return "row_merge_kernel", f"merge_shares<Program, {self.merge_threads}>"
+        if merge:
+            return "column_merge_kernel", f"column_merge<Program, {self.merge_threads}, {self.merged_columns}>"
         if self.template == "column_stats":
-            if merge:
-                return "column_merge_kernel", f"column_merge<Program, {self.threads}, {self.merged_columns}>"
             parameters = [self.threads, self.group, self.items, self.vec]
         elif self.template == "elementwise":
             parameters = [self.threads, self.vec]
         else:
-            lanes = [self.group] if self.template == "row_lanes" else []
+            lanes = [self.group] if self.template in ("row_lanes", "row_columns") else []
             rows = [self.rows] if self.template in ("row_lanes", "row_stream") else []
             held, last = ([self.packs], [self.cluster, self.rows]) if self.packs else ([], rows)
             threads = self.threads // self.rows if self.packs else self.threads
@@ -108,7 +109,7 @@ class Access(NamedTuple):
 
 def widest_vec(program: Program) -> int:
     """Return the elements per access at which no array that is accessed in vectors takes more than 16 bytes."""
-    sizes = [dtypes.ITEMSIZE[p.dtype] for p in program.parameters if p.extent in (FULL, COLUMN) and not p.is_number]
+    sizes = [dtypes.ITEMSIZE[p.dtype] for p in program.parameters if program.in_vectors(p)]
     return min(8, 16 // max(sizes, default=4))
 
 
@@ -137,7 +138,8 @@ def accesses(
     """
     cols = program.domain[1] if cols is None else cols
     read, written = ([cols] if strides is None else strides for strides in (read, written))
-    has_rows = not program.by_columns and any(p.extent == FULL for p in program.parameters)
+    shifts = not (program.by_columns or program.columns)
+    has_rows = shifts and any(p.extent == FULL for p in program.parameters)
     vec = widest = widest_vec(program)
 
     def shiftable(vec: int, strides: Sequence[int]) -> bool:

@@ -11,6 +11,7 @@ from .config import Access, Config, power_of_two, resident_blocks, whole_warps, 
 from .program import FULL, ROW, Program
 from .shared_rows import in_shared_memory, pays_where_shifted, pays_where_waiting
 from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
+from .summed_rows import beside_columns
 
 # Values of a row that a thread may hold: with more, registers suffice for too few threads to hide latency.
 _MAX_HELD = 32
@@ -59,6 +60,9 @@ def default_config(program: Program, access: Access, clusters: bool = False) -> 
 
     `clusters` tells whether the GPU has clusters of blocks.
     """
+    if program.columns is not None:
+        packed = _is_packed(program)
+        return beside_columns(program, access, packed, most_as_loaded(program) if packed else _most_held(program))
     config = _configure(program, access, clusters)
     config = replace(config, shifted=access.shifted, apart=access.apart)
     return _evicted_last(program, config) if clusters and _evicts_last(program, config) else config

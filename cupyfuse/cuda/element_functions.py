@@ -80,7 +80,7 @@ def _tiles(program: Program, form: Form, fast: Body, exact: Body | None) -> tupl
     tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
     read = [p for p in tile if p.node is not program.product]
     if form.one_tile:  # per-column inputs are loaded by each, or once for all
-        tile = [p for p in program.loaded.values() if p.extent in (FULL, COLUMN)]
+        tile = [p for p in program.read_by_rows if p.extent in (FULL, COLUMN)]
         read = [p for p in tile if p.extent == FULL or p in read]
     return tile, read
 

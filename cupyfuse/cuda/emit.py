@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import ChainMap
 from functools import cached_property, partial
 
-from ..dtypes import ITEMSIZE
 from ..ir.graph import Node
 from .accumulators import Accumulator
 from .c_types import c_type, stored_type
@@ -42,7 +41,7 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
     if form.merges:
-        struct += f"\n{check_of_states(program.step)}"
+        struct += f"\n{check_of_states(program.columns or program.step, writer.column_totals)}"
     threads, blocks = (config.merge_threads, 1) if merge else (config.threads, config.blocks)
     source = translation_unit(
         config.template, struct, entry, f"{call}(p)", threads, blocks, conditional, config.cluster
@@ -98,7 +97,8 @@ class Writer:
             declarations.append(pointer)
         declarations.append("i64 rows; i64 cols;")
         if self.form.merges:
-            declarations.append("struct Totals0; Totals0* partial; i64 shares;")
+            totals = f"Totals{self.column_totals}"
+            declarations.append(f"struct {totals}; {totals}* partial; i64 shares;")
         if self.form.conditional:
             declarations.append(CONDITION)
         return declarations
@@ -108,13 +108,15 @@ class Writer:
         form, stages = self.form, range(self.program.stages)
         begin = self.emit_begin()
         bodies = [self.emit_stage(s) for s in stages]
-        finishes = [self.emit_column_finish() if self.program.by_columns else self.emit_finish(s) for s in stages]
+        finishes = [] if self.program.by_columns else [self.emit_finish(s) for s in stages]
+        if self.program.by_columns or self.program.columns:
+            finishes.append(self.emit_column_finish())
         commit = self.emit_commit()
         reducing = " || ".join(f"stage == {s}" for s in stages if self.program.reductions(s)) or "stage < 0"
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
         exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
-        column_bytes = sum(ITEMSIZE[p.dtype] for p in self.program.loaded.values() if p.extent == COLUMN)
+        column_bytes = sum(self.program.column_sizes)
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
@@ -127,6 +129,7 @@ class Writer:
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
             *(totals_struct(s, self.program.accumulators(s), self.read_field, self.terms) for s in stages),
+            self.emit_column_totals(),
             f"static constexpr int slot = (largest_of({largest}) + 7) / 8 * 8;",  # a multiple of any alignment
             begin,
             self.emit_misaligned(),
@@ -138,6 +141,19 @@ class Writer:
             commit,
         ]
         return "struct Program {\n" + indented("\n\n".join(s for s in sections if s)) + "\n};"
+
+    @property
+    def column_totals(self) -> int:
+        """The number of the totals of a column, behind those of the stages of rows; 0 where there are no others."""
+        return self.program.stages if self.program.columns else 0
+
+    def emit_column_totals(self) -> str:
+        """Emit the totals of a column, and the stage whose elements are added to them."""
+        alias = f"typedef Totals{self.column_totals} ColumnTotals;"
+        if self.program.columns is None:
+            return alias if self.program.by_columns else ""
+        totals = totals_struct(self.column_totals, self.program.column_accumulators, self.read_field, {})
+        return f"{totals}\n{alias}\nstatic constexpr int column_stage = {self.program.column_stage};"
 
     def emit_misaligned(self) -> str:
         """Emit `misaligned`: how many elements of a row are before its first pack, in all arrays or those written."""
@@ -168,7 +184,7 @@ class Writer:
     def row_expressions(self) -> dict[Node, str]:
         """The fields of the Row that hold per-row and scalar values."""
         expressions = {}
-        for node in (*self.program.loaded, *self.program.step.nodes):
+        for node in (*self.program.loaded, *self.program.own_nodes):
             along_row = self.program.extent(node) in (FULL, COLUMN)
             any_extent = node in self.program.loaded and self.program.loaded[node].extent == ANY
             reduced_columns = self.program.by_columns and self.program.stage.get(node, -1) >= 0
@@ -188,7 +204,7 @@ class Writer:
             self.row_fields[name] = c_type(parameter.dtype)
             body.line(f"r.{name} = {body.scope.element(node, 'row', '0')};")
             self.emit_reciprocal(body, node)
-        for node in program.step.nodes:
+        for node in program.own_nodes:
             if program.stage[node] < 0 and program.extent(node) not in (FULL, COLUMN):
                 self.emit_row_value(body, node)
         return function_text("void begin(i64 row, Row& r) const", body)
@@ -210,7 +226,8 @@ class Writer:
     def emit_stage(self, stage: int) -> str:
         """Emit the functions of one stage on elements: load, element, exact_element, store."""
         program = self.program
-        operands = [o for o in program.reductions(stage) if o.op != "const"]
+        reduced = {**program.reductions(stage), **(program.column_reductions if stage == program.column_stage else {})}
+        operands = [o for o in reduced if o.op != "const"]
         outputs = program.full_outputs.get(stage, [])
 
         def write_body(optimistic: bool) -> Body:
@@ -259,6 +276,7 @@ class Writer:
         later = [n for n, first in program.first_computed.items() if first > stage]
         is_read = any(i in only_readers and only_readers[i] is not n for n in later for i in n.inputs)
         added = [a for a in program.accumulators(stage) if a.operand is operand]
+        is_read |= operand in program.column_reductions
         if operand in self.held and not is_read and len(added) == 1 and operand not in program.step.outputs:
             self.in_place[term] = operand
             self.held[term] = self.read_field(term)
@@ -316,17 +334,18 @@ class Writer:
             body.line(f"r.{name}_{read} = {accumulator}.{read}();")
 
     def emit_column_finish(self) -> str:
-        """Emit `finish` of a column step: the per-column values that follow the reductions, and their stores."""
+        """Emit `finish` of a column: the values that follow its reductions, and their stores."""
         program = self.program
         body = Body(Scope(program))
-        reads = read_totals(program.accumulators(0))
+        reads = read_totals(program.column_accumulators)
         for node, text in reads.items():
             body.line(f"const {c_type(node.dtype)} {program.names[node]} = {text};")
             body.scope.expressions[node] = program.names[node]
         body.index = ("0", "col")
         for node, parameter in program.outputs.items():
-            body.line(f"{parameter.name}[col] = {body.stored(node, parameter.dtype)};")
-        return function_text("void finish(const Totals0& t, i64 col) const", body)
+            if node in program.behind_columns:
+                body.line(f"{parameter.name}[col] = {body.stored(node, parameter.dtype)};")
+        return function_text(f"void finish(const Totals{self.column_totals}& t, i64 col) const", body)
 
     def emit_commit(self) -> str:
         """Emit `commit`: the stores of per-row and scalar results."""
@@ -335,7 +354,7 @@ class Writer:
             return ""
         body = Body(self.row_scope())
         for node, parameter in program.outputs.items():
-            if parameter.extent != FULL:
+            if parameter.extent != FULL and node not in program.behind_columns:
                 once = "if (row == 0) " if parameter.extent == SCALAR else ""
                 where = f"row * {parameter.name}_rows" if parameter.has_rows else "0"
                 body.line(f"{once}{parameter.name}[{where}] = {body.stored(node, parameter.dtype)};")

@@ -34,6 +34,8 @@ class Form:
         they add up what is relative to it.
     columns : bool
         Whether values of columns are held in shared memory from row to row.
+    in_turn : bool
+        Whether a thread has one row after the other in registers, and adds up columns over them.
     evict_last : bool
         Whether the L2 cache evicts rows that are read after those that are written.
     """
@@ -47,6 +49,7 @@ class Form:
     merges: bool = False
     in_lanes: bool = False
     columns: bool = False
+    in_turn: bool = False
     evict_last: bool = False
 
     @classmethod
@@ -62,13 +65,14 @@ class Form:
             merges=config.merges,
             in_lanes=config.template == "row_lanes",
             columns=config.columns,
+            in_turn=config.template == "row_columns",
             evict_last=config.evict_last,
         )
 
     @property
     def one_tile(self) -> bool:
         """Whether all stages have one tile, of what any of them reads."""
-        return self.packed or self.in_lanes
+        return self.packed or self.in_lanes or self.in_turn
 
     @property
     def holds_terms(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -76,6 +76,10 @@ class Program:
         The parameters that the kernel writes and reads, by node.
     stage : dict
         The stage that computes each value; -1 for values that depend on no element of the rows.
+    columns : Step or None
+        Of a row program, the reductions down the columns and what follows them.
+    own_nodes : tuple of Node
+        The other values: those of rows and of their elements.
     """
 
     step: Step
@@ -90,6 +94,9 @@ class Program:
 
     def __post_init__(self) -> None:
         self.by_columns = self.step.kind == "ColumnStats"
+        self.columns = self.step.columns
+        behind = self.columns.node_set if self.columns else ()
+        self.own_nodes = tuple(n for n in self.step.nodes if n not in behind)
         self.stage = stages_of(self.step)
         used: set[str] = set()
         for node in self.step.inputs:
@@ -120,12 +127,52 @@ class Program:
     @cached_property
     def stages(self) -> int:
         """The number of stages."""
-        return 1 + max((self.stage[n] for n in self.step.nodes if self.stage[n] >= 0), default=0)
+        return 1 + max((self.stage[n] for n in self.own_nodes if self.stage[n] >= 0), default=0)
 
     @cached_property
     def waits_often(self) -> bool:
         """Whether three stages or more wait for reductions, as in the softmax of standardised rows."""
         return self.stages > 3
+
+    @cached_property
+    def column_reductions(self) -> dict[Node, list[Node]]:
+        """The reductions down the columns beside a row program, grouped by operand."""
+        return _by_operand(self.columns.nodes if self.columns else ())
+
+    @cached_property
+    def column_stage(self) -> int:
+        """The stage whose elements these reduce: the first one that knows all of them."""
+        return max((self.stage.get(n, 0) for n in self.column_reductions), default=0)
+
+    @cached_property
+    def column_accumulators(self) -> list[Accumulator]:
+        """The accumulators of a column: of these reductions, or of a column step."""
+        if self.columns is None:
+            return self.accumulators(0)
+        return find_accumulators(self.columns, self.column_reductions, lambda *_: set())
+
+    @cached_property
+    def behind_columns(self) -> set[Node]:
+        """The results of columns, and what is read for them alone: one element of each, after all rows."""
+        if self.columns is not None:
+            columns, elsewhere = self.columns, self.own_nodes
+        elif self.by_columns:
+            columns, elsewhere = self.step, tuple(n for n in self.step.nodes if n.shape == self.domain)
+        else:
+            return set()
+        read = {i for n in elsewhere for i in n.inputs}
+        inputs = (i for i in columns.inputs if i in self.loaded and i not in read)
+        return {n for n in (*columns.outputs, *inputs) if n.shape[0] == 1}
+
+    def in_vectors(self, parameter: Parameter) -> bool:
+        """Whether an array has elements for those of a row, which are accessed in vectors."""
+        along_row = parameter.extent in (FULL, COLUMN) and not parameter.is_number
+        return along_row and parameter.node not in self.behind_columns
+
+    def targets(self, stage: int) -> list[Node]:
+        """List what a stage computes of elements: what it reduces along rows or down columns, and its full results."""
+        columns = self.column_reductions if stage == self.column_stage else ()
+        return [*self.reductions(stage), *self.full_outputs.get(stage, ()), *columns]
 
     def extent(self, node: Node) -> str:
         """Return the extent of a value over the rows and columns of the step.
@@ -175,7 +222,7 @@ class Program:
     def divisors(self) -> set[Node]:
         """Per-row values that divide whole rows of their own type, so that a reciprocal can replace the divisions."""
         found = set()
-        for node in self.step.nodes:
+        for node in self.own_nodes:
             if node.op == "divide" and self.extent(node) == FULL and not self.by_columns and node not in self.shares:
                 bottom = node.inputs[1]
                 same = c_type(bottom.dtype) == c_type(node.dtype)
@@ -192,22 +239,26 @@ class Program:
     @cached_property
     def reads_columns(self) -> int:
         """Number of per-column arrays that each row reads."""
-        return sum(p.extent == COLUMN and not p.written and not p.is_number for p in self.parameters)
+        return sum(p.extent == COLUMN and not p.is_number for p in self.read_by_rows)
 
     @cached_property
     def column_reads(self) -> int:
         """How often stages read a value of a per-column array for each element, in all."""
         total = 0
         for stage in range(self.stages):
-            targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
-            read = g.topological(targets, lambda n: () if n in self.loaded else g.eager_inputs(n))
+            read = g.topological(self.targets(stage), lambda n: () if n in self.loaded else g.eager_inputs(n))
             total += sum(n in self.loaded and self.loaded[n].extent == COLUMN for n in read)
         return total
 
     @cached_property
     def column_sizes(self) -> list[int]:
         """Bytes of an element of each per-column array that each row reads."""
-        return [dtypes.ITEMSIZE[p.dtype] for p in self.loaded.values() if p.extent == COLUMN]
+        return [dtypes.ITEMSIZE[p.dtype] for p in self.read_by_rows if p.extent == COLUMN]
+
+    @property
+    def read_by_rows(self) -> list[Parameter]:
+        """The inputs but for those of column results alone."""
+        return [p for p in self.loaded.values() if p.node not in self.behind_columns]
 
     @cached_property
     def is_double(self) -> bool:
@@ -234,8 +285,7 @@ class Program:
         """FLOPs for each element with which stages compute again, from the inputs, what earlier ones computed."""
         total = 0
         for stage in range(1, self.stages):
-            targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
-            for node in g.topological(targets, lambda n: () if n in self.loaded else g.eager_inputs(n)):
+            for node in g.topological(self.targets(stage), lambda n: () if n in self.loaded else g.eager_inputs(n)):
                 if self.extent(node) == FULL and node not in self.loaded and 0 <= self.stage.get(node, -1) < stage:
                     total += POINTWISE[node.op].flops if node.op in POINTWISE else 0
         return total
@@ -244,24 +294,20 @@ class Program:
     def by_stage(self) -> dict[int, list[Node]]:
         """The step's values by the stage that computes them."""
         found: dict[int, list[Node]] = {}
-        for node in self.step.nodes:
+        for node in self.own_nodes:
             found.setdefault(self.stage[node], []).append(node)
         return found
 
     def reductions(self, stage: int) -> dict[Node, list[Node]]:
         """Return the reductions of a stage, grouped by operand."""
-        found: dict[Node, list[Node]] = {}
-        for node in self.by_stage.get(stage, ()):
-            if node.reduction:
-                found.setdefault(node.inputs[0], []).append(node)
-        return found
+        return _by_operand(self.by_stage.get(stage, ()))
 
     @cached_property
     def full_outputs(self) -> dict[int, list[Node]]:
         """The results with a value for each element, by stage."""
         found: dict[int, list[Node]] = {}
         for node in self.step.outputs:
-            if self.extent(node) == FULL:
+            if self.extent(node) == FULL and node not in self.behind_columns:
                 found.setdefault(self.stage[node], []).append(node)
         return found
 
@@ -271,9 +317,8 @@ class Program:
         computed: dict[Node, int] = {}
         guards: dict[int, list[Node]] = {}
         for stage in range(self.stages):
-            targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
             for node in g.topological(
-                targets, lambda n: () if n in computed or n in self.loaded else g.eager_inputs(n)
+                self.targets(stage), lambda n: () if n in computed or n in self.loaded else g.eager_inputs(n)
             ):
                 if node not in computed:
                     computed[node] = stage
@@ -293,6 +338,8 @@ class Program:
         for node, stage in self.first_computed.items():
             for i in node.inputs:
                 found[i] = max(stage, found.get(i, stage))
+        for node in self.column_reductions:
+            found[node] = max(self.column_stage, found.get(node, 0))
         return found
 
     @cached_property
@@ -343,6 +390,15 @@ class Program:
     def may_be_quick(self, node: Node) -> bool:
         """Whether the rounding of a value to 16 bits hides the error of a quick form."""
         return dtypes.compute_dtype(node.dtype) != node.dtype and node not in self.beneath_steps
+
+
+def _by_operand(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """Group the reductions among nodes by their operand."""
+    found: dict[Node, list[Node]] = {}
+    for node in nodes:
+        if node.reduction:
+            found.setdefault(node.inputs[0], []).append(node)
+    return found
 
 
 def _gives_whole_numbers(node: Node) -> bool:

@@ -73,6 +73,9 @@ def read_totals(accumulators: list[Accumulator]) -> dict[Node, str]:
     return {n: f"t.{a.name}.{REDUCTIONS[n.op].read}" for a in accumulators for n in a.readers}
 
 
-def check_of_states(step: Step) -> str:
-    """Emit the check that the totals of a step of one stage fit into the memory that a launch allocates for them."""
-    return f'static_assert(sizeof(Program::Totals0) <= {state_size(step)}, "what a launch allocates");'
+def check_of_states(step: Step, number: int = 0) -> str:
+    """Emit the check that the totals of a step fit into the memory that a launch allocates for them.
+
+    The step has one stage; `number` is that of its totals.
+    """
+    return f'static_assert(sizeof(Program::Totals{number}) <= {state_size(step)}, "what a launch allocates");'

@@ -17,7 +17,7 @@ from ..cuda.config import Access, Config, accesses
 from ..cuda.configure import default_config
 from ..cuda.kernel import Kernel
 from ..cuda.launch import sequence
-from ..cuda.program import COLUMN, FULL, SCALAR, Parameter, Program
+from ..cuda.program import FULL, SCALAR, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.shared_rows import turns_of_clusters
 from ..cuda.sources import emit_kernels
@@ -109,9 +109,9 @@ class KernelArguments:
             if parameter.is_number:
                 self.struct += number(float(parameter.node.value), parameter.node.number, numbers)
             else:
-                self._add_array(parameter, place(parameter.node))
+                self._add_array(parameter, place(parameter.node), program.in_vectors(parameter))
 
-    def _add_array(self, parameter: Parameter, place: Place) -> None:
+    def _add_array(self, parameter: Parameter, place: Place, in_vectors: bool) -> None:
         """Append the members for an array: a pointer, and the strides that the kernel takes."""
         start = place.offset * dtypes.ITEMSIZE[parameter.dtype]
         self.struct += pointer(place.slot, start)
@@ -122,9 +122,9 @@ class KernelArguments:
         if parameter.written and not self._stores_vectors:
             return
         found = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])
-        if parameter.extent in (FULL, COLUMN):
+        if in_vectors:
             self.vector_pointers.append(found)
-        if parameter.extent == FULL:
+        if in_vectors and parameter.extent == FULL:
             written = parameter.written
             (self.written_pointers if written else self.read_pointers).append(found)
             strides = self.written_strides if written else self.read_strides
@@ -236,8 +236,9 @@ class KernelLaunch:
         """Return the bytes of the totals that blocks sharing a column or a row leave for the merge."""
         if self.config.shares == 1:
             return 1
-        count = self.cols if self.program.by_columns else self.rows
-        return self.config.shares * count * state_size(self.program.step)
+        columns = self.program.step if self.program.by_columns else self.program.columns
+        count, reducing = (self.rows, self.program.step) if columns is None else (self.cols, columns)
+        return self.config.shares * count * state_size(reducing)
 
     def bind(self, runtime: Runtime, partial: int) -> StructLaunch:
         """Load the kernels; `partial` is the slot of the workspace."""
@@ -291,8 +292,12 @@ def _grids(config: Config, rows: int, cols: int, at_once: int) -> list[tuple[int
 
     `at_once` is how many clusters of row_shared, or blocks, the GPU has room for at once.
     """
-    if config.template == "column_stats":
-        return [(-(-cols // config.group), config.shares), (-(-cols // config.merged_columns), 1)]
+    if config.template in ("column_stats", "row_columns"):
+        merge = -(-cols // config.merged_columns), 1
+        return [
+            (-(-cols // config.group), config.shares) if config.template == "column_stats" else (config.shares, 1),
+            merge,
+        ]
     if config.template == "row_shares":
         return [(config.shares, max(1, min(rows, _MOST_BLOCKS_Y))), (min(rows, _MAX_BLOCKS), 1)]
     return [(_thread_blocks(config, rows, cols, at_once), 1)]

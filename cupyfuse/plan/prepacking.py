@@ -20,6 +20,7 @@ from .schedule import (
     round_values,
     schedule,
     separate_columns,
+    share_launches,
 )
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
@@ -38,7 +39,8 @@ def scheduled_for(
     results = set(map(base_of, scheduled.graph.roots))
     storage, padded = scheduled.storage, scheduled.padded
     fused = fuse_epilogues(scheduled.steps, storage, padded, results, layouts or {}, settings)
-    scheduled.steps = separate_columns(fused, storage, settings.device)
+    separated = separate_columns(fused, storage, settings.device)
+    scheduled.steps = share_launches(separated, storage, results, settings.on_gpu)
     return scheduled
 
 

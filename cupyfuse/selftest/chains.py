@@ -29,6 +29,7 @@ from .target import Failure, Target
 Exact = tuple[str, Array, Allowance]
 # Row lengths for which `row_block` is chosen, in vectors of elements.
 _BLOCKS = (2048, 2047)
+_MANY_ROWS = 6000  # so many that reductions of their columns share a launch with those of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +194,19 @@ def _exact_affine(a: dict[str, Array]) -> list[Exact]:
     return _exact_softmax_rows(product + a["c"], np.abs(product) + np.abs(a["c"]), 2.0)
 
 
+def _shares_and_columns(x: Any) -> Any:
+    y = cf.softmax(x, axis=1)
+    return y, y.sum(axis=0)
+
+
+def _exact_shares_and_columns(a: dict[str, Array]) -> list[Exact]:
+    """Return the exact results of `_shares_and_columns`."""
+    (name, y, allowance), _ = _exact_softmax_rows(a["x"], np.zeros((1, 1)), 0.0)
+    rows, cols = y.shape
+    total = Allowance(cols + rows + 2 * FINAL_ULPS, y.sum(axis=0), text=f"N + R + {2 * FINAL_ULPS:g}")
+    return [(name, y, allowance), ("column sums of softmax", y.sum(axis=0), total)]
+
+
 def _draw_batch(rng: np.random.Generator, rows: int, columns: int) -> dict[str, Array]:
     """Draw the arguments of `_batch_norm`."""
     arguments = _draw_head(rng, heads.head_softmax, rows, 1, columns)
@@ -203,7 +217,8 @@ def _draw_batch(rng: np.random.Generator, rows: int, columns: int) -> dict[str, 
 @cache
 def shared_functions() -> dict[str, Fused]:
     """Return the functions that cases share, by name; each is traced, and its kernels compiled, once."""
-    return {f.__name__: Fused(f) for f in (cf.linear.__wrapped__, _batch_norm, _affine_softmax)}  # type: ignore[attr-defined]
+    functions = (cf.linear.__wrapped__, _batch_norm, _affine_softmax, _shares_and_columns)  # type: ignore[attr-defined]
+    return {f.__name__: Fused(f) for f in functions}
 
 
 def cases(form: Format) -> Iterator[Case]:
@@ -236,7 +251,13 @@ def cases(form: Format) -> Iterator[Case]:
 
 
 def _column_cases() -> Iterator[Case]:
-    """Yield cases with per-column inputs, and of batch normalisation."""
+    """Yield cases with per-column inputs, of rows whose columns are reduced, and of batch normalisation."""
+    yield Case(
+        f"{_MANY_ROWS} x {LANES[0]}",
+        shared_functions()["_shares_and_columns"],
+        partial(_draw_normal, shape=(_MANY_ROWS, LANES[0])),
+        _exact_shares_and_columns,
+    )
     for length in _BLOCKS:
         yield Case(
             f"x a + c of {length} elements",

@@ -38,6 +38,12 @@ TESTS = {
         "-k",
         "host and (column_reductions-2x3-float32 or column_reductions-600x5-float32)",
     ),
+    "kernels_cu/column_merge.cuh": (KERNELS, "-k", "host and column_reductions-600x5-float32"),
+    "kernels_cu/row_columns.cu": (
+        "tests/cuda/test_summed_rows.py",
+        "-k",
+        "one_launch and norm_gradients and 67x64 and (64by16-4 or 128by64)",
+    ),
     FINGERPRINT: ("tests/cuda/test_fingerprint.py", "-k", "host and stays"),
     "kernels_cu/gemm.cu": _FUSED,
     "kernels_cu/gemm_epilogue.cuh": _FUSED,

@@ -25,12 +25,17 @@ def held_columns(select: str) -> tuple[str, ...]:
     return (HELD_COLUMNS, "-k", select)
 
 
+def summed(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_summed_rows.py", "-k", f"one_launch and {select}")
+
+
 def integers(select: str) -> tuple[str, ...]:
     return ("tests/trace/test_integers.py", "-k", f"host and {select}")
 
 
 STAGES, LANES = "kernels_cu/stages.cuh", "kernels_cu/row_lanes.cu"
 TYPES, COLUMNS = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu"
+LANE_ROW, MERGE, SUMMED = "kernels_cu/lane_row.cuh", "kernels_cu/column_merge.cuh", "kernels_cu/row_columns.cu"
 FUNCTIONS, COPY = "kernels_cu/functions.cuh", "kernels_cu/split_copy.cuh"
 QUICK, ACTIVATIONS = "kernels_cu/quick.cuh", "cupyfuse/rewrite/activations.py"
 
@@ -410,7 +415,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a row too many for lanes",
-        LANES,
+        LANE_ROW,
         "const bool exists = at < p.rows;",
         "const bool exists = at <= p.rows;",
         rows("row_lanes and 3rows and softmax"),
@@ -501,7 +506,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "values of other columns than those of a lane's packs",
-        LANES,
+        LANE_ROW,
         "hold_columns(col, this->packs[i])",
         "hold_columns(0, this->packs[i])",
         rows("columns_of_every_stage"),
@@ -690,21 +695,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the last share left out",
-        COLUMNS,
+        MERGE,
         "if (share + k * groups < p.shares) {\n                    whole",
         "if (share + k * groups + 1 < p.shares) {\n                    whole",
         kernels("column_reductions-5400x34-float32"),
     ),
     Mutant(
         "the first shares of each group alone",
-        COLUMNS,
+        MERGE,
         "share < p.shares; share += ahead * groups",
         "share < p.shares; share = p.shares",
         kernels("column_reductions-5400x34-float32"),
     ),
     Mutant(
         "the last group of shares left out",
-        COLUMNS,
+        MERGE,
         "k < groups && k < p.shares; ++k",
         "k < groups && k + 1 < p.shares; ++k",
         kernels("column_reductions-600x5-float32"),
@@ -729,6 +734,56 @@ MUTANTS: tuple[Mutant, ...] = (
         "threadIdx.x < Strip && mine < cols",
         "threadIdx.x < Strip && mine <= cols",
         kernels("column_reductions-2x3-float32"),
+    ),
+    # Rows whose columns are reduced, too
+    Mutant(
+        "columns of the first pack of a thread alone",
+        SUMMED,
+        "sums->totals[i * V + j];",
+        "sums->totals[j];",
+        summed("50x100 and 64by16-4 and norm_gradients"),
+    ),
+    Mutant(
+        "columns added in each stage",
+        SUMMED,
+        "S == P::column_stage",
+        "S <= P::column_stage",
+        summed("67x64 and 64by16-4 and norm_gradients"),
+    ),
+    Mutant(
+        "the next row of a team in the place of the last one",
+        SUMMED,
+        "next.load(p, team, first + step + threadIdx.x / G);",
+        "next.load(p, team, first + step);",
+        summed("67x64 and 64by16-4 and norm_gradients"),
+    ),
+    Mutant(
+        "the last turn left out",
+        SUMMED,
+        "first < p.rows; first += step",
+        "first + step <= p.rows; first += step",
+        summed("67x64 and 64by16-4 and norm_gradients"),
+    ),
+    Mutant(
+        "the totals of the last team left out",
+        SUMMED,
+        "k < Threads / G; ++k",
+        "k + 1 < Threads / G; ++k",
+        summed("67x64 and 128by64 and norm_gradients"),
+    ),
+    Mutant(
+        "columns that no thread of the first warps writes",
+        SUMMED,
+        "col < p.cols; col += Threads",
+        "col < Threads; col += Threads",
+        summed("50x100 and 64by16-4 and norm_gradients"),
+    ),
+    Mutant(
+        "a column behind the last one of a single team",
+        SUMMED,
+        "if (col < p.cols) {\n#pragma unroll\n                for",
+        "if (col <= p.cols) {\n#pragma unroll\n                for",
+        summed("67x64 and 128by128 and norm_gradients"),
     ),
     # Reductions
     Mutant(
@@ -1540,7 +1595,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "partial totals in too little memory",
         "cupyfuse/engines/kernel_launch.py",
-        "return self.config.shares * count * state_size(self.program.step)",
+        "return self.config.shares * count * state_size(reducing)",
         "return self.config.shares * count * 4",
         kernels("column_reductions-600x5-float32"),
     ),

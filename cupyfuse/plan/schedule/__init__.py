@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ... import dtypes
 from ...ir.graph import Graph, Node
+from .column_sums import columns_of_thread, share_launches
 from .columns import separate_columns
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .cut import NotRowwise
@@ -60,6 +61,7 @@ __all__ = [
     "choose_products",
     "depth_of",
     "COLUMN_STRIP",
+    "columns_of_thread",
     "column_launches",
     "column_splits",
     "contiguous_strides",
@@ -75,6 +77,7 @@ __all__ = [
     "round_values",
     "schedule",
     "separate_columns",
+    "share_launches",
     "stages_of",
     "state_bytes",
     "state_size",

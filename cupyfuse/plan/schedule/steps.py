@@ -21,7 +21,8 @@ class Step:
     repair: in the exact forms of guards, and for elements that the hi/lo split cannot hold. `epilogue` is the row
     program that reads a product from the registers of the kernel that computes it; its nodes are among the step's.
     That kernel is our own, or with `by_library` cuBLASLt's, whose epilogue is the sum with a bias. `choice` says how
-    the product runs where that is not what its node's `how` says.
+    the product runs where that is not what its node's `how` says. `columns` are the reductions down the columns of what
+    a row program reads or computes, with the work behind them: a column step whose nodes are among the step's.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Step:
     outputs: tuple[Node, ...] = field(repr=False)
     repair_inputs: tuple[Node, ...] = field(default=(), repr=False)
     epilogue: Step | None = field(default=None, repr=False)
+    columns: Step | None = field(default=None, repr=False)
     by_library: bool = False
     choice: str = ""
 
@@ -329,6 +331,6 @@ def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
     launches = step.launches
     if step.kind == "ColumnStats":
         launches = column_launches(step.domain)
-    elif step.kind in ("RowProgram", "MatVec") and shares_rows(step):
+    elif step.columns is not None or (step.kind in ("RowProgram", "MatVec") and shares_rows(step)):
         launches = 2
     return replace(step, reads=nbytes(step.inputs), writes=nbytes(step.outputs), launches=launches)

@@ -1,0 +1,290 @@
+"""Row programs with reductions down the columns: which steps share a launch, and their kernel in many shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import CUDA, HOST, assert_equal, compute, normal, unit
+
+import cupyfuse as cf
+from cupyfuse.cuda.config import Access, Config
+from cupyfuse.cuda.configure import default_config
+from cupyfuse.cuda.program import Program
+from cupyfuse.engines import kernel_launch
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.schedule import Step, column_sums
+
+
+def norm_gradients(x: Any, dy: Any, gamma: Any) -> Any:
+    """The gradients of a layer norm by its operand, its scale and its bias: four stages, two sums of columns."""
+    centred = x - x.mean(axis=1, keepdims=True)
+    scale = 1 / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 0.25)
+    normal, g = centred * scale, dy * gamma
+    along_rows = scale * (g - g.mean(axis=1, keepdims=True) - normal * (g * normal).mean(axis=1, keepdims=True))
+    return along_rows, (dy * normal).sum(axis=0), dy.sum(axis=0)
+
+
+def softmax_gradients(x: Any, dy: Any, gamma: Any) -> Any:
+    """Exponentials along rows; what follows the sums of columns reads a vector, and a number of the call."""
+    y = cf.softmax(x * gamma, axis=1)
+    d = y * (dy - (y * dy).sum(axis=1, keepdims=True))
+    return d * gamma, gamma - 0.5 * (d * x).sum(axis=0), cf.logsumexp(x, axis=1)
+
+
+def all_columns(x: Any, dy: Any, gamma: Any) -> Any:
+    """Accumulators of every kind, of values of an early stage and of the last one."""
+    z = x * gamma - np.abs(dy).mean(axis=1, keepdims=True)
+    return z.max(axis=0), z.min(axis=0), (x * dy).sum(axis=0), z.var(axis=0), z.argmax(axis=0), cf.logsumexp(z, axis=0)
+
+
+def no_rows(x: Any, dy: Any, gamma: Any) -> Any:
+    """Nothing is stored of rows but their sums, for the columns alone."""
+    return ((x - x.mean(axis=1, keepdims=True)) * dy).sum(axis=0) * gamma
+
+
+def activation_gradients(x: Any, dy: Any, gamma: Any) -> Any:
+    """No reductions along rows: the columns' step stores the elements, too."""
+    z = x * gamma
+    d = dy * (1 - np.tanh(z) ** 2)
+    return d * gamma, (d * x).sum(axis=0), d.sum(axis=0)
+
+
+PROGRAMS = [norm_gradients, softmax_gradients, all_columns, no_rows]
+# Lanes of a warp, several teams of a block, one team; a thread has one pack, or several, or no whole one.
+CONFIGURATIONS = [
+    Config("row_columns", 64, 1, 4, 4, shares=3, packed=True),
+    Config("row_columns", 64, 2, 4, 16, shares=2, packed=True),
+    Config("row_columns", 96, 1, 4, 32, shares=5, packed=True),
+    Config("row_columns", 128, 1, 2, 64, shares=3, packed=True),
+    Config("row_columns", 192, 1, 1, 96, shares=2),
+    Config("row_columns", 64, 1, 8, 64, shares=4, packed=True),
+    Config("row_columns", 128, 1, 4, 128, shares=40),
+]
+
+
+def name_of(config: Config) -> str:
+    held = "loaded" if config.packed else "values"
+    return f"{config.threads}by{config.group}-{config.vec}-{config.shares}shares-{held}"
+
+
+def drawn(shape: tuple[int, int], dtype: str = "float32", special: bool = False) -> list[Any]:
+    rng = np.random.default_rng(shape[0] * 1000 + shape[1])
+    x, dy = normal(rng, shape, dtype), normal(rng, shape, dtype)
+    if special:
+        x[shape[0] // 2, shape[1] // 2], x[-1, 0], dy[0, 0] = np.nan, np.inf, -np.inf
+    return [x, dy, normal(rng, shape[1], dtype)]
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps share a launch for few rows, where it gains nothing."""
+    monkeypatch.setattr(column_sums, "_WORTH", 0)
+    monkeypatch.setattr(column_sums, "_FEWEST_ROWS", 2)
+    monkeypatch.setattr(column_sums, "_SHORTEST", 1)
+
+
+def force(monkeypatch: pytest.MonkeyPatch, config: Config, cols: int) -> None:
+    """Let rows with reductions of columns run in a configuration, with as many packs a thread as that takes."""
+
+    def choose(program: Program, access: Access, clusters: bool = False) -> Config:
+        if program.columns is None:
+            return default_config(program, access, clusters)
+        vec = min(access.vec, config.vec)
+        return replace(config, vec=vec, items=-(-cols // (config.group * vec)))
+
+    monkeypatch.setattr(kernel_launch, "default_config", choose)
+
+
+def merged(steps: list[Step]) -> list[Step]:
+    return [s for s in steps if s.columns is not None]
+
+
+def run(engine: Any, function: Callable[..., Any], arrays: list[Any]) -> list[np.ndarray[Any, Any]]:
+    with engine.active():
+        found = engine.host(cf.fuse(function)(*[engine.array(a) for a in arrays]))
+    return [np.asarray(r) for r in (found if isinstance(found, tuple) else (found,))]
+
+
+def check(function: Callable[..., Any], arrays: list[Any], results: list[Any]) -> None:
+    """Compare results with float64: the same NaN and infinities, and errors that roundings explain."""
+    with np.errstate(all="ignore"):
+        wanted = function(*[a.astype(np.float64) for a in arrays])
+    dtype = str(arrays[0].dtype)
+    for got, want in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        assert got.shape == want.shape
+        if want.dtype.kind in "iu":
+            np.testing.assert_array_equal(got, want)
+            continue
+        a = got.astype(np.float64)
+        np.testing.assert_array_equal(np.isfinite(a), np.isfinite(want))
+        finite = np.isfinite(want)
+        a, want = a[finite], want[finite]
+        bound = (64 + max(arrays[0].shape)) * unit(compute(dtype)) * max(1.0, np.abs(want).max(initial=0.0))
+        assert (np.abs(a - want) <= bound + 2 * unit(str(got.dtype)) * np.abs(want)).all()
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=name_of)
+@pytest.mark.parametrize("shape", [(3, 32), (67, 64), (50, 100)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_rows_and_columns_are_computed_in_one_launch(
+    monkeypatch: pytest.MonkeyPatch, any_size: None, config: Config, shape: tuple[int, int], program: Any
+) -> None:
+    """Teams have many rows, few or none; the last turn has rows for some of them."""
+    if shape[1] > config.group * config.vec * 8:
+        pytest.fail("a thread would hold more columns than any default has")
+    force(monkeypatch, config, shape[1])
+    for dtype in ("float32", "float16"):
+        for special in (False, True):
+            arrays = drawn(shape, dtype, special and dtype == "float32")
+            with HOST.active():
+                plan = cf.fuse(program).plan(*[cf.spec(a.shape, str(a.dtype)) for a in arrays])
+            assert merged(plan.steps) or dtype == "float16"
+            first = run(HOST, program, arrays)
+            check(program, arrays, first)
+            for again, before in zip(run(HOST, program, arrays), first, strict=True):  # in another order of the threads
+                assert_equal(again, before)
+
+
+@pytest.mark.parametrize("shape", [(40, 64), (700, 96)])
+def test_elements_are_stored_where_columns_are_reduced(any_size: None, shape: tuple[int, int]) -> None:
+    for dtype in ("float32", "float16", "bfloat16"):
+        arrays = drawn(shape, dtype)
+        (step,) = cf.fuse(activation_gradients).plan(*[cf.spec(a.shape, dtype) for a in arrays]).steps
+        assert step.kind == "ColumnStats"
+        check(activation_gradients, arrays, run(HOST, activation_gradients, arrays))
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, activation_gradients])
+def test_results_do_not_depend_on_sharing(monkeypatch: pytest.MonkeyPatch, any_size: None, program: Any) -> None:
+    """Rows have the same bits; what columns add up in another order differs by roundings."""
+    arrays = drawn((130, 64))
+    together = run(HOST, program, arrays)
+    monkeypatch.setattr("cupyfuse.plan.prepacking.share_launches", lambda steps, *_: list(steps))
+    for a, b in zip(together, run(HOST, program, arrays), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.abs(b).max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cols", [32, 64, 100, 256, 768, 1000, 1536, 2560, 4096, 5120, 8192])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_defaults_on_a_gpu(cols: int, dtype: str) -> None:
+    CUDA.require()
+    arrays = drawn((5003, cols), dtype)
+    for program in (norm_gradients, softmax_gradients, activation_gradients):
+        results = run(CUDA, program, arrays)
+        check(program, arrays, results)
+        for again, before in zip(run(CUDA, program, arrays), results, strict=True):
+            assert_equal(again, before)
+
+
+def plan_of(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: str = "float32") -> Plan:
+    return cf.fuse(function).plan(*[cf.spec(s, dtype) for s in shapes])
+
+
+LARGE = (16384, 768)
+
+
+def test_a_shared_launch_reads_matrices_once() -> None:
+    plan = plan_of(norm_gradients, LARGE, LARGE, LARGE[1:])
+    (step,) = plan.steps
+    matrix = 4 * LARGE[0] * LARGE[1]
+    assert step.columns is not None
+    assert (step.kind, step.launches) == ("RowProgram", 2)
+    assert step.reads == 2 * matrix + 4 * LARGE[1]
+    assert step.writes == matrix + 2 * 4 * LARGE[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "why"),
+    [
+        ((512, 768), "float32", "states of all blocks would take more than is saved"),
+        ((16384, 767), "float32", "rows begin between vectors"),
+        ((16384, 768), "float64", "threads have no registers for states of float64"),
+        ((16384, 16384), "bfloat16", "nor for so many columns"),
+    ],
+)
+def test_steps_stay_apart(shape: tuple[int, int], dtype: str, why: str) -> None:
+    plan = plan_of(norm_gradients, shape, shape, shape[1:], dtype=dtype)
+    assert not merged(plan.steps), why
+    assert {s.kind for s in plan.steps} >= {"RowProgram", "ColumnStats"}
+
+
+def test_a_mean_of_stored_elements_is_that_of_what_is_stored() -> None:
+    """Rows of float16 are rounded where they are stored: less their mean, nothing but roundings may be left."""
+
+    def centred(x: Any, w: Any) -> Any:
+        y = np.tanh(x) * w + 100
+        return y, y - y.mean(axis=0)
+
+    def summed(x: Any, w: Any) -> Any:
+        y = np.tanh(x) * w + 100
+        return y, y.mean(axis=0)
+
+    steps = plan_of(centred, LARGE, LARGE, dtype="float16").steps
+    assert [s.kind for s in steps] == ["RowProgram", "ColumnStats", "RowProgram"]
+    x, w = np.full((600, 64), 0.3, np.float16), np.full((600, 64), 0.7, np.float16)
+    _, differences = run(HOST, centred, [x, w])
+    assert np.abs(differences).max() < 0.01 < unit("float16") * 100
+    (step,) = plan_of(summed, LARGE, LARGE, dtype="float16").steps
+    assert step.kind == "ColumnStats"  # nothing else reads the rounded elements
+
+
+def test_columns_that_a_row_program_reads_are_a_step_before_it() -> None:
+    def normalised(x: Any) -> Any:
+        return cf.softmax(x - x.mean(axis=0), axis=1)
+
+    steps = plan_of(normalised, LARGE).steps
+    assert [s.kind for s in steps] == ["ColumnStats", "RowProgram"]
+
+
+def test_a_product_between_two_steps_reads_what_the_shared_launch_has_written() -> None:
+    """The rows are a product's operand, and the columns are read behind it."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        d = dy * (1 - np.tanh(x) ** 2)
+        y = d @ w
+        return y + d.sum(axis=0)[:4], d.sum(axis=0)
+
+    arrays = [*drawn((600, 64))[:2], normal(np.random.default_rng(1), (64, 4), "float32")]
+    plan = plan_of(function, *[a.shape for a in arrays])
+    kinds = [s.kind for s in plan.steps]
+    assert kinds.index("ColumnStats") < kinds.index("Gemm")
+    assert "RowProgram" not in kinds[: kinds.index("Gemm")]
+    check(function, arrays, run(HOST, function, arrays))
+
+
+def test_results_may_overwrite_what_the_shared_launch_reads(any_size: None) -> None:
+    """Gradients in the place of the operand, and of a vector that all rows read."""
+
+    def function(x: Any, dy: Any, gamma: Any) -> None:
+        along_rows, scale, _ = norm_gradients(x, dy, gamma)
+        x[...] = along_rows
+        gamma[...] = gamma - 0.1 * scale
+
+    arrays = drawn((90, 64))
+    along_rows, scale, _ = norm_gradients(*[a.astype(np.float64) for a in arrays])
+    with HOST.active():
+        x, dy, gamma = [HOST.array(a) for a in arrays]
+        cf.fuse(function)(x, dy, gamma)
+        x, gamma = np.asarray(HOST.host(x)), np.asarray(HOST.host(gamma))
+    np.testing.assert_allclose(x, along_rows, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gamma, arrays[2] - 0.1 * scale, rtol=1e-4, atol=1e-4)
+
+
+def test_strided_and_misaligned_rows(any_size: None) -> None:
+    """Rows further apart than they are long, and arrays that begin between two vectors: narrower vectors."""
+    arrays = drawn((70, 64))
+    for start, wide in ((0, 80), (1, 80), (2, 66)):
+        with HOST.active():
+            laid = []
+            for a in arrays[:2]:
+                whole = HOST.array(np.full((70, wide + start), np.nan, np.float32))
+                whole[:, start : start + 64] = HOST.array(a)
+                laid.append(whole[:, start : start + 64])
+            found = HOST.host(cf.fuse(norm_gradients)(*laid, HOST.array(arrays[2])))
+        check(norm_gradients, arrays, [np.asarray(r) for r in found])
