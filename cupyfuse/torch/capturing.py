@@ -90,6 +90,7 @@ def capturing() -> Iterator[None]:
             _refusing_gradient_modes(),
             _finding_numbers(),
             _keeping_deques(),
+            _unpacking_ranges(),
             _leaving_generators(),
         ):
             yield
@@ -182,6 +183,15 @@ def _keeping_deques() -> Iterator[None]:
         mock.patch.object(SideEffects, "mutation", mutation_of_others),
     ):
         yield
+
+
+def _unpacking_ranges() -> Any:
+    """Have `f(*range(3))` pass 0, 1, 2: Dynamo takes start, stop and step of a range for the elements of a list."""
+    from torch._dynamo import symbolic_convert
+    from torch._dynamo.variables import lists
+
+    others = tuple(kind for kind in lists.BaseListVariable.__subclasses__() if kind is not lists.RangeVariable)
+    return mock.patch.object(symbolic_convert, "BaseListVariable", others)
 
 
 def _leaving_generators() -> Any:
