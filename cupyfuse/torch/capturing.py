@@ -89,6 +89,8 @@ def capturing() -> Iterator[None]:
             torch._C._ForceDispatchKeyGuard(included, excluded),
             _refusing_gradient_modes(),
             _finding_numbers(),
+            _comparing_numbers(),
+            _formatting_numbers(),
             _keeping_deques(),
             _unpacking_ranges(),
             _leaving_generators(),
@@ -133,10 +135,64 @@ def _finding_numbers() -> Iterator[None]:
         return item
 
     def contains(items: Iterable[Any], search: Any, tx: Any, *options: Any, **more: Any) -> Any:
+        search, *items = _known_where_needed([search, *items])
         return original(map(known, items) if search.is_python_constant() else items, search, tx, *options, **more)
 
     with mock.patch.object(utils, "iter_contains", contains), mock.patch.object(lists, "iter_contains", contains):
         yield
+
+
+@contextlib.contextmanager
+def _comparing_numbers() -> Iterator[None]:
+    """Compare numbers that Dynamo has made symbols with what is no plain number, such as members of an `IntEnum`.
+
+    It takes these for unequal, without a guard. Here they are what they are in this call, and other ones are captured
+    anew.
+    """
+    from torch._dynamo import symbolic_convert
+    from torch._dynamo.variables import SymNodeVariable
+
+    handlers = symbolic_convert.compare_op_handlers
+    original: Any = getattr(SymNodeVariable, "richcompare_impl", None)  # PyTorch 2.13's, for elements of tuples
+
+    def handler(compare: Any) -> Any:
+        return lambda tx, compared, options: compare(tx, _known_where_needed(compared), options)
+
+    def compare(self: Any, tx: Any, other: Any, operator: str) -> Any:
+        number, other = _known_where_needed([self, other])
+        return (original if number is self else type(number).richcompare_impl)(number, tx, other, operator)
+
+    replaced = {sign: handler(handlers[sign]) for sign in ("==", "!=", "<", "<=", ">", ">=")}
+    with (
+        mock.patch.dict(handlers, replaced),
+        mock.patch.object(SymNodeVariable, "richcompare_impl", compare, create=True),
+    ):
+        yield
+
+
+def _known_where_needed(compared: Sequence[Any]) -> list[Any]:
+    """Give symbols among Dynamo's variables the numbers that they are, if others are neither numbers nor tensors."""
+    from torch._dynamo.variables import ConstantVariable, SymNodeVariable, TensorVariable
+
+    found = [each.realize() for each in compared]
+    if all(isinstance(each, (ConstantVariable, SymNodeVariable, TensorVariable)) for each in found):
+        return found
+    return [ConstantVariable.create(v.evaluate_expr()) if isinstance(v, SymNodeVariable) else v for v in found]
+
+
+def _formatting_numbers() -> Any:
+    """Have `f"{k}"` be a string where `k` is an argument or an attribute: Dynamo would load `k` itself in its place."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    from torch._dynamo.variables import SymNodeVariable
+
+    original = InstructionTranslatorBase._format_value
+
+    def format_value(self: Any, specification: Any, flags: int) -> None:
+        if isinstance(self.stack[-1], SymNodeVariable):
+            self.push(self.pop().clone(source=None))
+        original(self, specification, flags)
+
+    return mock.patch.object(InstructionTranslatorBase, "_format_value", format_value)
 
 
 @contextlib.contextmanager

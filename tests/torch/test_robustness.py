@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import enum
+import fractions
 import inspect
 import sys
 import types
@@ -394,6 +396,69 @@ def test_another_length_of_a_deque() -> None:
         for module in (plain, fused):
             module.memory = deque([x, x], length)
         near(step(fused, x), step(plain, x))
+
+
+class Level(enum.IntEnum):
+    LOW = 3
+    HIGH = 5
+
+
+class Whole(int):
+    """A subclass of a number's type."""
+
+
+@dataclass
+class Kept:
+    """An object that compares by a value of its own."""
+
+    value: int
+
+    def __eq__(self, other: Any) -> bool:
+        return bool(self.value == other)
+
+
+COMPARED: dict[str, Callable[..., Any]] = {
+    "a member": lambda k: k == Level.HIGH,
+    "a member before it": lambda k: Level.HIGH == k,  # noqa: SIM300
+    "no member": lambda k: k != Level.HIGH,
+    "the member of a pair": lambda k: (k, 1) == (Level.HIGH, 1),
+    "one of members": lambda k: k in (Level.LOW, Level.HIGH),
+    "a member among numbers": lambda k: Level.HIGH in (k, 9),
+    "a derived number": lambda k: Whole(5) == k,
+    "a fraction": lambda k: k / 2 == fractions.Fraction(5, 2),
+    "an object": lambda k: k == Kept(5),
+    "an object before it": lambda k: Kept(5) == k,
+    "a pair": lambda k: k == (5,),
+    "nothing": lambda k: k is None or k == None,  # noqa: E711
+    "a string": lambda k: f"{k}" == "5",
+    "a string among others": lambda k: f"{k}" in {"5", "7"},
+    "a formatted string": lambda k: f"{k:03d}" == "005",
+    "a string of an expression": lambda k: f"{2 * k}" == "10",
+}
+
+
+@pytest.mark.parametrize("source", ["shape", "attribute", "argument"])
+@pytest.mark.parametrize("name", COMPARED)
+def test_numbers_that_change_compare_as_numbers(name: str, source: str) -> None:
+    """Dynamo makes them symbols, equal to nothing but plain numbers, and loads them in the place of their strings."""
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.count = nn.Linear(12, 12), 0
+
+        def forward(self, x: Any, count: int) -> Any:
+            k = {"shape": x.shape[0], "attribute": self.count, "argument": count}[source]
+            y = torch.tanh(self.linear(x)) * 2
+            return y.softmax(-1) if COMPARED[name](k) else y.sin()
+
+    plain = Counted().double()
+    fused = ct.fuse(copy.deepcopy(plain))
+    for rows in (3, 4, 5, 6, 5, 7):
+        plain.count = fused.count = rows
+        x = torch.randn(rows, 12, dtype=DOUBLE)
+        near(fused(x, rows), plain(x, rows))
+    assert fused_chains(fused)
 
 
 RANGES: dict[str, Callable[..., Any]] = {
