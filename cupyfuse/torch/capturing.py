@@ -92,7 +92,7 @@ def capturing() -> Iterator[None]:
             _comparing_numbers(),
             _formatting_numbers(),
             _keeping_deques(),
-            _unpacking_ranges(),
+            _knowing_ranges(),
             _leaving_generators(),
         ):
             yield
@@ -241,13 +241,24 @@ def _keeping_deques() -> Iterator[None]:
         yield
 
 
-def _unpacking_ranges() -> Any:
-    """Have `f(*range(3))` pass 0, 1, 2: Dynamo takes start, stop and step of a range for the elements of a list."""
+@contextlib.contextmanager
+def _knowing_ranges() -> Iterator[None]:
+    """Have `f(*range(3))` pass 0, 1, 2, and `k in range(3)` be a bool.
+
+    Dynamo takes start, stop and step of a range for the elements of a list, and how often it has `k` for the answer.
+    """
     from torch._dynamo import symbolic_convert
-    from torch._dynamo.variables import lists
+    from torch._dynamo.variables import ConstantVariable, lists
+
+    def contains(self: Any, tx: Any, item: Any) -> Any:
+        return ConstantVariable.create(bool(self.range_count(item)))
 
     others = tuple(kind for kind in lists.BaseListVariable.__subclasses__() if kind is not lists.RangeVariable)
-    return mock.patch.object(symbolic_convert, "BaseListVariable", others)
+    with (
+        mock.patch.object(symbolic_convert, "BaseListVariable", others),
+        mock.patch.object(lists.RangeVariable, "sq_contains", contains, create=True),  # PyTorch 2.13's
+    ):
+        yield
 
 
 def _leaving_generators() -> Any:

@@ -465,13 +465,14 @@ RANGES: dict[str, Callable[..., Any]] = {
     "numbers": lambda m, y: (lambda a, b, c: y * (100 * a + 10 * b + c))(*range(3)),
     "backwards": lambda m, y: y.unsqueeze(0).permute(*range(2, -1, -1)).exp(),
     "of the module": lambda m, y: y.softmax(-1) * len((lambda *given: given)(*m.positions)),
+    "one of them": lambda m, y: y.softmax(-1) * (2 if (y.shape[0] in m.positions) is (y.shape[0] < 5) else 3),
     "a method": lambda m, y: y.exp() + y.new_full([*range(1, 2)], 0).sum() + max(*range(4, 9, 2)),
 }
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_ranges_are_unpacked_into_arguments(name: str) -> None:
-    """Dynamo passes start, stop and step instead."""
+def test_ranges_have_their_numbers(name: str) -> None:
+    """Dynamo passes start, stop and step as arguments, and counts numbers where it is asked for one."""
     plain, fused, x = pair(Code(RANGES[name], positions=range(5)), "cpu", DOUBLE)
     near(step(fused, x), step(plain, x))
     assert fused_chains(fused)
