@@ -11,26 +11,20 @@
 #pragma once
 
 #include "column_merge.cuh"
-#include "lane_row.cuh"
+#include "held_row.cuh"
 
-// The totals of the columns of a thread's packs.
+// A row in registers, whose elements are added to the totals of the columns of a thread's packs.
 template <class P, int Items, int V>
-struct ColumnSums {
-    typename P::ColumnTotals totals[Items * V];
-};
-
-// A row in registers, whose elements are added to the totals of their columns.
-template <class P, int Items, int V>
-struct SummedRow : LaneRow<P, Items, V> {
+struct SummedRow : HeldRow<P, Items, V> {
     static constexpr bool sums_columns = true;
-    ColumnSums<P, Items, V>* sums;
+    typename P::ColumnTotals* sums;  // Items * V
 
     template <int S>
     __device__ __forceinline__ void add_columns(const P& p, int i, typename P::Element* e) const {
         if constexpr (S == P::column_stage) {
 #pragma unroll
             for (int j = 0; j < V; ++j) {
-                auto& totals = sums->totals[i * V + j];
+                auto& totals = sums[i * V + j];
                 p.peek(At<P::stages>(), e[j], totals);
                 totals.settle();
                 p.template add<1>(At<P::stages>(), e + j, this->row, totals);
@@ -41,7 +35,7 @@ struct SummedRow : LaneRow<P, Items, V> {
 
 // Several teams merge their totals in shared memory in a fixed order; a single one has all of them.
 template <class P, int Threads, int G, int Items, int V, class Team>
-__device__ __forceinline__ void leave_columns(const P& p, const Team& team, const ColumnSums<P, Items, V>& sums) {
+__device__ __forceinline__ void leave_columns(const P& p, const Team& team, const typename P::ColumnTotals (&sums)[Items * V]) {
     typedef typename P::ColumnTotals Totals;
     Totals* const left = p.partial + blockIdx.x * p.cols;
     if constexpr (Threads == G) {
@@ -51,7 +45,7 @@ __device__ __forceinline__ void leave_columns(const P& p, const Team& team, cons
             if (col < p.cols) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
-                    left[col + j] = sums.totals[i * V + j];
+                    left[col + j] = sums[i * V + j];
                 }
             }
         }
@@ -64,9 +58,9 @@ __device__ __forceinline__ void leave_columns(const P& p, const Team& team, cons
                 for (int i = 0; i < Items * V; ++i) {
                     Totals& to = shared[(i / V * G + team.rank()) * V + i % V];
                     if (k == 0) {
-                        to = sums.totals[i];
+                        to = sums[i];
                     } else {
-                        to.merge(sums.totals[i]);
+                        to.merge(sums[i]);
                     }
                 }
             }
@@ -88,7 +82,8 @@ __device__ __forceinline__ auto team_of(char* memory) {
     }
 }
 
-// A team loads its next row before it computes one. All teams of a block take as many turns: a missing row has no elements.
+// A team loads its next row before it computes one; `load` leaves values of columns in `next` as they are. All teams of a block take
+// as many turns, as `leave_columns` waits for all threads: a missing row has no elements.
 template <class P, int Threads, int G, int Items, int V>
 __device__ __forceinline__ void row_columns(const P& p) {
     static_assert(!P::shifted && P::one_tile, "rows begin with whole packs, which all stages read");
@@ -96,9 +91,9 @@ __device__ __forceinline__ void row_columns(const P& p) {
     SHARED_BYTES(scratch, G <= 32 ? 16 : 2 * (Threads / 32) * P::slot);
     const auto team = team_of<P, Threads, G>(scratch);
     const i64 step = static_cast<i64>(gridDim.x) * teams;
-    ColumnSums<P, Items, V> sums;
+    typename P::ColumnTotals sums[Items * V];
     SummedRow<P, Items, V> next;
-    next.sums = &sums;
+    next.sums = sums;
     i64 first = static_cast<i64>(blockIdx.x) * teams;
     next.load(p, team, first + threadIdx.x / G);
     next.load_columns(p, team);

@@ -5,7 +5,7 @@
 //   pointers to be multiples of V elements.
 #pragma once
 
-#include "lane_row.cuh"
+#include "held_row.cuh"
 
 // All lanes of a warp compute if any has a row, as they shuffle together. A lane without one reads the per-row inputs of the last
 // row, runs `finish` on empty totals, and stores nothing. Loads are issued before warps without rows exit, else the compiler moves
@@ -22,7 +22,7 @@ __device__ __forceinline__ void row_lanes(const P& p) {
             return;
         }
     }
-    LaneRow<P, Items, V> rows[Rows];
+    HeldRow<P, Items, V> rows[Rows];
 #pragma unroll
     for (int k = 0; k < Rows; ++k) {
         rows[k].load(p, team, first + k * step + threadIdx.x / G);

@@ -144,7 +144,7 @@ class Writer:
 
     @property
     def column_totals(self) -> int:
-        """The number of the totals of a column, behind those of the stages of rows; 0 where there are no others."""
+        """The number of the totals of a column: behind those of the stages of rows, or 0 of a column step."""
         return self.program.stages if self.program.columns else 0
 
     def emit_column_totals(self) -> str:
@@ -226,8 +226,7 @@ class Writer:
     def emit_stage(self, stage: int) -> str:
         """Emit the functions of one stage on elements: load, element, exact_element, store."""
         program = self.program
-        reduced = {**program.reductions(stage), **(program.column_reductions if stage == program.column_stage else {})}
-        operands = [o for o in reduced if o.op != "const"]
+        operands = [o for o in program.reduced(stage) if o.op != "const"]
         outputs = program.full_outputs.get(stage, [])
 
         def write_body(optimistic: bool) -> Body:

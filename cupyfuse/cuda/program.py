@@ -153,26 +153,34 @@ class Program:
 
     @cached_property
     def behind_columns(self) -> set[Node]:
-        """The results of columns, and what is read for them alone: one element of each, after all rows."""
-        if self.columns is not None:
-            columns, elsewhere = self.columns, self.own_nodes
-        elif self.by_columns:
-            columns, elsewhere = self.step, tuple(n for n in self.step.nodes if n.shape == self.domain)
-        else:
+        """The results of columns, and what is read for these alone: one element of each, after all rows."""
+        if self.columns is None and not self.by_columns:
             return set()
-        read = {i for n in elsewhere for i in n.inputs}
+        columns = self.columns or self.step
+        before = self.own_nodes if self.columns else self._before_columns()
+        read = {i for n in before for i in (n, *n.inputs)}
         inputs = (i for i in columns.inputs if i in self.loaded and i not in read)
         return {n for n in (*columns.outputs, *inputs) if n.shape[0] == 1}
+
+    def _before_columns(self) -> list[Node]:
+        """List the values of a column step that are computed for each element: what it reduces, and stores of these."""
+        reduced = [n.inputs[0] for n in self.step.nodes if n.reduction]
+        stored = [n for n in self.step.outputs if n.shape == self.domain and self.domain[0] > 1]
+        return list(g.topological([*reduced, *stored], lambda n: () if n in self.loaded else g.eager_inputs(n)))
 
     def in_vectors(self, parameter: Parameter) -> bool:
         """Whether an array has elements for those of a row, which are accessed in vectors."""
         along_row = parameter.extent in (FULL, COLUMN) and not parameter.is_number
         return along_row and parameter.node not in self.behind_columns
 
+    def reduced(self, stage: int) -> list[Node]:
+        """List what a stage reduces, along rows or down the columns beside them."""
+        columns = self.column_reductions if stage == self.column_stage else {}
+        return list({**self.reductions(stage), **columns})
+
     def targets(self, stage: int) -> list[Node]:
-        """List what a stage computes of elements: what it reduces along rows or down columns, and its full results."""
-        columns = self.column_reductions if stage == self.column_stage else ()
-        return [*self.reductions(stage), *self.full_outputs.get(stage, ()), *columns]
+        """List what a stage computes of elements: what it reduces, and its full results."""
+        return [*self.reduced(stage), *self.full_outputs.get(stage, ())]
 
     def extent(self, node: Node) -> str:
         """Return the extent of a value over the rows and columns of the step.
@@ -380,8 +388,12 @@ class Program:
 
     @cached_property
     def state_size(self) -> int:
-        """Bound the bytes of the totals of a row; those of shares have a base of two words beside their step's."""
-        return state_size(self.step) + 8 * sum(a.has_shares for s in range(self.stages) for a in self.accumulators(s))
+        """Bound the bytes of a slot for the totals of a row: whole words of eight bytes.
+
+        Those of shares have a base of two words beside their step's.
+        """
+        own = -(-state_size(self.step) // 8) * 8
+        return own + 8 * sum(a.has_shares for s in range(self.stages) for a in self.accumulators(s))
 
     def _shares_of(self, term: Node, sums: list[Node]) -> set[Node]:
         along_rows = not self.by_columns and self.domain[1] > 1

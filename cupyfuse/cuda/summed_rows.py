@@ -7,7 +7,7 @@ from ..plan.schedule import columns_of_thread, state_size
 from .config import Access, Config, power_of_two, whole_warps, widest_vec
 from .program import Program
 
-_LEAST_THREADS, _MOST_THREADS = 256, 1024  # of a block
+_THREADS_OF_TEAMS, _MOST_THREADS = 256, 1024  # of a block with several rows, and of one
 _SHARED_BYTES = 40 << 10  # of the states that the teams of a block merge
 _MULTIPROCESSORS = 132  # of an H200; taken for those of all GPUs
 # Threads of a multiprocessor, with registers for 16 columns each where their states, one row that is computed and one
@@ -21,7 +21,8 @@ _REGISTERS_BESIDE = 40  # of a thread, beside these, and one for each element th
 def beside_columns(program: Program, access: Access, packed: bool, most: int) -> Config:
     """Choose the threads that compute a row, and then others, with the states of its columns.
 
-    They are the same for narrower vectors, of which each thread has more: as many blocks leave states.
+    Threads and blocks do not depend on `access.vec`, of which each thread has more if it is narrow: launches of all
+    alignments share a workspace.
 
     Parameters
     ----------
@@ -34,21 +35,19 @@ def beside_columns(program: Program, access: Access, packed: bool, most: int) ->
     """
     assert program.columns is not None
     cols, state, widest = program.domain[1], state_size(program.columns), widest_vec(program)
-    each = max(widest, min(columns_of_thread(state, program.input_bytes), most))
+    each = max(widest, min(columns_of_thread(state, program.input_bytes), most) // widest * widest)
     threads = -(-cols // each)
     group = power_of_two(threads) if threads <= 32 else min(_MOST_THREADS, whole_warps(threads))
-    teams = max(1, _LEAST_THREADS // group)
-    if cols * state > _SHARED_BYTES:
-        teams = 1
+    merged = group * -(-cols // (group * widest)) * widest * state
+    teams = max(1, _THREADS_OF_TEAMS // group) if merged <= _SHARED_BYTES else 1
     narrow = program.input_bytes < ITEMSIZE["float32"] * len(program.full_inputs)
     registers = _REGISTERS_BESIDE + each * narrow + each * (state + 2 * program.input_bytes) // 4
     most_threads = _THREADS_OF_FEW if registers <= _FEW_REGISTERS else _THREADS_OF_MANY
     blocks = max(1, most_threads // (group * teams))
-    items = -(-cols // (group * access.vec))
     return Config(
         "row_columns",
         group * teams,
-        items,
+        -(-cols // (group * access.vec)),
         access.vec,
         group,
         shares=_MULTIPROCESSORS * blocks,

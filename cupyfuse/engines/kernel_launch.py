@@ -293,11 +293,9 @@ def _grids(config: Config, rows: int, cols: int, at_once: int) -> list[tuple[int
     `at_once` is how many clusters of row_shared, or blocks, the GPU has room for at once.
     """
     if config.template in ("column_stats", "row_columns"):
-        merge = -(-cols // config.merged_columns), 1
-        return [
-            (-(-cols // config.group), config.shares) if config.template == "column_stats" else (config.shares, 1),
-            merge,
-        ]
+        strips = (-(-cols // config.group), config.shares)
+        blocks = strips if config.template == "column_stats" else (config.shares, 1)
+        return [blocks, (-(-cols // config.merged_columns), 1)]
     if config.template == "row_shares":
         return [(config.shares, max(1, min(rows, _MOST_BLOCKS_Y))), (min(rows, _MAX_BLOCKS), 1)]
     return [(_thread_blocks(config, rows, cols, at_once), 1)]

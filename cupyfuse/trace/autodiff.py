@@ -122,56 +122,66 @@ def _pointwise_vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node 
     partials = POINTWISE[node.op].derivative(o, o.value(node), *map(o.value, operands))
     given = {node, *operands}
     result: list[Node | None] = []
-    for i, partial in zip(node.inputs, partials, strict=True):
+    for k, (i, partial) in enumerate(zip(node.inputs, partials, strict=True)):
         if i not in active or partial is None:
             result.append(None)
             continue
         scaled = scale_cotangent(cotangent, partial._node if isinstance(partial, Tracer) else partial, given)
-        if scaled is not None and i is node.inputs[-1]:
+        if scaled is not None and node.op == "subtract" and k == 1:
             scaled = _without_deviations(scaled, node)
         result.append(None if scaled is None else sum_to_shape(scaled, i.shape, node.shape))
     return result
 
 
 def _without_deviations(cotangent: Node, node: Node) -> Node | None:
-    """Leave out what sums to zero of a mean's cotangent, where `node` subtracts the mean from what it is of.
+    """Leave out what sums to zero of the cotangent of a mean that `node` subtracts from what it is the mean of.
 
-    That are multiples of these deviations by numbers that are the same for all of them: a variance does not depend on
-    what is near the mean. As computed, their sum would be a rounding error, and its reduction a stage of a kernel.
+    These are the deviations times factors that do not vary along the mean's axis: a variance does not depend on what is
+    near the mean. As computed, their sum would be a rounding error, and its reduction a stage of a kernel.
     """
-    mean = _behind_copies(node.inputs[1]) if node.op == "subtract" else node
-    if mean.op != "mean" or _behind_copies(mean.inputs[0]) is not _behind_copies(node.inputs[0]):
+    mean = _unchanged(node.inputs[1])
+    if mean.op != "mean" or _unchanged(mean.inputs[0]) is not _unchanged(node.inputs[0]):
         return cotangent
-
-    def is_multiple(value: Node) -> bool:
-        """Whether a value is the deviations times what does not vary along the mean's axis."""
-        if value.op in ("multiply", "divide"):
-            whole = [i for i in value.inputs if i.shape[mean.axis] != 1]
-            return len(whole) == 1 and (value.op == "multiply" or whole[0] is value.inputs[0]) and is_multiple(whole[0])
-        if value.op in ("negative", *g.PASS_THROUGH):
-            return is_multiple(value.inputs[0])
-        return value.op == "subtract" and value.inputs == node.inputs
-
-    def left(value: Node) -> Node | None:
-        """Return a sum without the terms that are such multiples; None if nothing is left."""
-        if is_multiple(value):
-            return None
-        if value.op == "negative":
-            rest = left(value.inputs[0])
-            return rest if rest is None else g.pointwise("negative", rest)
-        if value.op == "add" and all(i.shape == value.shape for i in value.inputs):
-            terms = [t for t in map(left, value.inputs) if t is not None]
-            return terms[0] if len(terms) == 1 else g.pointwise("add", *terms) if terms else None
-        return value
-
-    return left(cotangent) if node.shape[mean.axis] > 1 else cotangent
+    return _without_multiples(cotangent, node, mean.axis) if node.shape[mean.axis] > 1 else cotangent
 
 
-def _behind_copies(node: Node) -> Node:
-    """Return what casts and broadcasts are of."""
-    while node.op in g.PASS_THROUGH:
+def _without_multiples(terms: Node, of: Node, axis: int) -> Node | None:
+    """Return a sum without the terms that are multiples of a value; None if nothing is left."""
+    if _is_multiple(terms, of, axis):
+        return None
+    if terms.op == "negative":
+        rest = _without_multiples(terms.inputs[0], of, axis)
+        return rest if rest is None else g.pointwise("negative", rest)
+    if terms.op == "add" and all(i.shape == terms.shape for i in terms.inputs):
+        left = [t for t in (_without_multiples(i, of, axis) for i in terms.inputs) if t is not None]
+        return left[0] if len(left) == 1 else g.pointwise("add", *left) if left else None
+    return terms
+
+
+def _is_multiple(value: Node, of: Node, axis: int) -> bool:
+    """Whether a value is a difference `of` two others, or the same, times what does not vary along an axis."""
+    if value.op in ("multiply", "divide"):
+        whole = [i for i in value.inputs if i.shape[axis] != 1]
+        upper = len(whole) == 1 and (value.op == "multiply" or whole[0] is value.inputs[0])
+        return upper and _is_multiple(whole[0], of, axis)
+    if value.op == "negative" or (value.op == "cast" and _is_between_floats(value)):
+        return _is_multiple(value.inputs[0], of, axis)
+    return value.op == "subtract" and value.inputs == of.inputs
+
+
+def _unchanged(node: Node) -> Node:
+    """Return what broadcasts, and casts to wider floats, are of: they change no number."""
+    while node.op == "broadcast" or (node.op == "cast" and _is_between_floats(node) and _is_wider(node)):
         node = node.inputs[0]
     return node
+
+
+def _is_between_floats(cast: Node) -> bool:
+    return dtypes.is_float(cast.dtype) and dtypes.is_float(cast.inputs[0].dtype)
+
+
+def _is_wider(cast: Node) -> bool:
+    return dtypes.promote(cast.inputs[0].dtype, cast.dtype) == cast.dtype
 
 
 def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -> Node | None:

@@ -11,6 +11,8 @@ from ..ir.graph import Graph, Node
 from ..ir.products import strip_transposes, sum_with_row
 from ..ir.rebuild import expression_key
 
+_LONG_ROW, _MANY_ELEMENTS = 256, 1 << 20  # elements of a row of which a value is saved, and of all rows
+
 
 def saved_values(
     forward: Sequence[Node], gradients: Sequence[Node], products: bool = True, with_biases: bool = True
@@ -127,8 +129,8 @@ def values_of_rows(forward: Sequence[Node], gradients: Sequence[Node], saved: Co
 
     One number for each long row, of many, costs little to save; to compute it again, the backward pass would wait for
     reductions, one after the other. Of exponentials and of what is relative to an extremum kernels make better use
-    where they compute both. Saved are those alone that the backward pass would compute alike: where one of the two
-    passes rounds 16-bit elements, what it subtracts from these has to be of rounded ones, too.
+    where they compute both. Saved are those alone that the backward pass would compute alike: one that reads rounded
+    16-bit elements needs their mean, not that of unrounded ones.
 
     Parameters
     ----------
@@ -137,24 +139,26 @@ def values_of_rows(forward: Sequence[Node], gradients: Sequence[Node], saved: Co
     saved : collection of Node
         The values that are saved anyway.
     """
-    alike: dict[Node, int] = {}  # values that both compute alike, by the length of the rows that they were reduced from
-    near: set[Node] = set()  # those that differ by roundings alone, by few of their digits
+    alike: set[Node] = set()  # what both passes compute alike
+    nearly: set[Node] = set()  # and what differs by roundings of a few of its own digits
+    length: dict[Node, int] = {}  # of the rows that a value of rows has been reduced from
     for node in g.topological(forward):
-        operands = [i for i in node.inputs if i.op != "const"]
         if node.op in _EXTREMES or node.op in _EXPONENTIALS or g.is_product(node):
             continue
-        along_row = node.reduction and node.axis == 1
-        whole = node.pointwise and node.shape[1] == 1  # what is smaller than the rows of a step is not rounded
-        is_alike = all(i in alike for i in operands) and (
-            along_row or whole or _is_exact(node) or not _has_16_bits(node)
-        )
-        if is_alike or (along_row and node.op in ("sum", "mean") and _squared(node.inputs[0]) in near):
-            alike[node] = max([node.inputs[0].shape[1] if along_row else 0, *(alike.get(i, 0) for i in operands)])
-        if node in alike or (node.op == "subtract" and all(i in alike for i in operands)):
-            near.add(node)
+        operands = [i for i in node.inputs if i.op != "const"]
+        reduces_rows = node.reduction and node.axis == 1
+        rounds = _has_16_bits(node) and not (_is_exact(node) or _stays_wide(node))
+        of_alike = all(i in alike for i in operands)
+        # Of squares, nothing cancels in the sum: it differs by as few digits.
+        of_squares = reduces_rows and node.op in ("sum", "mean") and _squared(node.inputs[0]) in nearly
+        if of_squares or (of_alike and not rounds):
+            alike.add(node)
+            length[node] = max([node.inputs[0].shape[1] if reduces_rows else 0, *(length.get(i, 0) for i in operands)])
+        if node in alike or (node.op == "subtract" and of_alike):
+            nearly.add(node)
 
     def chosen(node: Node) -> bool:
-        rows, long = node.shape[0], alike.get(node, 0)
+        rows, long = node.shape[0], length.get(node, 0)
         return node.shape[1] == 1 and long >= _LONG_ROW and rows * long >= _MANY_ELEMENTS and node not in saved
 
     found = [n for n in _reachable(gradients, lambda n: n in saved or chosen(n)) if chosen(n)]
@@ -165,10 +169,6 @@ def _squared(node: Node) -> Node | None:
     """Return the value that a node is the square of; None if it is none."""
     is_square = node.op == "square" or (node.op == "multiply" and node.inputs[0] is node.inputs[1])
     return node.inputs[0] if is_square else None
-
-
-# Elements of a row of which a value is saved, and of all rows.
-_LONG_ROW, _MANY_ELEMENTS = 256, 1 << 20
 
 
 def read_operands(gradients: Sequence[Node], operands: Mapping[Node, Node], saved: Collection[Node]) -> list[Node]:
@@ -258,6 +258,7 @@ def stored(node: Node) -> Node:
 
 
 def _stays_wide(node: Node) -> bool:
+    """Whether a value is not rounded to its 16 bits where it is computed: it is smaller than the rows of its step."""
     return node.reduction or (node.pointwise and node.shape[1] == 1 < node.shape[0])
 
 

@@ -15,6 +15,7 @@ from cupyfuse.cuda.config import Access, Config
 from cupyfuse.cuda.configure import default_config
 from cupyfuse.cuda.program import Program
 from cupyfuse.engines import kernel_launch
+from cupyfuse.plan import schedule
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import Step, column_sums
 
@@ -288,3 +289,55 @@ def test_strided_and_misaligned_rows(any_size: None) -> None:
                 laid.append(whole[:, start : start + 64])
             found = HOST.host(cf.fuse(norm_gradients)(*laid, HOST.array(arrays[2])))
         check(norm_gradients, arrays, [np.asarray(r) for r in found])
+
+
+def test_vectors_that_elements_read_are_aligned_as_they_are() -> None:
+    """A vector that begins between two of its own, read before the columns' sums; and a wider one."""
+
+    def weighted(x: Any, w: Any) -> Any:
+        return (x * (1 + w)).sum(axis=0)
+
+    rng = np.random.default_rng(0)
+    x, w = normal(rng, (600, 64), "float32"), normal(rng, 65, "float32")
+    with HOST.active():
+        found = HOST.host(cf.fuse(weighted)(HOST.array(x), HOST.array(w)[1:]))
+    check(weighted, [x, w[1:]], [np.asarray(found)])
+    wide = normal(rng, 64, "float64")
+    check(weighted, [x, wide], run(HOST, weighted, [x, wide]))
+
+
+def test_an_epilogue_that_reads_rounded_elements_needs_sums_of_these() -> None:
+    def function(x: Any, w: Any, b: Any) -> Any:
+        y = np.tanh(x) * w + 100
+        mean = y.mean(axis=0)
+        return y @ b + (y - mean)
+
+    steps = plan_of(function, (4096, 256), (4096, 256), (256, 256), dtype="float16").steps
+    stored = {o for s in steps for o in s.outputs if o.shape == (4096, 256)}
+    for step in steps:
+        if step.kind == "ColumnStats" and stored & set(step.outputs):
+            (elements,) = stored & set(step.outputs)
+            assert not any(s.epilogue is not None and elements in s.epilogue.inputs for s in steps)
+
+
+def test_states_of_teams_fit_into_shared_memory() -> None:
+    """Sixteen sums of 640 columns: so many for each of two teams would not."""
+
+    def many_sums(x: Any) -> Any:
+        y = cf.softmax(x, axis=1)
+        return y, *((y * k).sum(axis=0) for k in range(2, 7))
+
+    for cols in (640, 656, 1024, 2048):
+        plan = plan_of(many_sums, (1_000_000, cols), dtype="float16")
+        for step in merged(plan.steps):
+            program = Program(step, plan.scheduled.storage)
+            config = default_config(program, Access(8), clusters=True)
+            states = config.group * config.items * config.vec * schedule.state_size(step.columns)
+            assert config.threads == config.group or states <= 40 << 10
+            assert config.items * config.vec * schedule.state_size(step.columns) <= 128
+
+
+@pytest.mark.parametrize("cols", [4097, 1001])
+def test_elements_of_rows_between_vectors_are_stored_by_themselves(cols: int) -> None:
+    steps = plan_of(activation_gradients, (4096, cols), (4096, cols), (cols,)).steps
+    assert [s.kind for s in steps].count("RowProgram") == 1

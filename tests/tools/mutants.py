@@ -35,7 +35,7 @@ def integers(select: str) -> tuple[str, ...]:
 
 STAGES, LANES = "kernels_cu/stages.cuh", "kernels_cu/row_lanes.cu"
 TYPES, COLUMNS = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu"
-LANE_ROW, MERGE, SUMMED = "kernels_cu/lane_row.cuh", "kernels_cu/column_merge.cuh", "kernels_cu/row_columns.cu"
+HELD_ROW, MERGE, SUMMED = "kernels_cu/held_row.cuh", "kernels_cu/column_merge.cuh", "kernels_cu/row_columns.cu"
 FUNCTIONS, COPY = "kernels_cu/functions.cuh", "kernels_cu/split_copy.cuh"
 QUICK, ACTIVATIONS = "kernels_cu/quick.cuh", "cupyfuse/rewrite/activations.py"
 
@@ -415,7 +415,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a row too many for lanes",
-        LANE_ROW,
+        HELD_ROW,
         "const bool exists = at < p.rows;",
         "const bool exists = at <= p.rows;",
         rows("row_lanes and 3rows and softmax"),
@@ -506,7 +506,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "values of other columns than those of a lane's packs",
-        LANE_ROW,
+        HELD_ROW,
         "hold_columns(col, this->packs[i])",
         "hold_columns(0, this->packs[i])",
         rows("columns_of_every_stage"),
@@ -739,8 +739,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "columns of the first pack of a thread alone",
         SUMMED,
-        "sums->totals[i * V + j];",
-        "sums->totals[j];",
+        "auto& totals = sums[i * V + j];",
+        "auto& totals = sums[j];",
         summed("50x100 and 64by16-4 and norm_gradients"),
     ),
     Mutant(

@@ -22,6 +22,7 @@ from cupyfuse.torch.chains import compiled as compiled_chain
 from cupyfuse.torch.chains.backward import Backward
 from cupyfuse.torch.chains.chain import Call, Chain
 from cupyfuse.torch.chains.options import Options
+from cupyfuse.torch.chains.tensors import without_memory
 from cupyfuse.torch.rules import RULES
 from cupyfuse.torch.rules.symbols import Ref
 
@@ -34,8 +35,9 @@ H200 = Settings("highest", devices.find("H200"))
 ROWS, COLUMNS = 4400, 256  # enough of both
 
 
-def saved(dtype: str, *steps: tuple[Any, ...], shape: tuple[int, int] = (ROWS, COLUMNS), inputs: int = 2) -> list[str]:
-    """The operators of what is saved for a chain of (rule, arguments ...) on matrices, which have the first numbers."""
+def backward_of(dtype: str, *steps: tuple[Any, ...], shape: tuple[int, int] = (ROWS, COLUMNS)) -> Backward:
+    """The backward pass of a chain of (rule, arguments ...) on two matrices, which have the first numbers."""
+    inputs = 2
     calls = []
     for k, (rule, *arguments) in enumerate(steps):
         bound = RULES[rule].signature.bind(*arguments)
@@ -43,7 +45,12 @@ def saved(dtype: str, *steps: tuple[Any, ...], shape: tuple[int, int] = (ROWS, C
         calls.append(Call(rule, bound.args, (inputs + k,)))
     outputs = (inputs + len(steps) - 1,)
     chain = Chain(tuple(f"x{k}" for k in range(inputs)), tuple(calls), outputs, (), frozenset())
-    return [n.op for n in Backward(chain.trace(((shape, dtype),) * inputs), (True,) * inputs, H200).saving.nodes]
+    return Backward(chain.trace(((shape, dtype),) * inputs), (True,) * inputs, H200)
+
+
+def saved(dtype: str, *steps: tuple[Any, ...], **shape: Any) -> list[str]:
+    """The operators of what such a chain saves."""
+    return [n.op for n in backward_of(dtype, *steps, **shape).saving.nodes]
 
 
 NORM = ("layer_norm", Ref(0), (COLUMNS,))
@@ -151,6 +158,53 @@ def test_rows_of_one_number_have_no_gradient(name: str, way: str, engine: None) 
     fused = step(WAYS[way](copy.deepcopy(module)), x)
     assert float(exact[-2].abs().max()) <= 1e-6 * ROWS  # by the scale: a sum of gradients times elements that are 0
     assert float(fused[-2].abs().max()) <= 1e-2 * ROWS
+
+
+def test_deviations_from_a_mean_are_not_summed_up() -> None:
+    """The gradient of a norm by its operand takes two sums of each row."""
+    backward = backward_of("float32", NORM)
+    plan = backward.plan([without_memory((ROWS, COLUMNS), "float32")] * 2, (True, True))
+    assert plan is not None
+    assert sum(operation == "sum" for step in plan.steps for operation in step.fused) == 2
+
+
+DIFFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "variance": lambda x: (x - x.mean(1, keepdim=True)).square().mean(1),
+    "of columns": lambda x: (x - x.mean(0)).square().mean(0),
+    "times numbers of rows": lambda x: (x - x.mean(1, keepdim=True)).square() * x.amax(1, keepdim=True),
+    "times numbers of columns": lambda x: (x - x.mean(1, keepdim=True)).square() * torch.linspace(0, 1, 12).to(x),
+    "and others": lambda x: (x - x.mean(1, keepdim=True)).square() + (x - x.mean(1, keepdim=True)).exp(),
+    "along the other axis": lambda x: (x - x.mean(0)).square().mean(1),
+    "of whole numbers": lambda x: (x.int().to(x.dtype) - x.mean(1, keepdim=True)).square().sum(1),
+    "from whole numbers": lambda x: (x - x.int().to(x.dtype).mean(1, keepdim=True)).square().sum(1),
+    "of constants": lambda x: (x.detach() - x.mean(1, keepdim=True)).square().sum(1),
+    "from others": lambda x: (x - (2 * x).mean(1, keepdim=True)).square().sum(1),
+    "rounded": lambda x: (x - x.float().mean(1, keepdim=True).to(x.dtype)).square().sum(1),
+    "of one": lambda x: (x[:, :1] - x[:, :1].mean(1, keepdim=True)).square() + x[:, 1:2],
+    "from the mean itself": lambda x: (x.mean(1, keepdim=True) - x).square().sum(1),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_gradients_of_differences_from_means(name: str) -> None:
+    x = torch.linspace(-3, 5, 60, dtype=torch.float64).view(5, 12).mul(7).sin().mul(4)
+    found = []
+    for run in (DIFFERENCES[name], ct.fuse(Code(DIFFERENCES[name]), only_gains=False)):
+        leaf = x.clone().requires_grad_()
+        found.append(torch.autograd.grad(run(leaf).sin().sum(), leaf))
+    tolerance = 1e-6 if name == "rounded" else 1e-11
+    torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
+
+
+class Code(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, code: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.code = code
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.code(x)
 
 
 def test_gradients_of_gradients_of_a_variance(engine: None) -> None:

@@ -22,18 +22,33 @@ from .tiles import state_size
 
 # Threads that compute a row at most, columns that each has, and bytes that it holds of their states, or of a row.
 _MOST_THREADS, _MOST_COLUMNS, _MOST_BYTES = 512, 16, 128
-_BLOCKS = 264  # that leave states, at most: two on each multiprocessor of an H200
-_WORTH = 4  # times the bytes of the states that blocks leave, which reading matrices once has to save
+_BLOCKS = 264  # that leave states: two on each multiprocessor of an H200, up to four of rows that take few registers
+_WORTH = 4  # times the bytes of these states, written and read, which reading matrices once has to save
 _FEWEST_ROWS = 512  # that blocks of a column step share; with fewer, most of a GPU would be idle
 _VECTOR = 16  # bytes, of which rows are multiples: those that begin between two vectors have a launch of their own
 _SHORTEST = 32  # elements of a row
 
 
 class _Pair(NamedTuple):
-    """A step of column reductions, and the row program whose launch takes them."""
+    """A row program, and a step of column reductions over the same elements."""
 
     rows: Step
     columns: Step
+
+
+class _Parts(NamedTuple):
+    """What a step of column reductions computes.
+
+    Attributes
+    ----------
+    before : list of Node
+        What its reductions reduce, and what that is computed from, for each element.
+    after : list of Node
+        The reductions, and what is computed from them, for each column.
+    """
+
+    before: list[Node]
+    after: list[Node]
 
 
 def share_launches(steps: Sequence[Step], storage: dict[Node, str], results: Set[Node], on_gpu: bool) -> list[Step]:
@@ -54,29 +69,26 @@ def share_launches(steps: Sequence[Step], storage: dict[Node, str], results: Set
     list of Step
         In the order of their launches.
     """
-    found = list(steps)
+    current = list(steps)
     if not on_gpu:
-        return found
+        return current
     for columns in [s for s in steps if s.kind == "ColumnStats"]:
-        pairs = [_Pair(rows, columns) for rows in found if _may_share(rows, columns)]
-        ready = [p for p in pairs if _is_ready(p, found) and _reads_what_is_stored(p, found, storage)]
-        merged = max(ready, key=lambda p: _saved_bytes(p, storage), default=None)
-        if merged is not None:
-            step = _merge(merged, found, storage, results)
-            if step is not None:
-                first = min(found.index(merged.rows), found.index(columns))
-                rest = [s for s in found if s not in merged]
-                found = [*rest[:first], step, *rest[first:]]
-    return found
+        pairs = [_Pair(rows, columns) for rows in current if _have_a_domain(rows, columns)]
+        for pair in sorted(pairs, key=lambda p: -_saved_bytes(p, storage)):
+            together = _together(pair, current, storage, results)
+            if together is not None:
+                first = min(map(current.index, pair))
+                rest = [s for s in current if s not in pair]
+                current = [*rest[:first], together, *rest[first:]]
+                break
+    return current
 
 
-def _may_share(rows: Step, columns: Step) -> bool:
-    """Whether a row program and a step of column reductions are over the same elements, which one launch may read."""
-    if rows.kind != "RowProgram" or rows.domain != columns.domain or rows.columns or rows.repair_inputs:
-        return False
-    if columns.repair_inputs or any(n.op == "guard" for n in (*rows.nodes, *columns.nodes)):
-        return False
-    return bool(_read_by_both(_Pair(rows, columns)))
+def _have_a_domain(rows: Step, columns: Step) -> bool:
+    """Whether a row program is over the elements of a step of column reductions, and both are plain work."""
+    plain = not any(n.op == "guard" for n in (*rows.nodes, *columns.nodes))
+    alone = rows.kind == "RowProgram" and rows.columns is None and not (rows.repair_inputs or columns.repair_inputs)
+    return plain and alone and rows.domain == columns.domain
 
 
 def _read_by_both(pair: _Pair) -> list[Node]:
@@ -85,24 +97,31 @@ def _read_by_both(pair: _Pair) -> list[Node]:
     return [n for n in pair.columns.inputs if n.shape == pair.columns.domain and n in known]
 
 
-def _reads_what_is_stored(pair: _Pair, steps: Sequence[Step], storage: dict[Node, str]) -> bool:
-    """Whether values that the row program has in registers may stand for those that it stores, which may be rounded.
+def _saved_bytes(pair: _Pair, storage: dict[Node, str]) -> int:
+    """Return the bytes of matrices that would no longer be read twice."""
+    return sum(n.size * dtypes.ITEMSIZE[storage[base_of(n)]] for n in _read_by_both(pair))
 
-    They may in sums, unless another step has the rounded ones beside these: what is left of them could be the
-    rounding alone, as where a mean is subtracted.
-    """
+
+def _together(pair: _Pair, steps: Sequence[Step], storage: dict[Node, str], results: Set[Node]) -> Step | None:
+    """Return the step that does the work of both; None if it cannot, or would gain nothing."""
+    if not (_read_by_both(pair) and _is_ready(pair, steps) and _may_skip_rounding(pair, steps, storage)):
+        return None
     rows, columns = pair
-    for node in columns.inputs:
-        if base_of(node) not in rows.outputs:
-            continue
-        if node not in rows.outputs:
-            return False
-        if storage[node] != dtypes.compute_dtype(node.dtype):
-            summed = all(n.op == "sum" for n in columns.nodes if node in n.inputs)
-            others = (s for s in steps if s not in pair and s.kind != "Gemm")
-            if not summed or any(base_of(i) is node for s in others for i in (*s.inputs, *s.repair_inputs)):
-                return False
-    return True
+    parts = _parts_of(columns)
+    if not set(parts.after).isdisjoint((*parts.before, *rows.nodes)):
+        return None  # a value that rows and columns both compute, as exp(w) in exp(w) * sum(x exp(w))
+    read = {base_of(i) for s in steps if s is not columns for i in (*s.inputs, *s.repair_inputs)}
+    written = [n for n in rows.outputs if n in results or n in read]
+    nodes = [*dict.fromkeys((*rows.nodes, *parts.before)), *parts.after]
+    inputs = [i for i in dict.fromkeys((*rows.inputs, *columns.inputs)) if i not in nodes]
+    outputs = [*written, *columns.outputs]
+    if any(n.reduction for n in rows.nodes):
+        step = step_of("RowProgram", rows.domain, nodes, inputs, outputs, [])
+        step = with_bytes(replace(step, columns=_reducing(columns, parts)), storage)
+        return step if _pays(step, _saved_bytes(pair, storage), storage) else None
+    elements = all(n.shape == rows.domain for n in written) and rows.domain[0] >= _FEWEST_ROWS
+    step = with_bytes(step_of("ColumnStats", rows.domain, nodes, inputs, outputs, []), storage)
+    return step if elements and _has_whole_vectors(step, storage) else None
 
 
 def _is_ready(pair: _Pair, steps: Sequence[Step]) -> bool:
@@ -115,49 +134,61 @@ def _is_ready(pair: _Pair, steps: Sequence[Step]) -> bool:
     return not any(base_of(i) in between for i in second.inputs)
 
 
-def _saved_bytes(pair: _Pair, storage: dict[Node, str]) -> int:
-    """Return the bytes of matrices that are no longer read twice."""
-    return sum(n.size * dtypes.ITEMSIZE[storage[base_of(n)]] for n in _read_by_both(pair))
+def _may_skip_rounding(pair: _Pair, steps: Sequence[Step], storage: dict[Node, str]) -> bool:
+    """Whether values that the row program has in registers may stand for those that it stores, which may be rounded.
 
-
-def _merge(pair: _Pair, steps: Sequence[Step], storage: dict[Node, str], results: Set[Node]) -> Step | None:
-    """Return the step that does the work of both; None if it would gain nothing, or its states do not fit."""
+    They may in sums, unless another step reads the rounded ones, products aside: what is left of them could be the
+    rounding alone, as where a mean is subtracted.
+    """
     rows, columns = pair
-    by_rows = any(n.reduction for n in rows.nodes)
-    own, needed = _parts(columns)
-    if own.keys() & (needed.keys() | rows.node_set):
-        return None  # values of columns alone that both compute
-    read = {base_of(i) for s in steps if s is not columns for i in (*s.inputs, *s.repair_inputs)}
-    written = [n for n in rows.outputs if n in results or n in read]
-    nodes = [*dict.fromkeys((*rows.nodes, *needed)), *own]
-    computed = set(nodes)
-    inputs = [i for i in dict.fromkeys((*rows.inputs, *columns.inputs)) if i not in computed]
-    if not by_rows:
-        if rows.domain[0] < _FEWEST_ROWS or any(n.shape != rows.domain for n in written):
-            return None
-        merged = step_of("ColumnStats", rows.domain, nodes, inputs, [*written, *columns.outputs], [])
-        return with_bytes(merged, storage)
-    behind = [n for n in own if not n.reduction]
-    operands = dict.fromkeys(n.inputs[0] for n in own if n.reduction)
-    read_behind = [i for i in columns.inputs if any(i in n.inputs for n in behind)]
-    reduced = step_of("ColumnStats", columns.domain, list(own), [*operands, *read_behind], list(columns.outputs), [])
-    merged = step_of("RowProgram", rows.domain, nodes, inputs, [*written, *columns.outputs], [])
-    merged = with_bytes(replace(merged, columns=reduced), storage)
-    return merged if _pays(merged, _saved_bytes(pair, storage), storage) else None
+    for node in columns.inputs:
+        if base_of(node) not in rows.outputs:
+            continue
+        if node not in rows.outputs:  # a view
+            return False
+        if storage[node] == dtypes.compute_dtype(node.dtype):
+            continue
+        if any(n.op != "sum" for n in columns.nodes if node in n.inputs):
+            return False
+        if any(_reads_elements(s, node) for s in steps if s not in pair):
+            return False
+    return True
 
 
-def _parts(columns: Step) -> tuple[dict[Node, None], dict[Node, None]]:
-    """Return the reductions of a step with the work behind them, and the values that it reduces, with that before."""
+def _reads_elements(step: Step, node: Node) -> bool:
+    """Whether a step reads a matrix for more than a product with it."""
+    if step.kind == "Gemm":
+        return step.epilogue is not None and node in map(base_of, step.epilogue.inputs)
+    return node in map(base_of, (*step.inputs, *step.repair_inputs))
+
+
+def _parts_of(columns: Step) -> _Parts:
+    """Take a step of column reductions apart."""
+
+    def inside(node: Node) -> Collection[Node]:
+        return g.eager_inputs(node) if node in columns.node_set else ()
+
     reductions = [n for n in columns.nodes if n.reduction]
-    before = g.topological([n.inputs[0] for n in reductions], lambda n: _inside(columns, n))
-    behind = g.topological(columns.outputs, lambda n: () if n.reduction else _inside(columns, n))
-    needed, own = ({n: None for n in found if n in columns.node_set} for found in (before, behind))
-    return own, needed
+    before = g.topological([n.inputs[0] for n in reductions], inside)
+    after = g.topological(columns.outputs, lambda n: () if n.reduction else inside(n))
+    return _Parts(*([n for n in found if n in columns.node_set] for found in (before, after)))
 
 
-def _inside(step: Step, node: Node) -> Collection[Node]:
-    """Return the operands of a value that a step computes."""
-    return g.eager_inputs(node) if node in step.node_set else ()
+def _reducing(columns: Step, parts: _Parts) -> Step:
+    """Return what is left of a step of column reductions beside a row program that computes what these reduce."""
+    operands = dict.fromkeys(n.inputs[0] for n in parts.after if n.reduction)
+    read = [i for i in columns.inputs if any(i in n.inputs for n in parts.after if not n.reduction)]
+    return step_of("ColumnStats", columns.domain, parts.after, [*operands, *read], list(columns.outputs), [])
+
+
+def _sizes(step: Step, storage: dict[Node, str]) -> dict[Node, int]:
+    """Return the bytes of an element of each matrix that a step reads or writes."""
+    matrices = (n for n in (*step.inputs, *step.outputs) if n.shape == step.domain)
+    return {n: dtypes.ITEMSIZE[storage[base_of(n)]] for n in matrices}
+
+
+def _has_whole_vectors(step: Step, storage: dict[Node, str]) -> bool:
+    return all(step.domain[1] * size % _VECTOR == 0 for size in _sizes(step, storage).values())
 
 
 def _pays(step: Step, saved: int, storage: dict[Node, str]) -> bool:
@@ -166,14 +197,19 @@ def _pays(step: Step, saved: int, storage: dict[Node, str]) -> bool:
     Threads have no registers for both rows and states of float64.
     """
     assert step.columns is not None
-    cols, state = step.domain[1], state_size(step.columns)
-    sizes = {n: dtypes.ITEMSIZE[storage[base_of(n)]] for n in (*step.inputs, *step.outputs) if n.shape == step.domain}
-    whole = all(cols * size % _VECTOR == 0 and size < dtypes.ITEMSIZE["float64"] for size in sizes.values())
+    cols, state, sizes = step.domain[1], state_size(step.columns), _sizes(step, storage)
+    widest = max(sizes.values(), default=0)
     loaded = sum(size for n, size in sizes.items() if n in step.inputs)
+    holds = widest < dtypes.ITEMSIZE["float64"] and _VECTOR // max(1, widest) * max(state, loaded) <= _MOST_BYTES
     fits = _SHORTEST <= cols <= _MOST_THREADS * columns_of_thread(state, loaded)
-    return whole and fits and saved >= _WORTH * 2 * _BLOCKS * cols * state
+    worth = saved >= _WORTH * 2 * _BLOCKS * cols * state
+    return _has_whole_vectors(step, storage) and holds and fits and worth
 
 
 def columns_of_thread(state: int, loaded: int) -> int:
-    """Return how many columns a thread has registers for, of so many bytes of state each, and loaded of each row."""
-    return min(_MOST_COLUMNS, max(1, _MOST_BYTES // max(state, loaded)))
+    """Return how many columns a thread has registers for, of so many bytes of state each, and loaded of each row.
+
+    It is a power of two, as the elements of a vector are.
+    """
+    most = min(_MOST_COLUMNS, max(1, _MOST_BYTES // max(1, state, loaded)))
+    return 1 << (most.bit_length() - 1)

@@ -69,7 +69,7 @@ _SPLIT_FLOP = 6e-9
 _STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
 _LONGEST_HELD = 32768  # columns of a row that a block keeps in registers; longer ones are kept in shared memory
 _SHARED_ROWS = 0.95  # of that share is reached then
-# What rows whose columns are reduced, too, reach of it, of 16-bit elements, twice as many a byte, and of others.
+# Of that share, with columns reduced in the same launch: where a matrix has 16-bit elements, and otherwise.
 _SUMMED_NARROW, _SUMMED = 0.68, 0.9
 
 

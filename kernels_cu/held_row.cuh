@@ -3,10 +3,10 @@
 
 #include "stages.cuh"
 
-// A row in the registers of a lane, and values of columns of its packs, in whichever stage they are read: they are the same in each
-// row without single elements and, if they are few, loaded once. For a missing row, `r` is that of the last row and the span is empty.
+// A thread's packs of a row, and values of their columns, in whichever stage they are read: they are the same in each row without
+// single elements and, if they are few, loaded once. For a missing row, `r` is that of the last row and the span is empty.
 template <class P, int Items, int V>
-struct LaneRow : Loaded<P, 0, Items, V> {
+struct HeldRow : Loaded<P, 0, Items, V> {
     static constexpr bool has_columns = !Span<P, V, int>::has_singles && Items * V * P::column_bytes <= 32;
     i64 row;
     Span<P, V, int> span;
@@ -32,7 +32,7 @@ struct LaneRow : Loaded<P, 0, Items, V> {
             }
         }
     }
-    __device__ __forceinline__ void take_columns(const LaneRow& other) {
+    __device__ __forceinline__ void take_columns(const HeldRow& other) {
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             P::take_columns(other.packs[i], this->packs[i]);
