@@ -154,19 +154,14 @@ class Program:
     @cached_property
     def behind_columns(self) -> set[Node]:
         """The results of columns, and what is read for these alone: one element of each, after all rows."""
-        if self.columns is None and not self.by_columns:
+        columns = self.step if self.by_columns else self.columns
+        if columns is None:
             return set()
-        columns = self.columns or self.step
-        before = self.own_nodes if self.columns else self._before_columns()
-        read = {i for n in before for i in (n, *n.inputs)}
+        elements = [n.inputs[0] for n in columns.nodes if n.reduction]
+        elements += self.own_nodes if self.columns else [n for n in columns.outputs if n.shape == self.domain]
+        read = set(g.topological(elements, lambda n: () if n in self.loaded else n.inputs))
         inputs = (i for i in columns.inputs if i in self.loaded and i not in read)
         return {n for n in (*columns.outputs, *inputs) if n.shape[0] == 1}
-
-    def _before_columns(self) -> list[Node]:
-        """List the values of a column step that are computed for each element: what it reduces, and stores of these."""
-        reduced = [n.inputs[0] for n in self.step.nodes if n.reduction]
-        stored = [n for n in self.step.outputs if n.shape == self.domain and self.domain[0] > 1]
-        return list(g.topological([*reduced, *stored], lambda n: () if n in self.loaded else g.eager_inputs(n)))
 
     def in_vectors(self, parameter: Parameter) -> bool:
         """Whether an array has elements for those of a row, which are accessed in vectors."""

@@ -107,17 +107,18 @@ def _together(pair: _Pair, steps: Sequence[Step], storage: dict[Node, str], resu
     if not (_read_by_both(pair) and _is_ready(pair, steps) and _may_skip_rounding(pair, steps, storage)):
         return None
     rows, columns = pair
-    parts = _parts_of(columns)
+    parts = _parts_of(columns, rows.inputs)
     if not set(parts.after).isdisjoint((*parts.before, *rows.nodes)):
         return None  # a value that rows and columns both compute, as exp(w) in exp(w) * sum(x exp(w))
     read = {base_of(i) for s in steps if s is not columns for i in (*s.inputs, *s.repair_inputs)}
     written = [n for n in rows.outputs if n in results or n in read]
     nodes = [*dict.fromkeys((*rows.nodes, *parts.before)), *parts.after]
-    inputs = [i for i in dict.fromkeys((*rows.inputs, *columns.inputs)) if i not in nodes]
+    needed = {i for n in nodes for i in n.inputs}.difference(nodes)
+    inputs = [i for i in dict.fromkeys((*rows.inputs, *columns.inputs)) if i in needed]
     outputs = [*written, *columns.outputs]
     if any(n.reduction for n in rows.nodes):
         step = step_of("RowProgram", rows.domain, nodes, inputs, outputs, [])
-        step = with_bytes(replace(step, columns=_reducing(columns, parts)), storage)
+        step = with_bytes(replace(step, columns=_reducing(step, columns, parts)), storage)
         return step if _pays(step, _saved_bytes(pair, storage), storage) else None
     elements = all(n.shape == rows.domain for n in written) and rows.domain[0] >= _FEWEST_ROWS
     step = with_bytes(step_of("ColumnStats", rows.domain, nodes, inputs, outputs, []), storage)
@@ -162,22 +163,22 @@ def _reads_elements(step: Step, node: Node) -> bool:
     return node in map(base_of, (*step.inputs, *step.repair_inputs))
 
 
-def _parts_of(columns: Step) -> _Parts:
-    """Take a step of column reductions apart."""
+def _parts_of(columns: Step, given: Collection[Node]) -> _Parts:
+    """Take a step of column reductions apart; `given` values are in memory, also where the step computes them."""
+    computed = columns.node_set.difference(given)
 
     def inside(node: Node) -> Collection[Node]:
-        return g.eager_inputs(node) if node in columns.node_set else ()
+        return g.eager_inputs(node) if node in computed else ()
 
-    reductions = [n for n in columns.nodes if n.reduction]
-    before = g.topological([n.inputs[0] for n in reductions], inside)
-    after = g.topological(columns.outputs, lambda n: () if n.reduction else inside(n))
-    return _Parts(*([n for n in found if n in columns.node_set] for found in (before, after)))
+    after = list(g.topological(columns.outputs, lambda n: () if n.reduction else inside(n)))
+    before = g.topological([n.inputs[0] for n in after if n.reduction and n in computed], inside)
+    return _Parts(*([n for n in found if n in computed] for found in (before, after)))
 
 
-def _reducing(columns: Step, parts: _Parts) -> Step:
+def _reducing(together: Step, columns: Step, parts: _Parts) -> Step:
     """Return what is left of a step of column reductions beside a row program that computes what these reduce."""
     operands = dict.fromkeys(n.inputs[0] for n in parts.after if n.reduction)
-    read = [i for i in columns.inputs if any(i in n.inputs for n in parts.after if not n.reduction)]
+    read = [i for i in together.inputs if any(i in n.inputs for n in parts.after if not n.reduction)]
     return step_of("ColumnStats", columns.domain, parts.after, [*operands, *read], list(columns.outputs), [])
 
 
