@@ -17,8 +17,9 @@ from cupyfuse.cuda.kernel import Kernel
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "kernels_cu"
-TEMPLATES = ("row_lanes", "row_block", "row_shared", "row_shares", "row_stream", "elementwise", "column_stats")
-TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair", "fingerprint", "gemm", "scan")
+TEMPLATES = ("row_lanes", "row_block", "row_shared", "row_shares", "row_stream", "row_columns")
+TEMPLATES += ("elementwise", "column_stats", "scan", "gemm", "fingerprint")
+TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair")
 HEADERS = ("launch_order.cuh",)  # of entries, which no template includes
 COMPILER = os.environ.get("CXX", "g++")
 OPTIONS = ["-std=c++17", "-fPIC", "-w"]
