@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,47 @@ def test_columns_that_a_row_program_reads_are_a_step_before_it() -> None:
 
     steps = plan_of(normalised, LARGE).steps
     assert [s.kind for s in steps] == ["ColumnStats", "RowProgram"]
+
+
+def scaled_by_rows(x: Any, v: Any) -> Any:
+    """Factors of rows, which are results themselves."""
+    t = np.tanh(v)
+    return (x * t).sum(axis=0), x * t * 0.5, t
+
+
+def scaled_by_columns(x: Any, v: Any) -> Any:
+    """Factors of elements, and of the sums of their columns."""
+    t, z = np.tanh(v), x + 1
+    return z.sum(axis=0) * t, z * t - z.max(axis=1, keepdims=True), t
+
+
+@pytest.mark.parametrize("function", [scaled_by_rows, scaled_by_columns])
+def test_what_one_step_reads_and_the_other_computes_is_read(any_size: None, function: Any) -> None:
+    """A matrix whose columns lie apart is copied first: rows are in a later layer than the factors they read."""
+    rng = np.random.default_rng(2)
+    x, v = normal(rng, (600, 64)), normal(rng, (600, 1) if function is scaled_by_rows else 64)
+    with HOST.active():
+        found = HOST.host(cf.fuse(function)(HOST.array(x, "column_gap"), HOST.array(v)))
+    check(function, [x, v], [np.asarray(r) for r in found])
+
+
+@pytest.mark.parametrize(("dtype", "of_columns"), [("bfloat16", "float32"), ("float32", "float64")])
+def test_wide_values_of_columns_beside_narrow_elements(dtype: str, of_columns: str) -> None:
+    """Vectors of elements are no longer than those of a vector that is read for values of columns of theirs alone."""
+
+    def function(x: Any, v: Any) -> Any:
+        return np.tanh(x / (np.abs(v) + 1)).sum(axis=0)
+
+    rng = np.random.default_rng(3)
+    arrays = [normal(rng, (600, 64), dtype), normal(rng, 64, of_columns)]
+    check(function, arrays, run(HOST, function, arrays))
+
+
+def test_kernels_of_the_host_are_compiled_together(any_size: None) -> None:
+    arrays = drawn((40, 64))
+    with HOST.active():
+        HOST.prepare([partial(run, HOST, p, arrays) for p in PROGRAMS])
+    check(no_rows, arrays, run(HOST, no_rows, arrays))
 
 
 def test_a_product_between_two_steps_reads_what_the_shared_launch_has_written() -> None:
