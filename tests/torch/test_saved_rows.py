@@ -16,6 +16,7 @@ from torch_ways import operators
 
 import cupyfuse.torch as ct
 from cupyfuse import devices
+from cupyfuse.ir import graph as g
 from cupyfuse.settings import Settings
 from cupyfuse.torch.chains import backward as backward_pass
 from cupyfuse.torch.chains import compiled as compiled_chain
@@ -25,6 +26,7 @@ from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.tensors import without_memory
 from cupyfuse.torch.rules import RULES
 from cupyfuse.torch.rules.symbols import Ref
+from cupyfuse.trace.autodiff import gradients
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -220,3 +222,14 @@ def test_gradients_of_gradients_of_a_variance(engine: None) -> None:
     fused = penalty(ct.fuse(copy.deepcopy(module), only_gains=False), x)
     for found, expected in zip(fused, penalty(module, x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("dtype", "sums"), [("int32", True), ("bool", True), ("float32", False)])
+def test_deviations_as_integers_are_not_left_out_of_a_mean_s_gradient(dtype: str, sums: bool) -> None:
+    """Those as floats sum to zero, but for roundings; integers and bools are other numbers."""
+    x, cotangent = g.argument(0, "x", (5, 7), "float64", 2), g.argument(1, "c", (5, 1), "float64", 2)
+    deviations = g.pointwise("subtract", x, g.reduce("mean", x, 1))
+    factors = g.cast(g.cast(deviations, dtype), "float64")
+    energy = g.reduce("sum", g.pointwise("multiply", deviations, factors), 1)
+    (found,) = gradients([energy], [cotangent], [x])
+    assert any(n.op == "sum" for n in g.topological([found])) == sums
