@@ -22,7 +22,7 @@ COPY = "device copy"
 FORWARD, BACKWARD = "Forward", "Forward and backward"
 FIGURES = ("gpu_evicted", "wall")
 _SHAPES = ((12608, 768), (32768, 1024), (262144, 256), (16384, 2560), (16384, 4096), (16384, 8192))
-DEFAULTS = {"budget": (0.2, 0.03), "shapes": (_SHAPES, ((4096, 1024),))}
+DEFAULTS = {"budget": (0.12, 0.03), "shapes": (_SHAPES, ((4096, 1024),))}
 REQUIREMENTS = (
     Requirement("gpu_evicted", (FUSED,), 1.02, (EAGER,)),
     Requirement("gpu_evicted", (BACKEND,), 1.02, (COMPILED,)),

@@ -163,7 +163,7 @@ def test_elements_are_stored_where_columns_are_reduced(any_size: None, shape: tu
 
 @pytest.mark.parametrize("program", [*PROGRAMS, activation_gradients])
 def test_results_do_not_depend_on_sharing(monkeypatch: pytest.MonkeyPatch, any_size: None, program: Any) -> None:
-    """Rows have the same bits; what columns add up in another order differs by roundings."""
+    """What is added up in another order differs by roundings."""
     arrays = drawn((130, 64))
     together = run(HOST, program, arrays)
     monkeypatch.setattr("cupyfuse.plan.prepacking.share_launches", lambda steps, *_: list(steps))
