@@ -63,48 +63,29 @@ def _module(torch: Any, code: Callable[..., Any], columns: int, dtype: Any) -> A
     return Weighted()
 
 
-class _Passes:
-    """A call of a module, and the backward pass if it has a cotangent."""
-
-    def __init__(self, module: Any, x: Any, cotangent: Any = None):
-        self.module, self.x, self.cotangent = module, x, cotangent
-
-    def __call__(self) -> Any:
-        leaves = [self.x, *self.module.parameters()]
-        for leaf in leaves:
-            leaf.grad = None
-        result = self.module(self.x)
-        if self.cotangent is not None:
-            result.backward(self.cotangent)
-        return result
-
-    def results(self) -> list[Any]:
-        """Return the result, and the gradients, in float64."""
-        found = [self().detach().double()]
-        if self.cotangent is not None:
-            found += [leaf.grad.double() for leaf in (self.x, *self.module.parameters())]
-        return found
-
-
 def cases_of(lab: Lab, name: str, shape: tuple[int, int], dtype: str, options: argparse.Namespace) -> Iterator[Case]:
     """Run every rival, forward, then forward and backward."""
     pytorch = lab.need_torch()
     torch, device = pytorch.torch, pytorch.device_type()
     torch.manual_seed(options.seed)
-    torch_dtype = getattr(torch, dtype)
+    torch_dtype, nbytes = getattr(torch, dtype), shape[0] * shape[1] * dtypes.ITEMSIZE[dtype]
     module = _module(torch, FUNCTIONS[name], shape[1], torch_dtype).to(device)
     x = torch.randn(*shape, device=device).to(torch_dtype).requires_grad_()
     cotangent = torch.randn(*shape, device=device).to(torch_dtype)
-    nbytes = shape[0] * shape[1] * dtypes.ITEMSIZE[dtype]
-    for group, given, matrices in ((FORWARD, None, 2), (BACKWARD, cotangent, 5)):
-        with torch.enable_grad():
-            wide = _module(torch, FUNCTIONS[name], shape[1], torch.float64).to(device)
-            wide.load_state_dict(module.state_dict())
-            double = x.detach().double().requires_grad_()
-            expected = _Passes(wide, double, None if given is None else given.double()).results()
+    wide = _module(torch, FUNCTIONS[name], shape[1], torch.float64).to(device)
+    wide.load_state_dict(module.state_dict())
 
-            def rival(way: str, given: Any = given, expected: Any = expected) -> Rival:
-                made = _Passes(as_run_by(way, lab, module), x, given)
+    def step(called: Any, original: Any, x: Any, backward: bool) -> Any:
+        leaves = (x, *original.parameters()) if backward else ()
+        return pytorch.Step(functools.partial(called, x), leaves, cotangent.to(x.dtype) if backward else None)
+
+    for group, matrices in ((FORWARD, 2), (BACKWARD, 5)):
+        backward = group == BACKWARD
+        with torch.enable_grad():
+            expected = step(wide, wide, x.detach().double().requires_grad_(), backward).results()
+
+            def rival(way: str, backward: bool = backward, expected: Any = expected) -> Rival:
+                made = step(as_run_by(way, lab, module), module, x, backward)
                 # Of 16 bits eager's sums are rounded ones, up to 0.06 off.
                 limit = 0.1 if dtypes.ITEMSIZE[dtype] < 4 else None
                 return Rival(made, [made.results], expected, limit=limit)

@@ -180,6 +180,7 @@ class Step:
 
     forward: Callable[[], torch.Tensor]
     leaves: Sequence[torch.Tensor] = ()  # whose gradients are taken
+    cotangent: torch.Tensor | None = None  # of the result, if that is no number
 
     def drop_gradients(self) -> None:
         for leaf in self.leaves:
@@ -189,7 +190,7 @@ class Step:
         self.drop_gradients()
         result = self.forward()
         if self.leaves:
-            result.backward()
+            result.backward(self.cotangent)
         return result
 
     def results(self) -> list[torch.Tensor]:

@@ -145,28 +145,40 @@ def _without_deviations(cotangent: Node, node: Node) -> Node | None:
     return _without_multiples(cotangent, node, mean.axis) if node.shape[mean.axis] > 1 else cotangent
 
 
-def _without_multiples(terms: Node, of: Node, axis: int) -> Node | None:
+def _without_multiples(cotangent: Node, of: Node, axis: int) -> Node | None:
     """Return a sum without the terms that are multiples of a value; None if nothing is left."""
-    if _is_multiple(terms, of, axis):
-        return None
-    if terms.op == "negative":
-        rest = _without_multiples(terms.inputs[0], of, axis)
-        return rest if rest is None else g.pointwise("negative", rest)
-    if terms.op == "add" and all(i.shape == terms.shape for i in terms.inputs):
-        left = [t for t in (_without_multiples(i, of, axis) for i in terms.inputs) if t is not None]
-        return left[0] if len(left) == 1 else g.pointwise("add", *left) if left else None
-    return terms
+    left: dict[Node, Node | None] = {}  # of each sum; loops make long ones, and add values to themselves
+    for node in g.topological([cotangent], _terms):
+        terms = _terms(node)
+        found = [t for t in map(left.__getitem__, terms) if t is not None]
+        if _is_multiple(node, of, axis) or (terms and not found):
+            left[node] = None
+        elif found == list(terms):
+            left[node] = node
+        else:
+            left[node] = found[0] if len(found) < len(terms) else g.pointwise(node.op, *found)
+    return left[cotangent]
+
+
+def _terms(node: Node) -> tuple[Node, ...]:
+    """Return what a node is the sum of, or the negative of; nothing for other nodes."""
+    is_sum = node.op == "add" and all(i.shape == node.shape for i in node.inputs)
+    return node.inputs if is_sum or node.op == "negative" else ()
 
 
 def _is_multiple(value: Node, of: Node, axis: int) -> bool:
     """Whether a value is a difference `of` two others, or the same, times what does not vary along an axis."""
-    if value.op in ("multiply", "divide"):
-        whole = [i for i in value.inputs if i.shape[axis] != 1]
-        upper = len(whole) == 1 and (value.op == "multiply" or whole[0] is value.inputs[0])
-        return upper and _is_multiple(whole[0], of, axis)
-    if value.op == "negative" or (value.op == "cast" and _is_between_floats(value)):
-        return _is_multiple(value.inputs[0], of, axis)
-    return value.op == "subtract" and value.inputs == of.inputs
+    while value.op != "subtract":
+        if value.op in ("multiply", "divide"):
+            whole = [i for i in value.inputs if i.shape[axis] != 1]
+            if len(whole) != 1 or (value.op == "divide" and whole[0] is not value.inputs[0]):
+                return False
+            value = whole[0]
+        elif value.op == "negative" or (value.op == "cast" and _is_between_floats(value)):
+            value = value.inputs[0]
+        else:
+            return False
+    return value.inputs == of.inputs
 
 
 def _unchanged(node: Node) -> Node:

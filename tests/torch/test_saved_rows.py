@@ -233,3 +233,15 @@ def test_deviations_as_integers_are_not_left_out_of_a_mean_s_gradient(dtype: str
     energy = g.reduce("sum", g.pointwise("multiply", deviations, factors), 1)
     (found,) = gradients([energy], [cotangent], [x])
     assert any(n.op == "sum" for n in g.topological([found])) == sums
+
+
+@pytest.mark.parametrize("grow", ["doubled", "many terms", "many factors"])
+def test_gradients_of_many_terms_of_deviations_take_no_longer_than_others(grow: str) -> None:
+    """Values that are added to themselves forty times, and sums and products longer than Python's stack is deep."""
+    x, cotangent = g.argument(0, "x", (5, 7), "float64", 2), g.argument(1, "c", (5, 7), "float64", 2)
+    deviations = h = g.pointwise("subtract", x, g.reduce("mean", x, 1))
+    for k in range(40 if grow == "doubled" else 2000):
+        term = h if grow == "doubled" else g.pointwise("multiply", deviations, g.const(k + 2.0))
+        h = g.pointwise("multiply", h, g.const(0.9)) if grow == "many factors" else g.pointwise("add", h, term)
+    (found,) = gradients([g.pointwise("multiply", h, deviations)], [cotangent], [x])
+    assert any(n.op == "sum" for n in g.topological([found]))

@@ -86,9 +86,9 @@ def share_launches(steps: Sequence[Step], storage: dict[Node, str], results: Set
 
 def _have_a_domain(rows: Step, columns: Step) -> bool:
     """Whether a row program is over the elements of a step of column reductions, and both are plain work."""
-    plain = not any(n.op == "guard" for n in (*rows.nodes, *columns.nodes))
     alone = rows.kind == "RowProgram" and rows.columns is None and not (rows.repair_inputs or columns.repair_inputs)
-    return plain and alone and rows.domain == columns.domain
+    guards = (n.op == "guard" for n in (*rows.nodes, *columns.nodes))
+    return alone and rows.domain == columns.domain and not any(guards)
 
 
 def _read_by_both(pair: _Pair) -> list[Node]:
