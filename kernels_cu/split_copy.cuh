@@ -35,60 +35,72 @@ struct Messages {
 
 // Where lo of an operand is not zero in a tile: in no block of 64 columns, in all, or where the marks say.
 enum class Lo { nowhere, everywhere, marked };
-__device__ __forceinline__ Lo lo_of(bool somewhere, bool everywhere) {
-    const bool any = __any_sync(0xffffffffu, somewhere), all = __any_sync(0xffffffffu, everywhere);
+// The same from what each lane found of its rows, see SplitRow.
+__device__ __forceinline__ Lo lo_of(u32 findings) {
+    const bool any = __any_sync(0xffffffffu, (findings & SplitRow::somewhere) != 0);
+    const bool all = __any_sync(0xffffffffu, (findings & SplitRow::everywhere) != 0);
     return all ? Lo::everywhere : any ? Lo::marked : Lo::nowhere;
 }
 
-// What the copying warp reads of the rows and columns of a tile at (row, col); of none beyond the last row.
+// The inverse scales of the rows and columns of a tile at (row, col), every 32nd for each lane of the copying warp. Those of the
+// next tile are loaded while one is copied, all at once: beyond the last row or column it is the last one's that is loaded.
 template <int Columns>
 struct TileScales {
-    float columns[(Columns + 31) / 32];  // every 32nd
-    bool any_doubtful = false;
-    Lo a = Lo::nowhere, b = Lo::nowhere;
+    static constexpr int row_count = tile_rows / 32, column_count = (Columns + 31) / 32;
+    float rows[row_count], columns[column_count];
 
-    __device__ __forceinline__ TileScales() {
+    __device__ __forceinline__ TileScales(const Matrix& a, const Matrix& b, i64 row, i64 col) {
+        const int lane = threadIdx.x % 32, last_row = at_most(a.rows - row, tile_rows) - 1;
+        const int last_column = at_most(b.rows - col, Columns) - 1;
 #pragma unroll
-        for (int j = 0; j < (Columns + 31) / 32; ++j) {
-            columns[j] = 0.0f;
+        for (int j = 0; j < row_count; ++j) {
+            rows[j] = a.inverse[row + min(lane + 32 * j, last_row)];
         }
-    }
-    __device__ __forceinline__ TileScales(const Matrix& left, const Matrix& right, i64 row, i64 col) {
-        const int lane = threadIdx.x % 32;
-        bool doubtful = false, somewhere = false, everywhere = false;
-        const auto look = [&](SplitRow split) {
-            doubtful |= split.is_doubtful();
-            somewhere |= split.lo_somewhere();
-            everywhere |= split.lo_everywhere();
-        };
 #pragma unroll
-        for (int j = lane; j < Columns; j += 32) {
-            const SplitRow of_col = col + j < right.rows ? SplitRow::of(right.inverse[col + j]) : SplitRow::none();
-            columns[j / 32] = __uint_as_float(of_col.bits);
-            look(of_col);
+        for (int j = 0; j < column_count; ++j) {
+            columns[j] = b.inverse[col + min(lane + 32 * j, last_column)];
         }
-        b = lo_of(somewhere, everywhere);
-        somewhere = everywhere = false;
-#pragma unroll
-        for (int j = lane; j < tile_rows; j += 32) {
-            look(row + j < left.rows ? SplitRow::of(left.inverse[row + j]) : SplitRow::none());
-        }
-        a = lo_of(somewhere, everywhere);
-        any_doubtful = __any_sync(0xffffffffu, doubtful);
     }
 };
 
-// Write the message for the epilogue of a tile, by a warp, once the last epilogue, number `told`, has read its own.
+// What a tile's scales say of lo of both operands; and for the epilogue, which runs later.
+template <int Columns>
+struct TileFindings {
+    Lo a, b;
+    bool any_doubtful;
+    float columns[TileScales<Columns>::column_count];
+
+    __device__ __forceinline__ explicit TileFindings(const TileScales<Columns>& scales) {
+        u32 of_rows = 0, of_columns = 0;
+#pragma unroll
+        for (const float row : scales.rows) {
+            of_rows |= SplitRow::of(row).findings();
+        }
+#pragma unroll
+        for (int j = 0; j < TileScales<Columns>::column_count; ++j) {
+            columns[j] = scales.columns[j];
+            of_columns |= SplitRow::of(columns[j]).findings();
+        }
+        a = lo_of(of_rows);
+        b = lo_of(of_columns);
+        any_doubtful = __any_sync(0xffffffffu, ((of_rows | of_columns) & SplitRow::most) != 0);
+    }
+};
+
+// Write the message for the epilogue of a tile, by a warp, once the last epilogue, number `told`, has read its own. Columns beyond
+// the last one have its scale: their sums are not stored.
 template <int Columns, int Stages>
-__device__ __forceinline__ void tell(Messages<Columns, Stages>& messages, const TileScales<Columns>& scales, u32 told) {
+__device__ __forceinline__ void tell(Messages<Columns, Stages>& messages, const TileFindings<Columns>& found, u32 told) {
     const int lane = threadIdx.x % 32;
     barrier_wait(messages.read_barrier(), told & 1);
     if (lane == 0) {
-        messages.any_doubtful = scales.any_doubtful;
+        messages.any_doubtful = found.any_doubtful;
     }
 #pragma unroll
-    for (int j = lane; j < Columns; j += 32) {
-        messages.columns[j] = scales.columns[j / 32];
+    for (int j = 0; j < TileScales<Columns>::column_count; ++j) {
+        if (lane + 32 * j < Columns) {
+            messages.columns[lane + 32 * j] = found.columns[j];
+        }
     }
     barrier_arrive(messages.written_barrier());
 }
@@ -137,20 +149,22 @@ template <class Shape, int Columns, int Stages, class P>
 __device__ __forceinline__ void copy_operands(
     Ring<Shape, Stages> ring, Messages<Columns, Stages>& messages, const P& p, u32 blocks) {
     const TileOrder order(p.rows, p.cols, tile_rows, Columns);
-    TileScales<Columns> scales;  // of the last tile: none yet
-    u32 told = 1;                // before the barrier's first phase, the one of parity 1 has ended
-    const auto tell_last = [&] { tell(messages, scales, told++); };
+    if (blockIdx.x >= order.count()) {
+        return;
+    }
+    u32 told = 1;  // before the barrier's first phase, the one of parity 1 has ended
+    i64 row, col;
+    order.at(blockIdx.x, row, col);
+    TileScales<Columns> scales(p.a, p.b, row, col);
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        i64 row, col;
-        order.at(tile, row, col);
-        const TileScales<Columns> own(p.a, p.b, row, col);
+        const TileFindings<Columns> own(scales);
         Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row, own.a);
         Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col, own.b);
-        if (tile != blockIdx.x) {
-            tell_last();
+        if (tile + gridDim.x < order.count()) {  // loaded while this tile is copied
+            order.at(tile + gridDim.x, row, col);
+            scales = TileScales<Columns>(p.a, p.b, row, col);
         }
-        scales = own;
         // The larger operand first: the other one is in the L2 cache more often.
         const auto copy_block = [&](const Ring<Shape, Stages>& to, bool with_a, bool with_b, bool alike) {
             barrier_wait(to.empty(), to.parity ^ 1);
@@ -183,6 +197,6 @@ __device__ __forceinline__ void copy_operands(
                 ring.advance();
             }
         }
+        tell(messages, own, told++);
     }
-    tell_last();
 }

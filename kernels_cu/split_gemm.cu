@@ -67,8 +67,7 @@ __device__ __forceinline__ u32 find_outside(const P& p, const ThreadRows& rows, 
     return outside;
 }
 
-// Which sums of a chunk of columns may be inaccurate, as bits: none of marked rows and columns, which are repaired as a whole,
-// nor beyond the last ones.
+// Which sums of a chunk of columns may be inaccurate, as bits: none of marked rows and columns, which are repaired as a whole.
 template <int Count>
 __device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const float* columns, const ThreadRows& rows) {
     u32 doubts = 0;
@@ -139,7 +138,7 @@ __device__ __forceinline__ void finish_tile(
         const float* const columns = messages.columns + first;
         const u32 outside = whole ? 0 : find_outside<Chunk>(p, rows, col + first);
         if (messages.any_doubtful) {
-            noted.add(c * count, find_doubts(part, columns, rows));
+            noted.add(c * count, find_doubts(part, columns, rows) & ~outside);
         }
         if (outside == 0) {  // without branches between the packs
             finish_chunk<Chunk, V, false>(p, part, columns, rows, col + first, 0, r);
@@ -273,7 +272,9 @@ __device__ __forceinline__ void multiply(
         order.at(tile, row, col);
         of_rows = ThreadRows(p.a, row);
     }
-    finish_last();
+    if (last >= 0) {
+        finish_last();
+    }
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }

@@ -37,8 +37,11 @@ struct SplitRow {
     // Whether lo is not zero somewhere in the row, and in each of its blocks.
     __device__ __forceinline__ bool lo_somewhere() const { return bits >> 31 == 0 && !is_marked() && (bits & somewhere) != 0; }
     __device__ __forceinline__ bool lo_everywhere() const { return lo_somewhere() && (bits & everywhere) != 0; }
-    // Whether elements of it may have to be repaired.
-    __device__ __forceinline__ bool is_doubtful() const { return is_marked() || accurate_from() > 0.0f; }
+    // What it adds to the findings of several rows, which are ORed: `somewhere`, `everywhere`, and in the bits of `most`
+    // whether elements of it may have to be repaired.
+    __device__ __forceinline__ u32 findings() const {
+        return bits >> 31 ? 0 : is_marked() ? most : bits & (somewhere | everywhere | most);
+    }
     __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
     __device__ __forceinline__ float factor() const { return __uint_as_float(bits & powers); }
     // That exponent in two halves, rounded down and up, each in its place in a float's bits.
