@@ -22,6 +22,10 @@ __device__ __forceinline__ void named_arrive(u32 name, u32 threads) {
 #endif
 }
 
+// Have the lanes of a warp go on together, where some had work of their own. Nothing depends on it, but votes of lanes that come
+// one after the other take much longer.
+__device__ __forceinline__ void rejoin_lanes() { __syncwarp(0xffffffffu); }
+
 // The 32-bit address of shared memory that instructions take.
 __device__ __forceinline__ u32 shared_address(const void* p) {
 #ifdef __CUDA_ARCH__

@@ -10,14 +10,16 @@
 __device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
 // What the copying warp tells the consumers: with each stage, in `says`, which operands have a lo that is not zero, and whether
-// that is so in all blocks of the tile; and for the epilogue of a tile the inverse scales of its columns, and whether a row
-// or column of the tile has small elements or is marked. Each lane that has written of the latter arrives at `written`, each
-// consumer thread that has read it at `read`.
+// that is so in all blocks of the tile; and for the epilogue of a tile the inverse scales of its columns, and which care its rows
+// and columns take. Each lane that has written of the latter arrives at `written`, each consumer thread that has read it at
+// `read`.
 constexpr u32 lo_of_a = 1, lo_of_b = 2, lo_of_both = lo_of_a | lo_of_b, alike_in_tile = 4;
+// None, and the columns are factors; that one factor might overflow; and that sums may be inaccurate, or rows are marked.
+enum Care : u32 { no_care, of_factors, of_sums };
 template <int Columns, int Stages>
 struct Messages {
     u64 written, read;
-    u32 any_doubtful;
+    u32 care;
     float columns[Columns];
     u32 says[Stages];
 
@@ -42,64 +44,59 @@ __device__ __forceinline__ Lo lo_of(u32 findings) {
     return all ? Lo::everywhere : any ? Lo::marked : Lo::nowhere;
 }
 
-// The inverse scales of the rows and columns of a tile at (row, col), every 32nd for each lane of the copying warp. Those of the
-// next tile are loaded while one is copied, all at once: beyond the last row or column it is the last one's that is loaded.
+// What the copying warp finds in the inverse scales of a tile at (row, col): where lo of either operand is not zero, and for the
+// epilogue the care that scales take, and those of columns, every 32nd for each lane. All are loaded at once: beyond the last
+// row or column it is the last one's that is loaded.
 template <int Columns>
 struct TileScales {
     static constexpr int row_count = tile_rows / 32, column_count = (Columns + 31) / 32;
-    float rows[row_count], columns[column_count];
+    Lo a, b;
+    Care care;
+    float columns[column_count];
 
-    __device__ __forceinline__ TileScales(const Matrix& a, const Matrix& b, i64 row, i64 col) {
-        const int lane = threadIdx.x % 32, last_row = at_most(a.rows - row, tile_rows) - 1;
-        const int last_column = at_most(b.rows - col, Columns) - 1;
+    __device__ __forceinline__ TileScales(const Matrix& left, const Matrix& right, i64 row, i64 col) {
+        const int lane = threadIdx.x % 32, last_row = at_most(left.rows - row, tile_rows) - 1;
+        const int last_column = at_most(right.rows - col, Columns) - 1;
+        float rows[row_count];
 #pragma unroll
         for (int j = 0; j < row_count; ++j) {
-            rows[j] = a.inverse[row + min(lane + 32 * j, last_row)];
+            rows[j] = left.inverse[row + min(lane + 32 * j, last_row)];
         }
 #pragma unroll
         for (int j = 0; j < column_count; ++j) {
-            columns[j] = b.inverse[col + min(lane + 32 * j, last_column)];
+            columns[j] = right.inverse[col + min(lane + 32 * j, last_column)];
         }
-    }
-};
-
-// What a tile's scales say of lo of both operands; and for the epilogue, which runs later.
-template <int Columns>
-struct TileFindings {
-    Lo a, b;
-    bool any_doubtful;
-    float columns[TileScales<Columns>::column_count];
-
-    __device__ __forceinline__ explicit TileFindings(const TileScales<Columns>& scales) {
         u32 of_rows = 0, of_columns = 0;
 #pragma unroll
-        for (const float row : scales.rows) {
-            of_rows |= SplitRow::of(row).findings();
+        for (const float of_row : rows) {
+            of_rows |= SplitRow::of(of_row).findings();
         }
 #pragma unroll
-        for (int j = 0; j < TileScales<Columns>::column_count; ++j) {
-            columns[j] = scales.columns[j];
-            of_columns |= SplitRow::of(columns[j]).findings();
+        for (const float of_column : columns) {
+            of_columns |= SplitRow::of(of_column).findings();
         }
         a = lo_of(of_rows);
         b = lo_of(of_columns);
-        any_doubtful = __any_sync(0xffffffffu, ((of_rows | of_columns) & SplitRow::most) != 0);
+        const bool any_extreme = __any_sync(0xffffffffu, ((of_rows | of_columns) & SplitRow::extreme) != 0);
+        const bool any_doubtful = __any_sync(0xffffffffu, ((of_rows | of_columns) & SplitRow::most) != 0);
+        care = any_doubtful ? of_sums : any_extreme ? of_factors : no_care;
     }
 };
 
 // Write the message for the epilogue of a tile, by a warp, once the last epilogue, number `told`, has read its own. Columns beyond
 // the last one have its scale: their sums are not stored.
 template <int Columns, int Stages>
-__device__ __forceinline__ void tell(Messages<Columns, Stages>& messages, const TileFindings<Columns>& found, u32 told) {
+__device__ __forceinline__ void tell(Messages<Columns, Stages>& messages, const TileScales<Columns>& scales, u32 told) {
     const int lane = threadIdx.x % 32;
     barrier_wait(messages.read_barrier(), told & 1);
     if (lane == 0) {
-        messages.any_doubtful = found.any_doubtful;
+        messages.care = scales.care;
     }
 #pragma unroll
     for (int j = 0; j < TileScales<Columns>::column_count; ++j) {
         if (lane + 32 * j < Columns) {
-            messages.columns[lane + 32 * j] = found.columns[j];
+            const float column = scales.columns[j];
+            messages.columns[lane + 32 * j] = scales.care == no_care ? SplitRow::of(column).factor() : column;
         }
     }
     barrier_arrive(messages.written_barrier());
@@ -144,7 +141,8 @@ struct Strip {
     __device__ __forceinline__ void advance() { hi += 2 * groups * Shape::group; }
 };
 
-// Copy the operands of all tiles of this block, by a warp, of which one lane copies.
+// Copy the operands of all tiles of this block, by a warp, of which one lane copies. Between the last block of a tile and the
+// first of the next one stages run empty: what there is to find out about that tile is done once the first ones are copied.
 template <class Shape, int Columns, int Stages, class P>
 __device__ __forceinline__ void copy_operands(
     Ring<Shape, Stages> ring, Messages<Columns, Stages>& messages, const P& p, u32 blocks) {
@@ -155,48 +153,59 @@ __device__ __forceinline__ void copy_operands(
     u32 told = 1;  // before the barrier's first phase, the one of parity 1 has ended
     i64 row, col;
     order.at(blockIdx.x, row, col);
-    TileScales<Columns> scales(p.a, p.b, row, col);
+    TileScales<Columns> next(p.a, p.b, row, col);
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        const TileFindings<Columns> own(scales);
+        const TileScales<Columns> own = next;
         Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row, own.a);
         Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col, own.b);
-        if (tile + gridDim.x < order.count()) {  // loaded while this tile is copied
-            order.at(tile + gridDim.x, row, col);
-            scales = TileScales<Columns>(p.a, p.b, row, col);
-        }
         // The larger operand first: the other one is in the L2 cache more often.
-        const auto copy_block = [&](const Ring<Shape, Stages>& to, bool with_a, bool with_b, bool alike) {
-            barrier_wait(to.empty(), to.parity ^ 1);
-            messages.says[to.stage] = lo_of_a * with_a + lo_of_b * with_b + alike_in_tile * alike;
-            barrier_arrive_expect(to.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
-            strip_b.copy(to.b(), Shape::part_b, with_b, to.full());
-            strip_a.copy(to.a(), Shape::part_a, with_a, to.full());
+        const auto copy_block = [&](bool with_a, bool with_b, bool alike) {
+            barrier_wait(ring.empty(), ring.parity ^ 1);
+            messages.says[ring.stage] = lo_of_a * with_a + lo_of_b * with_b + alike_in_tile * alike;
+            barrier_arrive_expect(ring.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
+            strip_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
+            strip_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
         };
-        if (own.a != Lo::marked && own.b != Lo::marked) {  // one lane alone, which votes on nothing: stages wait for it
-            if (threadIdx.x % 32 == 0) {
-                Ring<Shape, Stages> to = ring;
+        const auto advance = [&] {
+            strip_a.advance();
+            strip_b.advance();
+            ring.advance();
+        };
+        const auto copy_blocks = [&](u32 first, u32 end) {
+            if (own.a != Lo::marked && own.b != Lo::marked) {  // one lane alone, which votes on nothing: stages wait for it
+                if (threadIdx.x % 32 == 0) {
 #pragma unroll 1
-                for (u32 block = 0; block < blocks; ++block) {
-                    copy_block(to, own.a == Lo::everywhere, own.b == Lo::everywhere, true);
-                    strip_a.advance();
-                    strip_b.advance();
-                    to.advance();
+                    for (u32 block = first; block < end; ++block) {
+                        copy_block(own.a == Lo::everywhere, own.b == Lo::everywhere, true);
+                        advance();
+                    }
+                } else {
+                    ring.skip(end - first);
+                }
+                rejoin_lanes();
+            } else {
+#pragma unroll 1
+                for (u32 block = first; block < end; ++block) {
+                    const bool is_last = block + 1 == blocks;
+                    const bool with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
+                    if (threadIdx.x % 32 == 0) {
+                        copy_block(with_a, with_b, false);
+                    }
+                    advance();
                 }
             }
-            ring.skip(blocks);
-        } else {
+        };
 #pragma unroll 1
-            for (u32 block = 0; block < blocks; ++block) {
-                const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
-                if (threadIdx.x % 32 == 0) {
-                    copy_block(ring, with_a, with_b, false);
+        for (u32 first = 0, end = min(blocks, static_cast<u32>(Stages)); first < blocks; first = end, end = blocks) {
+            copy_blocks(first, end);
+            if (first == 0) {
+                tell(messages, own, told++);
+                if (tile + gridDim.x < order.count()) {
+                    order.at(tile + gridDim.x, row, col);
+                    next = TileScales<Columns>(p.a, p.b, row, col);
                 }
-                strip_a.advance();
-                strip_b.advance();
-                ring.advance();
             }
         }
-        tell(messages, own, told++);
     }
 }

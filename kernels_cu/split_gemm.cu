@@ -20,7 +20,7 @@
 // lost where it is added to +0.
 // Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<Columns, Stages>::shared bytes. Columns is a
 //   multiple of 8, up to 192, for which `multiply_add` is emitted. The row program runs on Chunk columns at once, a divisor
-//   of Columns: their inputs take registers. V is 2 where pointers, row strides and columns of what P
+//   of Columns: their inputs take registers. Unroll chunks have code of their own. V is 2 where pointers, row strides and columns of what P
 //   loads and stores are multiples of 2 elements, else 1.
 #pragma once
 
@@ -79,48 +79,59 @@ __device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const floa
     return doubts;
 }
 
-// Run the row program on a chunk of Chunk columns from `col` on, in packs of V: on all of them, or if Some, on those that are not
+// Undo the scales of the sums of a chunk of columns. Plain columns are factors, of which one with that of the row does it.
+template <bool Plain, int Count>
+__device__ __forceinline__ void undo_scales(float (&sum)[Count], const float* columns, const ThreadRows& rows) {
+#pragma unroll
+    for (int k = 0; k < Count; ++k) {
+        const SplitRow of_row = rows.split[row_of_sum(k) / 8];
+        const float of_col = columns[column_of_sum(k)];
+        if constexpr (Plain) {
+            sum[k] = exact_multiply_add(sum[k], of_row.factor() * of_col, -0.0f);
+        } else {
+            sum[k] = scaled(sum[k], of_row, SplitRow::of(of_col));
+        }
+    }
+}
+
+// Run the row program on a chunk of columns from `col` on, in packs of V: on all of them, or if Some, on those that are not
 // `outside`.
-template <int Chunk, int V, bool Some, class P>
+template <int V, bool Some, int Count, class P>
 __device__ __forceinline__ void finish_chunk(
-    const P& p, const float (&sum)[Chunk / 2], const float* columns, const ThreadRows& rows, i64 col, u32 outside,
-    const typename P::Row (&r)[2]) {
+    const P& p, const float (&product)[Count], i64 first_row, i64 col, u32 outside, const typename P::Row (&r)[2]) {
     static_assert(!Some || V == 1, "a bit for each element");
     typedef decltype(p.template tile<V>(At<0>())) Tile;
-    constexpr int count = Chunk / 2;
-    Tile tiles[count / V];
+    Tile tiles[Count / V];
 #pragma unroll
-    for (int k = 0; k < count; k += V) {
+    for (int k = 0; k < Count; k += V) {
         if (!Some || !(outside >> k & 1)) {
-            const int h = row_of_sum(k) / 8, at = column_of_sum(k);
             Tile& tile = tiles[k / V];
-            p.template load<V>(At<0>(), rows.first + 8 * h, col + at, tile);
-            p.template load_columns<V>(At<0>(), col + at, tile);
+            p.template load<V>(At<0>(), first_row + row_of_sum(k), col + column_of_sum(k), tile);
+            p.template load_columns<V>(At<0>(), col + column_of_sum(k), tile);
 #pragma unroll
             for (int v = 0; v < V; ++v) {
-                tile.product.v[v] = scaled(sum[k + v], rows.split[h], SplitRow::of(columns[at + v]));
+                tile.product.v[v] = product[k + v];
             }
         }
     }
 #pragma unroll
-    for (int k = 0; k < count; k += V) {
+    for (int k = 0; k < Count; k += V) {
         if (!Some || !(outside >> k & 1)) {
-            const int h = row_of_sum(k) / 8, at = column_of_sum(k);
-            const i64 row = rows.first + 8 * h;
-            p.template store<V>(At<0>(), row, col + at, compute_held<P, V>(p, tiles[k / V], row, col + at, r[h]).out);
+            const i64 row = first_row + row_of_sum(k), at = col + column_of_sum(k);
+            p.template store<V>(At<0>(), row, at, compute_held<P, V>(p, tiles[k / V], row, at, r[row_of_sum(k) / 8]).out);
         }
     }
 }
 
 // Give the tile at `col` to the row program, once its message is written, from the accumulators of both consumer warpgroups. A
-// thread has pairs of neighbouring columns of two rows.
-template <int Columns, int V, int Chunk, int Stages, class P>
-__device__ __forceinline__ void finish_tile(
-    const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, i64 tile, const ThreadRows& rows,
-    i64 col) {
-    constexpr int chunks = Columns / Chunk;
-    const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
-    const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
+// thread has pairs of neighbouring columns of two rows. Plain, all of the warp's part is inside, and no scale takes care.
+// Chunks of a loop that is not unrolled share their code.
+template <int Columns, int V, int Chunk, int Unroll, bool Plain, int Stages, class P>
+__device__ __forceinline__ void finish_chunks(
+    const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, const ThreadRows& rows, i64 col,
+    bool whole, Doubts<Columns>& noted) {
+    constexpr int chunks = Columns / Chunk, count = Chunk / 2;
+    const int pair = threadIdx.x % 4 * 2;
     typename P::Row r[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -128,23 +139,37 @@ __device__ __forceinline__ void finish_tile(
             p.begin(rows.first + 8 * h, r[h]);
         }
     }
-    Doubts<Columns> noted;  // what is to be repaired element by element
-#pragma unroll 1
+#pragma unroll(Plain ? Unroll : 1)
     for (int c = 0; c < chunks; ++c) {
-        constexpr int count = Chunk / 2;
         float part[count];
         take_chunk<0>(c, sum, part);
         const int first = pair + c * Chunk;
         const float* const columns = messages.columns + first;
-        const u32 outside = whole ? 0 : find_outside<Chunk>(p, rows, col + first);
-        if (messages.any_doubtful) {
+        const u32 outside = Plain || whole ? 0 : find_outside<Chunk>(p, rows, col + first);
+        if (!Plain && messages.care == of_sums) {
             noted.add(c * count, find_doubts(part, columns, rows) & ~outside);
         }
-        if (outside == 0) {  // without branches between the packs
-            finish_chunk<Chunk, V, false>(p, part, columns, rows, col + first, 0, r);
+        undo_scales<Plain>(part, columns, rows);
+        if (Plain || outside == 0) {  // without branches between the packs
+            finish_chunk<V, false>(p, part, rows.first, col + first, 0, r);
         } else {
-            finish_chunk<Chunk, 1, true>(p, part, columns, rows, col + first, outside, r);
+            finish_chunk<1, true>(p, part, rows.first, col + first, outside, r);
         }
+    }
+}
+
+// The same of any tile, and write down what is left to the repair.
+template <int Columns, int V, int Chunk, int Unroll, int Stages, class P>
+__device__ __forceinline__ void finish_tile(
+    const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, i64 tile, const ThreadRows& rows,
+    i64 col) {
+    const int lane = threadIdx.x % 32;
+    const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
+    Doubts<Columns> noted;  // what is to be repaired element by element
+    if (whole && messages.care == no_care) {
+        finish_chunks<Columns, V, Chunk, Unroll, true>(p, sum, messages, rows, col, true, noted);
+    } else {
+        finish_chunks<Columns, V, Chunk, Unroll, false>(p, sum, messages, rows, col, whole, noted);
     }
     if (noted.any()) {
         const TileOrder order(p.rows, p.cols, tile_rows, Columns);
@@ -157,7 +182,7 @@ __device__ __forceinline__ void finish_tile(
 }
 
 // Compute this block's tiles, by the consumer warpgroups.
-template <class Shape, int Columns, int V, int Chunk, int Stages, class P>
+template <class Shape, int Columns, int V, int Chunk, int Unroll, int Stages, class P>
 __device__ __forceinline__ void multiply(
     Ring<Shape, Stages> ring, const Messages<Columns, Stages>& messages, const P& p, u32 blocks) {
     // In units of operand_at, 16 bytes: from hi to lo, and to the next 16 columns.
@@ -228,7 +253,7 @@ __device__ __forceinline__ void multiply(
 
     const auto finish_last = [&] {
         barrier_wait(messages.written_barrier(), heard++ & 1);
-        finish_tile<Columns, V, Chunk>(p, sum, messages, last, of_rows, col);
+        finish_tile<Columns, V, Chunk, Unroll>(p, sum, messages, last, of_rows, col);
     };
 
     // All blocks of a tile but the first.
@@ -281,7 +306,7 @@ __device__ __forceinline__ void multiply(
 }
 
 // The kernel: one warp copies, eight compute.
-template <int Columns, int Stages, int V, int Chunk, class P>
+template <int Columns, int Stages, int V, int Chunk, int Unroll, class P>
 __device__ __forceinline__ void split_gemm(const P& p) {
     typedef SplitGemm<Columns, Stages> Shape;
     SHARED_DYNAMIC(shared);
@@ -302,6 +327,6 @@ __device__ __forceinline__ void split_gemm(const P& p) {
         }
     } else {
         grow_registers<224>();
-        multiply<Shape, Columns, V, Chunk>(ring, messages, p, blocks);
+        multiply<Shape, Columns, V, Chunk, Unroll>(ring, messages, p, blocks);
     }
 }

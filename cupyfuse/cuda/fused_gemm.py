@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import devices
-from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.products import strip_transposes
 from ..plan.schedule import Step, Tiles, state_size, tiles_of
@@ -32,14 +31,11 @@ from .staged_results import (
 )
 from .tensor_map import BOX
 from .totals import check_of_states
-from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
+from .warpgroup import ARCHITECTURE, SHARED_BYTES, is_unrolled, write_multiply_add
 
 THREADS, MERGE_THREADS = 384, 128
 _MOST_STAGES = 6  # more hide no more latency
 _LEAST_STAGES = {256: 4, 192: 4, 128: 5, 64: 6}  # by the columns of a tile: what a second panel has to leave
-# FLOPs of an epilogue's element, reductions aside: the code of more costs more to fetch than the copies that it saves.
-# So does that of guards, even if it does not run.
-_MOST_UNROLLED = 16
 # Bytes of a row's states beside which 64 columns of a chunk fit in registers, or 32: of a logsumexp and three more
 # reductions, or of one and a variance. With labels never 64: on an H200 the cross entropy behind
 # 2048 x 768 x 50256, with logits stored, takes 317 us so, with 16 columns 368, and with 64, some of them spilled, 351.
@@ -158,9 +154,7 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     chunk = _chunk_of(step, program, vec, staged, shifted)
     panel = widest_panel(sizes) if sizes and not shifted else chunk
     tiles = tiles_of(step, processors)
-    guarded = any(n.op == "guard" for n in step.epilogue.nodes)
-    flops = sum(g.flops(n) for n in step.epilogue.nodes if not n.reduction)
-    unrolled = flops <= _MOST_UNROLLED * step.product.size and not guarded
+    unrolled = is_unrolled(step.epilogue)
     dtype = "float16" if scaled else step.product.dtype
     odd = step.domain[1] % 2 == 1
     return GemmShape(dtype, tiles, transposed, staged, min(chunk, panel), panel, vec, unrolled, shifted, odd, scaled)

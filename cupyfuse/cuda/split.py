@@ -19,7 +19,7 @@ from .config import Config
 from .emit import Writer
 from .kernel import CONDITION, Kernel, translation_unit
 from .program import Program
-from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
+from .warpgroup import ARCHITECTURE, SHARED_BYTES, is_unrolled, write_multiply_add
 
 WARPS_A_TILE = 8
 GEMM_THREADS = 384
@@ -126,12 +126,13 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
     stages = stages_for(width)
     shared = _shared_bytes(width, stages)
     chunk = next(c for c in _CHUNKS if width % c == 0)
+    unroll = width // chunk if is_unrolled(program.step) else 1
     writer = _EpilogueWriter(program)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
     check = f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");'
     source = translation_unit(
         *("split_gemm", f"{write_multiply_add(width)}\n{check}\n\n{struct}", "split_gemm_kernel"),
-        f"split_gemm<{width}, {stages}, {vec}, {chunk}>(p)",
+        f"split_gemm<{width}, {stages}, {vec}, {chunk}, {unroll}>(p)",
         GEMM_THREADS,
         by_address=True,
         follows=True,

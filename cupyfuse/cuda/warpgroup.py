@@ -1,11 +1,26 @@
-"""The wgmma instruction of Hopper's tensor cores, whose text depends on the tile: it names every accumulator."""
+"""What products by Hopper's tensor cores share: the wgmma instruction, and how their epilogues take accumulators.
+
+The instruction's text depends on the tile: it names every accumulator. Accumulators cannot be indexed, either.
+"""
 
 from __future__ import annotations
 
+from ..ir import graph as g
+from ..plan.schedule import Step
 from .c_types import stored_type
 
 ARCHITECTURE = "90a"
 SHARED_BYTES = 232448  # most shared memory of a block
+# FLOPs of an epilogue's element, reductions aside: the code of more costs more to fetch than the copies that it saves.
+# So does that of guards, even if it does not run.
+_MOST_UNROLLED = 16
+
+
+def is_unrolled(epilogue: Step) -> bool:
+    """Whether each chunk of a tile's columns has code of its own, which then copies no accumulators."""
+    flops = sum(g.flops(n) for n in epilogue.nodes if not n.reduction)
+    rows, cols = epilogue.domain
+    return flops <= _MOST_UNROLLED * rows * cols and all(n.op != "guard" for n in epilogue.nodes)
 
 
 def write_multiply_add(width: int, dtype: str = "float16", transposed: tuple[bool, bool] = (False, False)) -> str:

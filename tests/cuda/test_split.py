@@ -416,6 +416,14 @@ def test_the_ends_of_the_exponents(device: Engine, columns: int) -> None:
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("exponents", [(-64, -64), (-45, -70), (-100, 40), (70, -70), (0, 63), (50, 60)])
+def test_scales_of_whole_tiles(device: Engine, exponents: tuple[int, int], rng: np.random.Generator) -> None:
+    """One factor may undo those of a row and a column where it neither overflows nor is subnormal."""
+    a, b = (rng.standard_normal((128, 64)).astype(F32) for _ in range(2))
+    scaled = [np.ldexp(x, e) for x, e in zip((a, b), exponents, strict=True)]
+    np.testing.assert_array_equal(product(device, *scaled), np.ldexp(product(device, a, b), sum(exponents)))
+
+
 def test_strided_operands_are_repaired(device: Engine, rng: np.random.Generator) -> None:
     a, b = (rng.standard_normal(shape).astype(F32) for shape in ((6, 90), (7, 90)))
     a[2, 5], b[1, 6] = np.inf, 1e-33

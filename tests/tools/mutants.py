@@ -262,19 +262,33 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stages that are never free",
         COPY,
-        "to.parity ^ 1);\n            messages",
-        "to.parity);\n            messages",
+        "ring.parity ^ 1);\n            messages",
+        "ring.parity);\n            messages",
         splits("float32"),
     ),
     Mutant(
-        "both rows as the first one", GEMM, "col + at, r[h]).out", "col + at, r[0]).out", epilogues("row_factor-finite")
+        "both rows as the first one",
+        GEMM,
+        "row, at, r[row_of_sum(k) / 8])",
+        "row, at, r[0])",
+        epilogues("row_factor-finite"),
     ),
     Mutant("rows of the next tile", GEMM, "rows.first + row_of_sum(k) >= p.rows || ", "", splits("several")),
     Mutant("columns of the next tile", GEMM, " || column_of_sum(k) >= columns", "", splits("several")),
     Mutant("doubts of the first chunk", GEMM, "noted.add(c * count,", "noted.add(0,", splits("every_width")),
     Mutant(
-        "a message for the epilogue of no tile", COPY, "if (tile != blockIdx.x) {", "if (true) {", splits("several")
+        "a message that is told too early",
+        COPY,
+        "tell(messages, own, told++)",
+        "tell(messages, own, 1)",
+        splits("several"),
     ),
+    Mutant("factors that are too small", TILES, "exponent() - (127 - 63) > 2 * 63", "false", splits("whole_tiles")),
+    Mutant(
+        "factors that need a mask", COPY, "SplitRow::of(column).factor() : column", "column : column", splits("float32")
+    ),
+    Mutant("no care for sums", COPY, "care = any_doubtful ? of_sums :", "care =", splits("every_tile")),
+    Mutant("a repair beyond the last column", GEMM, "rows) & ~outside", "rows)", splits("every_tile")),
     Mutant("bits of the next word", DOUBTS, "k / 32 + 1 == w ?", "k / 32 + 2 == w ?", splits("every_width")),
     Mutant("doubts of the lower row", DOUBTS, "k / 2 % 2 * 8", "0", splits("every_width")),
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
@@ -287,18 +301,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the first tile's columns",
         COPY,
-        "own(p.a, p.b, row, col)",
-        "own(p.a, p.b, row, 0)",
+        "next = TileScales<Columns>(p.a, p.b, row, col)",
+        "next = TileScales<Columns>(p.a, p.b, row, 0)",
         splits("several"),
     ),
-    Mutant("doubts of columns alone", COPY, "look(row + j < left.rows ?", "look(false ?", splits("every_tile")),
-    Mutant(
-        "doubts of rows alone",
-        COPY,
-        "            look(of_col);\n",
-        "            look(SplitRow::none());\n",
-        splits("every_tile"),
-    ),
+    Mutant("doubts of columns alone", COPY, "of_rows |= SplitRow", "SplitRow", splits("every_tile")),
+    Mutant("doubts of rows alone", COPY, "of_columns |= SplitRow", "SplitRow", splits("every_tile")),
     Mutant(
         "marks of one piece", ROWS, "0xffu << threadIdx.x % 32 / 8 * 8", "1u << threadIdx.x % 32", splits("22_bits")
     ),
