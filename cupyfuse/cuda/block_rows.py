@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..dtypes import ITEMSIZE
 from .config import Access, Config, power_of_two, resident_blocks, whole_warps
-from .program import Program
+from .program import COLUMN, Program
 
 _MOST_PACKS, _MOST_THREADS = 8, 1024
 # Bytes of rows as they were loaded that a lane holds, or a thread of few rows, and that all threads of a multiprocessor
@@ -38,6 +38,12 @@ MANY_ROWS = 1 << 12
 # float32, or of 36864 bfloat16, columns is 1.2 times as fast so, of standardised rows 1.4 times; with 12 packs each it
 # takes up to 1.5 times as long.
 _MOST_PACKS_OF_TWO = 10
+# Where values of so many arrays of columns are read, a thread has registers for those of a pack, beside what it loads
+# of the row, and for what it computes with, more where stages compute much again. With fewer some are spilled: on an
+# H200 the softmax of 16384 x 8192 float32 behind BatchNorm takes 351 us in three blocks of 320 threads, 294 in two of
+# 512, its backward pass 712 in two blocks of 512, 552 in two of 256.
+_SEVERAL_ARRAYS, _REGISTERS_TO_COMPUTE, _MORE_TO_COMPUTE = 3, 32, 8
+_REGISTERS = 65536  # of a multiprocessor
 # Threads that have a row in values, and how many elements each may hold, in order of preference.
 _THREADS_WITH_VALUES = (128, 16), (256, 16), (512, 16), (_MOST_THREADS, 32)
 
@@ -60,9 +66,10 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     repeated = _MOST_REPEATED // vec if program.recomputed_flops > _MUCH_RECOMPUTED else _MOST_PACKS_OF_FEW
     best: tuple[float, Config] | None = None
     for threads in _numbers_of_threads(packs, min(repeated, _MOST_PACKS_OF_FEW if several else _MOST_PACKS)):
-        items, blocks = -(-packs // threads), resident_blocks(threads)
+        items = -(-packs // threads)
+        blocks = _blocks(program, threads, items, vec)
         roomy = several and threads * blocks <= _FEW_THREADS
-        if items > _MOST_PACKS and not roomy:
+        if (items > _MOST_PACKS and not roomy) or blocks == 0:
             continue
         rate = _rate(packs / (threads * items), items, threads, blocks, access.shifted)
         if items >= _MANY_PACKS and not roomy:
@@ -80,7 +87,19 @@ def _left_with_columns(program: Program, vec: int) -> float:
     """Return the share of their rate that threads keep whose registers do not suffice for values of columns."""
     if program.reads_columns == 0 or (vec == 8 and program.sums_exponentials):
         return 1.0
-    return _LEFT_WITH_ONE_ARRAY if program.reads_columns == 1 else _LEFT_WITH_SEVERAL
+    have_registers = program.reads_columns == 1 or program.reads_columns >= _SEVERAL_ARRAYS  # see `_blocks`
+    return _LEFT_WITH_ONE_ARRAY if have_registers else _LEFT_WITH_SEVERAL
+
+
+def _blocks(program: Program, threads: int, items: int, vec: int) -> int:
+    """Return the blocks on a multiprocessor whose threads have registers for so many packs of a row; 0 if none has."""
+    blocks = resident_blocks(threads)
+    columns = [ITEMSIZE[p.dtype] for p in program.loaded.values() if p.extent == COLUMN]
+    if len(columns) < _SEVERAL_ARRAYS:
+        return blocks
+    loaded = vec * (items * program.input_bytes + sum(columns)) // ITEMSIZE["float32"]
+    computing = _REGISTERS_TO_COMPUTE + _MORE_TO_COMPUTE * (program.recomputed_flops > _MUCH_RECOMPUTED)
+    return min(blocks, _REGISTERS // (threads * (loaded + computing)))
 
 
 def _two_blocks(packs: int, vec: int) -> Config | None:
@@ -106,8 +125,9 @@ def _of_few_rows(program: Program, packs: int, vec: int, most_threads: int) -> C
     options += [(256, most)] * (packs * vec > 8192) + [(512, most), (1024, min(most, 32))]
     for threads, elements in options:
         items = -(-packs // threads)
-        if items * vec <= elements and threads <= most_threads:
-            return Config("row_block", threads, items, vec, blocks=resident_blocks(threads), packed=True)
+        blocks = _blocks(program, threads, items, vec)
+        if items * vec <= elements and threads <= most_threads and blocks > 0:
+            return Config("row_block", threads, items, vec, blocks=blocks, packed=True)
     return None
 
 

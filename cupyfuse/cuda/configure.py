@@ -17,11 +17,11 @@ from .summed_rows import beside_columns
 _MAX_HELD = 32
 # Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs. On an H200 the
 # backward passes of softmax and of norms, with 24 FLOPs, 4 values and 12 bytes an element, run packed at 0.85 to 0.98
-# of a copy's rate from 256 to 8192 columns, and with their values in registers at 0.26 to 0.6. Values that take more
-# than so many FLOPs each to compute again are held instead in rows up to so long: of 1000 columns of bfloat16 the
-# softmax of a GELU takes 52 us so, and 102 packed, a layer norm of SiLU 52 and 60; from 8192 columns on the difference
-# is below a tenth.
-_MOST_RECOMPUTED, _MOST_INPUT_BYTES = 40, 16
+# of a copy's rate from 256 to 8192 columns, and with their values in registers at 0.26 to 0.6. Behind BatchNorm that of
+# softmax has 42. Values that take more than so many FLOPs each to compute again are held instead in rows up to so long:
+# of 1000 columns of bfloat16 the softmax of a GELU takes 52 us so, and 102 packed, a layer norm of SiLU 52 and 60; from
+# 8192 columns on the difference is below a tenth.
+_MOST_RECOMPUTED, _MOST_INPUT_BYTES = 48, 16
 _FLOPS_OF_HELD, _LONGEST_HELD = 12, 8192
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
 _MULTIPROCESSORS, _REGISTERS = 132, 65536  # of an H200, and of each multiprocessor; taken for those of all GPUs

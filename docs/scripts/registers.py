@@ -47,6 +47,17 @@ def layer_norm_backward(x: Any, dy: Any, gamma: Any) -> tuple[Any, Any, Any]:
     return along_rows, (dy * normal).sum(axis=0), dy.sum(axis=0)
 
 
+def standardised(y: Any, mean: Any, rate: Any, gamma: Any, beta: Any) -> Any:
+    """Columns as BatchNorm leaves them."""
+    return (y - mean) * rate * gamma + beta
+
+
+def batch_norm_softmax_backward(y: Any, dy: Any, mean: Any, rate: Any, gamma: Any, beta: Any) -> Any:
+    """The gradient of what is standardised before a softmax."""
+    p = cf.softmax(standardised(y, mean, rate, gamma, beta), axis=1)
+    return p * (dy - (p * dy).sum(axis=1, keepdims=True))
+
+
 # Functions of matrices and of vectors as long as a row: those of `python -m benchmarks rows`, and others.
 PROGRAMS: dict[str, tuple[cf.Fused, int, int]] = {
     title: (
@@ -65,6 +76,8 @@ PROGRAMS: dict[str, tuple[cf.Fused, int, int]] = {
 } | {
     "softmax, backward from its operand": (cf.fuse(softmax_backward), 2, 0),
     "layer norm, backward": (cf.fuse(layer_norm_backward), 2, 1),
+    "BatchNorm and softmax": (cf.fuse(lambda y, *vectors: cf.softmax(standardised(y, *vectors), axis=1)), 1, 4),
+    "BatchNorm and softmax, backward": (cf.fuse(batch_norm_softmax_backward), 2, 4),
     "logsumexp and four activations": (cf.fuse(head_tail), 1, 0),
     "sum": (row_programs.PROGRAMS["sum"].fused, 1, 0),
     "GELU": (cf.fuse(lambda x: cf.gelu(x)), 1, 0),

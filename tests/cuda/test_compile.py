@@ -671,6 +671,18 @@ def test_programs_with_many_values_an_element_spill_no_registers(program, dtype,
     assert all(registers.resources_of(cubin(k.source, "sm_90")).stack <= 16 for k in kernels)
 
 
+@pytest.mark.parametrize("program", ["BatchNorm and softmax", "BatchNorm and softmax, backward"])
+@pytest.mark.parametrize(("rows", "cols"), [(1024, 8192), (1024, 4096), (16384, 8192), (16384, 2048)])
+def test_several_arrays_of_columns_leave_registers_to_compute_with(program, rows, cols):
+    registers = docs_script("registers")
+    function, matrices, vectors = registers.PROGRAMS[program]
+    for dtype in ("float32", "bfloat16"):
+        plan = function.plan(*[cf.spec((rows, cols), dtype)] * matrices, *[cf.spec(cols, dtype)] * vectors)
+        (kernel,) = kernels_of(plan.steps[-1], plan.scheduled.storage, clusters=True)
+        assert kernel.config.packed
+        assert registers.resources_of(cubin(kernel.source, "sm_90")).stack <= 64, dtype
+
+
 def test_what_a_kernel_takes_is_read_from_its_binary():
     """Registers, stack and shared memory: of a kernel with little of each, and of one with a large local array."""
     resources_of = docs_script("registers").resources_of

@@ -289,6 +289,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("no care for sums", COPY, "care = any_doubtful ? of_sums :", "care =", splits("every_tile")),
     Mutant("a repair beyond the last column", GEMM, "rows) & ~outside", "rows)", splits("every_tile")),
+    Mutant(
+        "what is cheap to compute is stored",
+        "cupyfuse/plan/schedule/recompute.py",
+        "return _storing_less(scheduler, steps, cost, once.products + limit)",
+        "return scheduler, steps",
+        ("tests/plan/test_recompute.py", "-k", "few_operations and numpy"),
+    ),
     Mutant("bits of the next word", DOUBTS, "k / 32 + 1 == w ?", "k / 32 + 2 == w ?", splits("every_width")),
     Mutant("doubts of the lower row", DOUBTS, "k / 2 % 2 * 8", "0", splits("every_width")),
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),

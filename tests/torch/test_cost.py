@@ -95,7 +95,6 @@ def test_row_work_gains_beside_eager_and_not_beside_inductor(build, dtype, shape
 @pytest.mark.parametrize(
     ("build", "dtype", "shape", "compiled"),
     [
-        (chains.mlp, "bfloat16", BERT, (True,)),  # forward 76 us, Inductor 95; with the backward pass 257 and 287
         (chains.bias_gelu, "bfloat16", (128, 512), (False,)),  # one launch of the host's, eager two
         (chains.scaled_softmax, "float32", HEAD[:2], (True,)),  # rows that Inductor reads again
     ],
@@ -104,6 +103,12 @@ def test_what_gains_in_inference_alone(build, dtype, shape, compiled):
     for each in compiled:
         inference, training = (of(build, dtype, shape, t, compiled=each) for t in (False, True))
         assert inference.gains() and not training.gains(), each
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_mlp_gains_in_training(compiled):
+    """Forward 77 us, eager 99, Inductor 94; with the backward pass 253, 314 and 291."""
+    assert all(of(chains.mlp, "bfloat16", BERT, t, compiled=compiled).gains() for t in (False, True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

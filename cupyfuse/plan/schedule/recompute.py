@@ -4,8 +4,8 @@ A step computes what it needs from what is in memory. That is cheap for a few po
 along rows and columns alternate, each step would start again from the arguments, and the cost would grow with the
 square of the program's length. So the partition without any stored values is taken if it is within the bounds of
 `cost`, but for reductions along rows, which one step alone computes. Otherwise every value that several steps compute
-is stored by the first of them, and little is computed twice. Where even that is beyond the bounds, every value is
-stored.
+is stored by the first of them, and little is computed twice; matrices among these are computed again all the same where
+that moves fewer bytes for few FLOPs. Where even that is beyond the bounds, every value is stored.
 
 Stored values of 16 bits keep their wider dtype, unless that alone takes more bytes than the operations one by one: then
 they are rounded, as these round them.
@@ -28,6 +28,9 @@ from .steps import Step, with_bytes
 _ROUNDS = 8
 # Share of the FLOPs that may go into computing vectors again, which saves launches of their own.
 _VECTORS = 1 / 8
+# Stored matrices of a program, at most, for each of which a partition without it is tried, which takes time; and the
+# FLOPs that a byte is worth: an H200 does ten in the time in which it moves one; row programs reach a third of that.
+_MOST_TRIED, _FLOPS_A_BYTE = 16, 3
 
 
 def best_partition(
@@ -57,7 +60,7 @@ def best_partition(
             continue
         scheduler, steps, cost = _reading_back(scheduler, within, once.products + limit)
         if cost.bytes <= once.bytes:
-            return scheduler, steps
+            return _storing_less(scheduler, steps, cost, once.products + limit)
         if not scheduler.kept and cost.repeatable <= once.repeatable:
             # Nothing is shared. The wide dtypes may take the bytes that fusion saves; copies and products are in excess
             # either way.
@@ -114,6 +117,27 @@ def _reading_back(scheduler: Scheduler, steps: list[Step], most_flops: float) ->
         if found.bytes < cost.bytes and found.flops <= cost.flops:
             return reading, within, found
     return scheduler, steps, cost
+
+
+def _storing_less(
+    scheduler: Scheduler, steps: list[Step], cost: Cost, most_flops: float
+) -> tuple[Scheduler, list[Step]]:
+    """Compute matrices again in every step that reads them instead of storing them, where fewer bytes are moved.
+
+    They are tried one by one, the largest first. Steps may have `most_flops` FLOPs, and become no more.
+    """
+    matrices = [n for n in g.topological(scheduler.kept) if n in scheduler.kept and n.pointwise and 1 not in n.shape]
+    if len(matrices) > _MOST_TRIED:
+        return scheduler, steps
+    for node in sorted(matrices, key=lambda n: -n.nbytes):
+        found = Scheduler(scheduler.graph, scheduler.kept - {node}, scheduler.round_stored)
+        found, within = _reducing_once(found, most_flops)
+        if within is None or len(within) > len(steps):
+            continue
+        within, less = _with_cost(found, within)
+        if less.flops - cost.flops < _FLOPS_A_BYTE * (cost.bytes - less.bytes):
+            scheduler, steps, cost = found, within, less
+    return scheduler, steps
 
 
 def storing_everything(graph: Graph) -> Scheduler:
