@@ -102,9 +102,10 @@ def entries() -> Iterator[Entry]:
                 shape = max(1, ELEMENTS // length), length
                 given = [cf.spec(shape, dtype)] * matrices + [cf.spec(length, dtype)] * vectors
                 plan = function.plan(*given)
-                for step in plan.steps:
-                    for kernel in kernels_of(step, plan.scheduled.storage, clusters=True):
-                        yield Entry(name, dtype, length, kernel)
+                for part in plan.parts:
+                    for step in part.steps:
+                        for kernel in kernels_of(step, part.scheduled.storage, clusters=True):
+                            yield Entry(name, dtype, length, kernel)
 
 
 class Resources(NamedTuple):
