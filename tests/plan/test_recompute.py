@@ -239,6 +239,26 @@ def test_operands_of_products_are_read_again(dtype: str, engine: Engine, rng: np
     np.testing.assert_allclose(result.astype(np.float64), exact, rtol=0, atol=64 * unit(dtype))
 
 
+@pytest.mark.parametrize("activation", [lambda y: y, cf.relu], ids=["linear", "relu"])
+def test_column_steps_read_what_is_rounded_for_all(activation: Any, engine: Engine, rng: np.random.Generator) -> None:
+    """Not the float32 product, of twice the bytes, which nothing else reads."""
+
+    def program(x: Any, w: Any, b: Any) -> Any:
+        y = activation(x @ w.T + b)
+        return y, (y - y.mean(axis=0)) / np.sqrt(y.var(axis=0) + 1)
+
+    function = cf.fuse(program)
+    shapes = [(64, 32), (96, 32), (96,)]
+    product, columns, _ = function.plan(*(cf.spec(s, "bfloat16") for s in shapes)).steps
+    (stored,) = product.outputs
+    assert columns.kind == "ColumnStats" and columns.inputs == (stored,) and stored.dtype == "bfloat16"
+    arrays = [normal(rng, s, "bfloat16") for s in shapes]
+    y, normalised = engine.host(function(*engine.arrays(arrays)))
+    exact = np.asarray(y, np.float64)
+    exact = (exact - exact.mean(axis=0)) / np.sqrt(exact.var(axis=0) + 1)
+    np.testing.assert_allclose(normalised.astype(np.float64), exact, rtol=0, atol=4 * unit("bfloat16"))
+
+
 def test_column_steps_read_vectors_that_other_steps_of_their_layer_store(
     engine: Engine, rng: np.random.Generator
 ) -> None:

@@ -290,6 +290,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("no care for sums", COPY, "care = any_doubtful ? of_sums :", "care =", splits("every_tile")),
     Mutant("a repair beyond the last column", GEMM, "rows) & ~outside", "rows)", splits("every_tile")),
     Mutant(
+        "the wide product for columns",
+        "cupyfuse/plan/schedule/placement.py",
+        "dtypes.compute_dtype(n.dtype) == n.dtype or is_exact(n)",
+        "dtypes.compute_dtype(n.dtype) == n.dtype",
+        ("tests/plan/test_recompute.py", "-k", "rounded_for_all and numpy"),
+    ),
+    Mutant(
         "what is cheap to compute is stored",
         "cupyfuse/plan/schedule/recompute.py",
         "return _storing_less(scheduler, steps, cost, once.products + limit)",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Set
+from collections.abc import Container, Iterable, Set
 from typing import NamedTuple
 
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
-from .memory import COPIES, base_of
+from .memory import COPIES, base_of, is_exact
 from .steps import separate_stages
 
 # The kind of step of each operator that is a step of its own.
@@ -192,15 +192,17 @@ class Placement:
         """Whether a value is an argument, or pointwise work on arguments, with no kept value beneath."""
         return g.is_leaf(node) or (node.pointwise and self.column_layer[node] == 0 and not self.after_reduction[node])
 
-    def frontier(self, operand: Node) -> Iterator[Node]:
-        """Yield the values that a column step reads to compute its operand; column steps cannot reduce along rows."""
+    def frontier(self, operands: Iterable[Node], stored: Container[Node] = ()) -> list[Node]:
+        """List the values that a column step reads to compute these; `stored` values need nothing beneath them.
 
-        def inward(node: Node) -> Iterable[Node]:
-            return () if self._column_step_reads(node) else node.inputs
+        Column steps cannot reduce along rows.
+        """
 
-        for node in g.topological([operand], inward):
-            if self._column_step_reads(node) and node.op != "const":
-                yield node
+        def reads(node: Node) -> bool:
+            return node in stored or self._column_step_reads(node)
+
+        walk = g.topological(operands, lambda n: () if reads(n) else n.inputs)
+        return [n for n in walk if reads(n) and n.op != "const"]
 
     def _column_step_reads(self, node: Node) -> bool:
         """Whether a column step reads a value from memory rather than recompute it; also true of constants."""
@@ -211,20 +213,20 @@ class Placement:
     def _worth_reading_back(self) -> set[Node]:
         """Choose stored values that column steps read, since they take fewer bytes than what they are computed from.
 
-        16-bit values are recomputed: stored ones are rounded.
+        Values of 16 bits are recomputed, since stored ones are rounded, but for those that are rounded everywhere.
         """
         stored = {base_of(n) for n in self.graph.roots}
         stored |= {base_of(i) for n in self.live_set if n.op in SINGLE_STEPS for i in n.inputs}
+        stored = {n for n in stored if n.pointwise and (dtypes.compute_dtype(n.dtype) == n.dtype or is_exact(n))}
         reduced: dict[ColumnGroup, dict[Node, None]] = {}  # the operands of each group's reductions
         for node, group in self.column_group.items():
             if node.reduction and node in self.live_set:
                 reduced.setdefault(group, {})[node.inputs[0]] = None
         found: set[Node] = set()
         for operands in reduced.values():
-            if all(n in stored and n.pointwise and dtypes.compute_dtype(n.dtype) == n.dtype for n in operands):
-                sources = {f for n in operands for f in self.frontier(n)}
-                if sum(n.nbytes for n in operands) < sum(n.nbytes for n in sources):
-                    found.update(operands)
+            back, sources = self.frontier(operands, stored), self.frontier(operands)
+            if sum(n.nbytes for n in back) < sum(n.nbytes for n in sources):
+                found.update(stored.intersection(back))
         return found
 
     def home_step(self, node: Node) -> StepKey:
