@@ -1,5 +1,5 @@
-// Barriers of some threads of a block, by name; and barriers in shared memory, of Hopper and later GPUs: threads arrive at them,
-// and copies complete them.
+// Barriers of some threads of a block, by name, and of a warp; and barriers in shared memory, of Hopper and later GPUs: threads
+// arrive at them, and copies complete them.
 //
 // Those in shared memory are 8 bytes, passed by their shared address, which is the same in each block of a cluster.
 #pragma once
@@ -22,7 +22,7 @@ __device__ __forceinline__ void named_arrive(u32 name, u32 threads) {
 #endif
 }
 
-// Have the lanes of a warp go on together, where some had work of their own. Nothing depends on it, but votes of lanes that come
+// Have the lanes of a warp go on together, where some had work of their own. No result depends on it, but votes of lanes that come
 // one after the other take much longer.
 __device__ __forceinline__ void rejoin_lanes() { __syncwarp(0xffffffffu); }
 

@@ -9,17 +9,19 @@
 // min(n, most).
 __device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
-// What the copying warp tells the consumers: with each stage, in `says`, which operands have a lo that is not zero, and whether
-// that is so in all blocks of the tile; and for the epilogue of a tile the inverse scales of its columns, and which care its rows
-// and columns take. Each lane that has written of the latter arrives at `written`, each consumer thread that has read it at
-// `read`.
+// What is said with a stage, in bits: which operands have a lo that is not zero in this block, and whether all blocks of the tile
+// say the same.
 constexpr u32 lo_of_a = 1, lo_of_b = 2, lo_of_both = lo_of_a | lo_of_b, alike_in_tile = 4;
-// None, and the columns are factors; that one factor might overflow; and that sums may be inaccurate, or rows are marked.
-enum Care : u32 { no_care, of_factors, of_sums };
+// What the epilogue of a tile has to take care of: of nothing; of factors, as the product of a row's and a column's may overflow or
+// be subnormal; or of that and of sums, which may be inaccurate, or of marked rows or columns.
+enum class Care : u32 { of_nothing, of_factors, of_sums };
+// What the copying warp tells the consumers: `says` with each stage; and for the epilogue of a tile what to take care of, and the
+// inverse scales of its columns: their factors alone if of nothing, else what SplitRow describes. Each lane that has written of
+// the latter arrives at `written`, each consumer thread that has read it at `read`.
 template <int Columns, int Stages>
 struct Messages {
     u64 written, read;
-    u32 care;
+    Care care;
     float columns[Columns];
     u32 says[Stages];
 
@@ -35,35 +37,35 @@ struct Messages {
     }
 };
 
-// Where lo of an operand is not zero in a tile: in no block of 64 columns, in all, or where the marks say.
-enum class Lo { nowhere, everywhere, marked };
-// The same from what each lane found of its rows, see SplitRow.
+// Where lo of an operand is not zero in a tile: in no block of 64 columns, in all, or where its marks (lo_marks) say.
+enum class Lo { nowhere, everywhere, by_marks };
+// The same from SplitRow::findings of each lane's rows.
 __device__ __forceinline__ Lo lo_of(u32 findings) {
     const bool any = __any_sync(0xffffffffu, (findings & SplitRow::somewhere) != 0);
     const bool all = __any_sync(0xffffffffu, (findings & SplitRow::everywhere) != 0);
-    return all ? Lo::everywhere : any ? Lo::marked : Lo::nowhere;
+    return all ? Lo::everywhere : any ? Lo::by_marks : Lo::nowhere;
 }
 
-// What the copying warp finds in the inverse scales of a tile at (row, col): where lo of either operand is not zero, and for the
-// epilogue the care that scales take, and those of columns, every 32nd for each lane. All are loaded at once: beyond the last
-// row or column it is the last one's that is loaded.
+// What the copying warp finds in the inverse scales of a tile at (row, col): where lo of either operand, A or B, is not zero; and
+// for the epilogue what it has to take care of, and the columns' scales, of which a lane has every 32nd. All are loaded at once,
+// without branches: beyond the last row or column a lane loads the last one's again.
 template <int Columns>
 struct TileScales {
-    static constexpr int row_count = tile_rows / 32, column_count = (Columns + 31) / 32;
+    static constexpr int rows_a_lane = tile_rows / 32, columns_a_lane = (Columns + 31) / 32;
     Lo a, b;
     Care care;
-    float columns[column_count];
+    float columns[columns_a_lane];
 
     __device__ __forceinline__ TileScales(const Matrix& left, const Matrix& right, i64 row, i64 col) {
         const int lane = threadIdx.x % 32, last_row = at_most(left.rows - row, tile_rows) - 1;
         const int last_column = at_most(right.rows - col, Columns) - 1;
-        float rows[row_count];
+        float rows[rows_a_lane];
 #pragma unroll
-        for (int j = 0; j < row_count; ++j) {
+        for (int j = 0; j < rows_a_lane; ++j) {
             rows[j] = left.inverse[row + min(lane + 32 * j, last_row)];
         }
 #pragma unroll
-        for (int j = 0; j < column_count; ++j) {
+        for (int j = 0; j < columns_a_lane; ++j) {
             columns[j] = right.inverse[col + min(lane + 32 * j, last_column)];
         }
         u32 of_rows = 0, of_columns = 0;
@@ -79,12 +81,13 @@ struct TileScales {
         b = lo_of(of_columns);
         const bool any_extreme = __any_sync(0xffffffffu, ((of_rows | of_columns) & SplitRow::extreme) != 0);
         const bool any_doubtful = __any_sync(0xffffffffu, ((of_rows | of_columns) & SplitRow::most) != 0);
-        care = any_doubtful ? of_sums : any_extreme ? of_factors : no_care;
+        care = any_doubtful ? Care::of_sums : any_extreme ? Care::of_factors : Care::of_nothing;
     }
 };
 
-// Write the message for the epilogue of a tile, by a warp, once the last epilogue, number `told`, has read its own. Columns beyond
-// the last one have its scale: their sums are not stored.
+// Write the message for the epilogue of a tile, this block's number `told` counted from 1, by a warp, once the epilogue before has
+// read its own: before the barrier's first phase the one of parity 1 has ended. Columns beyond the last one have its scale: their
+// sums are not stored.
 template <int Columns, int Stages>
 __device__ __forceinline__ void tell(Messages<Columns, Stages>& messages, const TileScales<Columns>& scales, u32 told) {
     const int lane = threadIdx.x % 32;
@@ -93,10 +96,10 @@ __device__ __forceinline__ void tell(Messages<Columns, Stages>& messages, const 
         messages.care = scales.care;
     }
 #pragma unroll
-    for (int j = 0; j < TileScales<Columns>::column_count; ++j) {
+    for (int j = 0; j < TileScales<Columns>::columns_a_lane; ++j) {
         if (lane + 32 * j < Columns) {
             const float column = scales.columns[j];
-            messages.columns[lane + 32 * j] = scales.care == no_care ? SplitRow::of(column).factor() : column;
+            messages.columns[lane + 32 * j] = scales.care == Care::of_nothing ? SplitRow::of(column).factor() : column;
         }
     }
     barrier_arrive(messages.written_barrier());
@@ -119,11 +122,11 @@ struct Strip {
         const int count = at_most(groups - first / 8, Most), lane = threadIdx.x % 32;
         bytes = count * Shape::group;
         marks = lo_marks(inverse, groups) + first / 8 + (lane < count ? lane : count - 1);
-        mark = lo == Lo::marked ? *marks : 0;
+        mark = lo == Lo::by_marks ? *marks : 0;
     }
     // Whether lo is to be copied and multiplied. Then load the next mark, to arrive while this stage is waited for.
     __device__ __forceinline__ bool has_lo(bool is_last) {
-        if (lo != Lo::marked) {
+        if (lo != Lo::by_marks) {
             return lo == Lo::everywhere;
         }
         arrived(mark);
@@ -141,8 +144,9 @@ struct Strip {
     __device__ __forceinline__ void advance() { hi += 2 * groups * Shape::group; }
 };
 
-// Copy the operands of all tiles of this block, by a warp, of which one lane copies. Between the last block of a tile and the
-// first of the next one stages run empty: what there is to find out about that tile is done once the first ones are copied.
+// Copy the operands of all tiles of this block, by a warp, of which one lane copies. What has to be known of a tile is found while
+// the tile before it is multiplied, once the first stages of that are on their way: between two tiles the tensor cores would run
+// out of stages meanwhile.
 template <class Shape, int Columns, int Stages, class P>
 __device__ __forceinline__ void copy_operands(
     Ring<Shape, Stages> ring, Messages<Columns, Stages>& messages, const P& p, u32 blocks) {
@@ -150,8 +154,8 @@ __device__ __forceinline__ void copy_operands(
     if (blockIdx.x >= order.count()) {
         return;
     }
-    u32 told = 1;  // before the barrier's first phase, the one of parity 1 has ended
-    i64 row, col;
+    u32 told = 1;
+    i64 row, col;  // of `next`
     order.at(blockIdx.x, row, col);
     TileScales<Columns> next(p.a, p.b, row, col);
 #pragma unroll 1
@@ -173,7 +177,7 @@ __device__ __forceinline__ void copy_operands(
             ring.advance();
         };
         const auto copy_blocks = [&](u32 first, u32 end) {
-            if (own.a != Lo::marked && own.b != Lo::marked) {  // one lane alone, which votes on nothing: stages wait for it
+            if (own.a != Lo::by_marks && own.b != Lo::by_marks) {  // one lane alone: it need not wait for votes
                 if (threadIdx.x % 32 == 0) {
 #pragma unroll 1
                     for (u32 block = first; block < end; ++block) {
@@ -196,6 +200,7 @@ __device__ __forceinline__ void copy_operands(
                 }
             }
         };
+        // Twice, in a loop that is not unrolled: the code of copy_blocks is there once.
 #pragma unroll 1
         for (u32 first = 0, end = min(blocks, static_cast<u32>(Stages)); first < blocks; first = end, end = blocks) {
             copy_blocks(first, end);

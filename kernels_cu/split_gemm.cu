@@ -20,8 +20,9 @@
 // lost where it is added to +0.
 // Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<Columns, Stages>::shared bytes. Columns is a
 //   multiple of 8, up to 192, for which `multiply_add` is emitted. The row program runs on Chunk columns at once, a divisor
-//   of Columns: their inputs take registers. Unroll chunks have code of their own. V is 2 where pointers, row strides and columns of what P
-//   loads and stores are multiples of 2 elements, else 1.
+//   of Columns: their inputs take registers. Unroll is 1, or the number of chunks: then each has code of its own for whole tiles
+//   with nothing to take care of (Care). V is 2 where pointers, row strides and columns of what P loads and stores are multiples
+//   of 2 elements, else 1.
 #pragma once
 
 #include "launch_order.cuh"
@@ -36,7 +37,7 @@ struct SplitGemm {
     static constexpr int groups_a = tile_rows / 8, groups_b = Columns / 8;
     static constexpr int part_a = groups_a * group, part_b = groups_b * group;
     static constexpr int bytes_a = 2 * part_a, stage = bytes_a + 2 * part_b;  // hi and lo of A, then of B
-    static constexpr int consumers = 256, consumer_warps = consumers / 32, threads = 384;
+    static constexpr int consumers = 256, consumer_warps = consumers / 32;
     // The messages are behind the ring.
     static constexpr int shared = Ring<SplitGemm, Stages>::bytes + 16 + (1 + Columns + Stages) * 4;
 };
@@ -68,6 +69,7 @@ __device__ __forceinline__ u32 find_outside(const P& p, const ThreadRows& rows, 
 }
 
 // Which sums of a chunk of columns may be inaccurate, as bits: none of marked rows and columns, which are repaired as a whole.
+// Columns beyond the last one count like it.
 template <int Count>
 __device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const float* columns, const ThreadRows& rows) {
     u32 doubts = 0;
@@ -79,7 +81,8 @@ __device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const floa
     return doubts;
 }
 
-// Undo the scales of the sums of a chunk of columns. Plain columns are factors, of which one with that of the row does it.
+// Undo the scales of the sums of a chunk of columns. If Plain, `columns` are factors (Messages), and one multiplication by the
+// product of the row's and the column's factor does it, with the same bits.
 template <bool Plain, int Count>
 __device__ __forceinline__ void undo_scales(float (&sum)[Count], const float* columns, const ThreadRows& rows) {
 #pragma unroll
@@ -123,9 +126,10 @@ __device__ __forceinline__ void finish_chunk(
     }
 }
 
-// Give the tile at `col` to the row program, once its message is written, from the accumulators of both consumer warpgroups. A
-// thread has pairs of neighbouring columns of two rows. Plain, all of the warp's part is inside, and no scale takes care.
-// Chunks of a loop that is not unrolled share their code.
+// Give a warp's part of the tile at `col` to the row program from the accumulators, once the tile's message is written, and note
+// what is to be repaired element by element. A thread has pairs of neighbouring columns of two rows. `whole`: no row or column of
+// the part is beyond the last one. If Plain, it is whole, and there is nothing to take care of: only then each chunk may have code
+// of its own.
 template <int Columns, int V, int Chunk, int Unroll, bool Plain, int Stages, class P>
 __device__ __forceinline__ void finish_chunks(
     const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, const ThreadRows& rows, i64 col,
@@ -146,7 +150,7 @@ __device__ __forceinline__ void finish_chunks(
         const int first = pair + c * Chunk;
         const float* const columns = messages.columns + first;
         const u32 outside = Plain || whole ? 0 : find_outside<Chunk>(p, rows, col + first);
-        if (!Plain && messages.care == of_sums) {
+        if (!Plain && messages.care == Care::of_sums) {
             noted.add(c * count, find_doubts(part, columns, rows) & ~outside);
         }
         undo_scales<Plain>(part, columns, rows);
@@ -158,15 +162,15 @@ __device__ __forceinline__ void finish_chunks(
     }
 }
 
-// The same of any tile, and write down what is left to the repair.
+// The same, Plain where it may be, and write what is noted to `flags`.
 template <int Columns, int V, int Chunk, int Unroll, int Stages, class P>
 __device__ __forceinline__ void finish_tile(
     const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, i64 tile, const ThreadRows& rows,
     i64 col) {
     const int lane = threadIdx.x % 32;
     const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
-    Doubts<Columns> noted;  // what is to be repaired element by element
-    if (whole && messages.care == no_care) {
+    Doubts<Columns> noted;
+    if (whole && messages.care == Care::of_nothing) {
         finish_chunks<Columns, V, Chunk, Unroll, true>(p, sum, messages, rows, col, true, noted);
     } else {
         finish_chunks<Columns, V, Chunk, Unroll, false>(p, sum, messages, rows, col, whole, noted);

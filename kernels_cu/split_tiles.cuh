@@ -34,17 +34,16 @@ struct SplitRow {
     }
 
     __device__ __forceinline__ bool is_marked() const { return (bits & powers) == powers; }
-    // Whether lo is not zero somewhere in the row, and in each of its blocks.
-    __device__ __forceinline__ bool lo_somewhere() const { return bits >> 31 == 0 && !is_marked() && (bits & somewhere) != 0; }
-    __device__ __forceinline__ bool lo_everywhere() const { return lo_somewhere() && (bits & everywhere) != 0; }
     // What it adds to the findings of several rows, which are ORed: `somewhere`, `everywhere`, in the bits of `most` whether
-    // elements of it may have to be repaired, and whether its factor is `extreme`: beyond 2^63 or 2^-63, so that a product of
-    // two may overflow or be subnormal.
+    // elements of it may have to be repaired, and whether its factor is `extreme`, a bit of findings alone: above 2^63 or below
+    // 2^-63, so that a product of two may overflow or be subnormal.
     static constexpr u32 extreme = 1u << 23;
     __device__ __forceinline__ u32 findings() const {
         const u32 found = (bits & (somewhere | everywhere | most)) | (exponent() - (127 - 63) > 2 * 63 ? extreme : 0);
         return bits >> 31 ? 0 : is_marked() ? most : found;
     }
+    // Whether lo is not zero in each block of the row.
+    __device__ __forceinline__ bool lo_everywhere() const { return (findings() & everywhere) != 0; }
     __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
     __device__ __forceinline__ float factor() const { return __uint_as_float(bits & powers); }
     // That exponent in two halves, rounded down and up, each in its place in a float's bits.

@@ -287,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "factors that need a mask", COPY, "SplitRow::of(column).factor() : column", "column : column", splits("float32")
     ),
-    Mutant("no care for sums", COPY, "care = any_doubtful ? of_sums :", "care =", splits("every_tile")),
+    Mutant("no care for sums", COPY, "care = any_doubtful ? Care::of_sums :", "care =", splits("every_tile")),
     Mutant("a repair beyond the last column", GEMM, "rows) & ~outside", "rows)", splits("every_tile")),
     Mutant(
         "the wide product for columns",
