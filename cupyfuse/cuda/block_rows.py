@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..dtypes import ITEMSIZE
-from .config import Access, Config, power_of_two, resident_blocks, whole_warps
-from .program import COLUMN, Program
+from .config import REGISTERS, Access, Config, power_of_two, resident_blocks, whole_warps
+from .program import Program
 
 _MOST_PACKS, _MOST_THREADS = 8, 1024
 # Bytes of rows as they were loaded that a lane holds, or a thread of few rows, and that all threads of a multiprocessor
@@ -38,12 +38,11 @@ MANY_ROWS = 1 << 12
 # float32, or of 36864 bfloat16, columns is 1.2 times as fast so, of standardised rows 1.4 times; with 12 packs each it
 # takes up to 1.5 times as long.
 _MOST_PACKS_OF_TWO = 10
-# Where values of so many arrays of columns are read, a thread has registers for those of a pack, beside what it loads
-# of the row, and for what it computes with, more where stages compute much again. With fewer some are spilled: on an
-# H200 the softmax of 16384 x 8192 float32 behind BatchNorm takes 351 us in three blocks of 320 threads, 294 in two of
-# 512, its backward pass 712 in two blocks of 512, 552 in two of 256.
-_SEVERAL_ARRAYS, _REGISTERS_TO_COMPUTE, _MORE_TO_COMPUTE = 3, 32, 8
-_REGISTERS = 65536  # of a multiprocessor
+# Where values of so many arrays of columns are read, blocks leave each thread registers for what it loads of the row,
+# for those values of a pack, and so many to compute with, `_MORE_TO_COMPUTE` where stages compute much again. With
+# fewer some are spilled: on an H200 the softmax of 16384 x 8192 float32 behind BatchNorm takes 351 us in three blocks
+# of 320 threads, 294 in two of 512, its backward pass 712 in two blocks of 512, 552 in two of 256.
+_MANY_ARRAYS, _TO_COMPUTE, _MORE_TO_COMPUTE = 3, 32, 40
 # Threads that have a row in values, and how many elements each may hold, in order of preference.
 _THREADS_WITH_VALUES = (128, 16), (256, 16), (512, 16), (_MOST_THREADS, 32)
 
@@ -87,19 +86,19 @@ def _left_with_columns(program: Program, vec: int) -> float:
     """Return the share of their rate that threads keep whose registers do not suffice for values of columns."""
     if program.reads_columns == 0 or (vec == 8 and program.sums_exponentials):
         return 1.0
-    have_registers = program.reads_columns == 1 or program.reads_columns >= _SEVERAL_ARRAYS  # see `_blocks`
-    return _LEFT_WITH_ONE_ARRAY if have_registers else _LEFT_WITH_SEVERAL
+    # For those of many arrays `_blocks` leaves registers.
+    several = 1 < program.reads_columns < _MANY_ARRAYS
+    return _LEFT_WITH_SEVERAL if several else _LEFT_WITH_ONE_ARRAY
 
 
 def _blocks(program: Program, threads: int, items: int, vec: int) -> int:
-    """Return the blocks on a multiprocessor whose threads have registers for so many packs of a row; 0 if none has."""
+    """Return how many blocks of a multiprocessor have registers for `items` packs of a row a thread; 0 if none has."""
     blocks = resident_blocks(threads)
-    columns = [ITEMSIZE[p.dtype] for p in program.loaded.values() if p.extent == COLUMN]
-    if len(columns) < _SEVERAL_ARRAYS:
+    if len(program.column_sizes) < _MANY_ARRAYS:
         return blocks
-    loaded = vec * (items * program.input_bytes + sum(columns)) // ITEMSIZE["float32"]
-    computing = _REGISTERS_TO_COMPUTE + _MORE_TO_COMPUTE * (program.recomputed_flops > _MUCH_RECOMPUTED)
-    return min(blocks, _REGISTERS // (threads * (loaded + computing)))
+    loaded = vec * (items * program.input_bytes + sum(program.column_sizes)) // ITEMSIZE["float32"]
+    computing = _MORE_TO_COMPUTE if program.recomputed_flops > _MUCH_RECOMPUTED else _TO_COMPUTE
+    return min(blocks, REGISTERS // (threads * (loaded + computing)))
 
 
 def _two_blocks(packs: int, vec: int) -> Config | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..dtypes import ITEMSIZE
 from ..plan.schedule import COLUMN_STRIP, column_splits, row_shares, state_size
 from .block_rows import as_loaded, as_values, most_as_loaded
-from .config import Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
+from .config import REGISTERS, Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
 from .program import FULL, ROW, Program
 from .shared_rows import in_shared_memory, pays_where_shifted, pays_where_waiting
 from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
@@ -17,14 +17,14 @@ from .summed_rows import beside_columns
 _MAX_HELD = 32
 # Where rows are packed: FLOPs for each element that stages may compute again, and bytes of its inputs. On an H200 the
 # backward passes of softmax and of norms, with 24 FLOPs, 4 values and 12 bytes an element, run packed at 0.85 to 0.98
-# of a copy's rate from 256 to 8192 columns, and with their values in registers at 0.26 to 0.6. Behind BatchNorm that of
-# softmax has 42. Values that take more than so many FLOPs each to compute again are held instead in rows up to so long:
-# of 1000 columns of bfloat16 the softmax of a GELU takes 52 us so, and 102 packed, a layer norm of SiLU 52 and 60; from
-# 8192 columns on the difference is below a tenth.
+# of a copy's rate from 256 to 8192 columns, and with their values in registers at 0.26 to 0.6. That of a softmax behind
+# BatchNorm has 42. Values that take more than so many FLOPs each to compute again are held instead in rows up to so
+# long: of 1000 columns of bfloat16 the softmax of a GELU takes 52 us so, and 102 packed, a layer norm of SiLU 52 and
+# 60; from 8192 columns on the difference is below a tenth.
 _MOST_RECOMPUTED, _MOST_INPUT_BYTES = 48, 16
 _FLOPS_OF_HELD, _LONGEST_HELD = 12, 8192
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
-_MULTIPROCESSORS, _REGISTERS = 132, 65536  # of an H200, and of each multiprocessor; taken for those of all GPUs
+_MULTIPROCESSORS = 132  # of an H200; taken for those of all GPUs
 # Of a lane that holds a row, beside what it loads. On an H200 the sum of three float32 matrices of 768 columns and its
 # layer norm take 102 us with eight blocks of 64 registers, 55 with four; with a fourth of bfloat16 132 and 61; the
 # sums of one or two matrices, and softmax, 0.92 to 1.0 of the time.
@@ -176,7 +176,7 @@ def _lanes_of(program: Program, packs: int, access: Access, reduces: bool, most:
     # of the time so.
     element = max(program.input_bytes, 4) if program.waits_often and not packed else program.input_bytes
     registers = rows * items * access.vec * element // 4 + _REGISTERS_BESIDE_LOADS
-    blocks = max(1, min(resident_blocks(THREADS, program.is_double), _REGISTERS // (THREADS * registers)))
+    blocks = max(1, min(resident_blocks(THREADS, program.is_double), REGISTERS // (THREADS * registers)))
     return Config("row_lanes", THREADS, items, access.vec, group, blocks=blocks, packed=packed, rows=rows)
 
 

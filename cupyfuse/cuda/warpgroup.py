@@ -1,6 +1,7 @@
 """What products by Hopper's tensor cores share: the wgmma instruction, and how their epilogues take accumulators.
 
-The instruction's text depends on the tile: it names every accumulator. Accumulators cannot be indexed, either.
+The instruction's text depends on the tile: it names every accumulator. Accumulators are registers, which
+cannot be indexed: a loop over chunks of them copies each chunk first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _MOST_UNROLLED = 16
 
 
 def is_unrolled(epilogue: Step) -> bool:
-    """Whether each chunk of a tile's columns has code of its own, which then copies no accumulators."""
+    """Whether each chunk of a tile's columns has code of its own, which copies no accumulators: of light epilogues."""
     flops = sum(g.flops(n) for n in epilogue.nodes if not n.reduction)
     rows, cols = epilogue.domain
     return flops <= _MOST_UNROLLED * rows * cols and all(n.op != "guard" for n in epilogue.nodes)
