@@ -28,8 +28,8 @@ from .steps import Step, with_bytes
 _ROUNDS = 8
 # Share of the FLOPs that may go into computing vectors again, which saves launches of their own.
 _VECTORS = 1 / 8
-# Stored matrices of a program, at most, for each of which a partition without it is tried, which takes time; and the
-# FLOPs that a byte is worth: an H200 does ten in the time in which it moves one; row programs reach a third of that.
+# Up to so many stored matrices a partition without each is tried, which takes time; of more, none. And the FLOPs that a
+# byte is worth: an H200 does ten in the time in which it moves one, and row programs reach a third of that.
 _MOST_TRIED, _FLOPS_A_BYTE = 16, 3
 
 
@@ -122,21 +122,22 @@ def _reading_back(scheduler: Scheduler, steps: list[Step], most_flops: float) ->
 def _storing_less(
     scheduler: Scheduler, steps: list[Step], cost: Cost, most_flops: float
 ) -> tuple[Scheduler, list[Step]]:
-    """Compute matrices again in every step that reads them instead of storing them, where fewer bytes are moved.
+    """Compute matrices again in each step that needs them instead of storing them, where the bytes saved are worth it.
 
-    They are tried one by one, the largest first. Steps may have `most_flops` FLOPs, and become no more.
+    Pointwise ones are tried one by one, the largest first. The steps have at most `most_flops` FLOPs, and are no more
+    than before.
     """
     matrices = [n for n in g.topological(scheduler.kept) if n in scheduler.kept and n.pointwise and 1 not in n.shape]
     if len(matrices) > _MOST_TRIED:
         return scheduler, steps
     for node in sorted(matrices, key=lambda n: -n.nbytes):
-        found = Scheduler(scheduler.graph, scheduler.kept - {node}, scheduler.round_stored)
-        found, within = _reducing_once(found, most_flops)
+        without = Scheduler(scheduler.graph, scheduler.kept - {node}, scheduler.round_stored)
+        without, within = _reducing_once(without, most_flops)
         if within is None or len(within) > len(steps):
             continue
-        within, less = _with_cost(found, within)
-        if less.flops - cost.flops < _FLOPS_A_BYTE * (cost.bytes - less.bytes):
-            scheduler, steps, cost = found, within, less
+        within, found = _with_cost(without, within)
+        if found.flops - cost.flops < _FLOPS_A_BYTE * (cost.bytes - found.bytes):
+            scheduler, steps, cost = without, within, found
     return scheduler, steps
 
 
