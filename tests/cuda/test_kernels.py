@@ -118,6 +118,14 @@ def test_the_cases_reach_every_template() -> None:
     assert {name for name, vectors in reached if vectors} >= {f"{n}_kernel" for n in names}
 
 
+@pytest.mark.parametrize(("cols", "strip"), [(4096, 64), (8192, 64), (11008, 32), (12608, 32), (16384, 64)])
+def test_multiprocessors_have_as_many_strips_of_columns(cols: int, strip: int) -> None:
+    """Not one each and a second one for some."""
+    plan = cf.fuse(lambda y: (y.mean(axis=0), y.var(axis=0))).plan(cf.spec((4096, cols), "float32"))
+    first, *_ = sources.kernels_of(plan.steps[0], plan.scheduled.storage)
+    assert first.config.template == "column_stats" and first.config.group == strip
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_rows_further_apart_than_a_32_bit_offset_reaches(dtype: str) -> None:
     """Memory that is only reserved, not there: three rows, 2**31 + 64 elements from one to the next."""
