@@ -123,20 +123,18 @@ def _finding_numbers() -> Iterator[None]:
     other ones are captured anew.
     """
     from torch._dynamo import utils
-    from torch._dynamo.variables import ConstantVariable, SymNodeVariable, lists
+    from torch._dynamo.variables import lists
 
     original = utils.iter_contains
 
-    def known(item: Any) -> Any:
-        if isinstance(item, SymNodeVariable):
-            return ConstantVariable.create(item.evaluate_expr())
+    def all_known(item: Any) -> Any:
         if type(item) in (lists.ListVariable, lists.TupleVariable):
-            return item.clone(items=list(map(known, item.items)))
-        return item
+            return item.clone(items=list(map(all_known, item.items)))
+        return _known(item)
 
     def contains(items: Iterable[Any], search: Any, tx: Any, *options: Any, **more: Any) -> Any:
         search, *items = _known_where_needed([search, *items])
-        return original(map(known, items) if search.is_python_constant() else items, search, tx, *options, **more)
+        return original(map(all_known, items) if search.is_python_constant() else items, search, tx, *options, **more)
 
     with mock.patch.object(utils, "iter_contains", contains), mock.patch.object(lists, "iter_contains", contains):
         yield
@@ -170,6 +168,14 @@ def _comparing_numbers() -> Iterator[None]:
         yield
 
 
+def _known(variable: Any) -> Any:
+    """Give a symbol among Dynamo's variables the number that it is; calls with another one are captured anew."""
+    from torch._dynamo.variables import ConstantVariable, SymNodeVariable
+
+    is_symbol = isinstance(variable, SymNodeVariable)
+    return ConstantVariable.create(variable.evaluate_expr()) if is_symbol else variable
+
+
 def _known_where_needed(compared: Sequence[Any]) -> list[Any]:
     """Give symbols among Dynamo's variables the numbers that they are, if others are neither numbers nor tensors."""
     from torch._dynamo.variables import ConstantVariable, SymNodeVariable, TensorVariable
@@ -177,22 +183,38 @@ def _known_where_needed(compared: Sequence[Any]) -> list[Any]:
     found = [each.realize() for each in compared]
     if all(isinstance(each, (ConstantVariable, SymNodeVariable, TensorVariable)) for each in found):
         return found
-    return [ConstantVariable.create(v.evaluate_expr()) if isinstance(v, SymNodeVariable) else v for v in found]
+    return list(map(_known, found))
 
 
-def _formatting_numbers() -> Any:
-    """Have `f"{k}"` be a string where `k` is an argument or an attribute: Dynamo would load `k` itself in its place."""
+@contextlib.contextmanager
+def _formatting_numbers() -> Iterator[None]:
+    """Have strings that are formatted from arguments or attributes be what they are in eager.
+
+    In the place of `f"{k}"` Dynamo would load `k` itself; `"{}".format(k)` would be no key of a dictionary and equal
+    no string; and of `format(k, "03d")` it would leave the specification out.
+    """
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-    from torch._dynamo.variables import SymNodeVariable
+    from torch._dynamo.variables import BuiltinVariable, ConstantVariable, SymNodeVariable
 
-    original = InstructionTranslatorBase._format_value
+    of_string: Any = InstructionTranslatorBase._format_value
+    of_call: Any = BuiltinVariable.call_format  # of `format`, and of `str.format` with the string first
 
     def format_value(self: Any, specification: Any, flags: int) -> None:
         if isinstance(self.stack[-1], SymNodeVariable):
             self.push(self.pop().clone(source=None))
-        original(self, specification, flags)
+        of_string(self, specification, flags)
 
-    return mock.patch.object(InstructionTranslatorBase, "_format_value", format_value)
+    def call_format(self: Any, tx: Any, *arguments: Any, **named: Any) -> Any:
+        given = [_known(a.realize()) for a in arguments]
+        if self.fn is format and all(a.is_python_constant() for a in given):
+            return ConstantVariable.create(format(*(a.as_python_constant() for a in given)))
+        return of_call(self, tx, *given, **{name: _known(a.realize()) for name, a in named.items()})
+
+    with (
+        mock.patch.object(InstructionTranslatorBase, "_format_value", format_value),
+        mock.patch.object(BuiltinVariable, "call_format", call_format),
+    ):
+        yield
 
 
 @contextlib.contextmanager

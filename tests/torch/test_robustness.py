@@ -434,6 +434,11 @@ COMPARED: dict[str, Callable[..., Any]] = {
     "a string among others": lambda k: f"{k}" in {"5", "7"},
     "a formatted string": lambda k: f"{k:03d}" == "005",
     "a string of an expression": lambda k: f"{2 * k}" == "10",
+    "a formatted number": lambda k: format(k, "03d") == "005",
+    "a number that is formatted without more": lambda k: format(k) == "5",
+    "a filled string": lambda k: "layer{:02d}".format(k) == "layer05",  # noqa: UP032
+    "a key of a filled string": lambda k: {"k5": True}.get("k{value}".format(value=k), False),  # noqa: UP032
+    "a string that is filled with an expression": lambda k: "{0}{0:>3}".format(k + 1) == "6  6",
 }
 
 
