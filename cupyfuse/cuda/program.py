@@ -13,6 +13,7 @@ from ..ir import graph as g
 from ..ir.graph import Node, Shape
 from ..ir.operators import POINTWISE
 from ..plan.schedule import Step, base_of, stages_of, state_size
+from ..plan.schedule.extrema import gives_whole_numbers
 from .accumulators import Accumulator, find_accumulators
 from .c_types import c_type
 from .shares import shares_of
@@ -236,7 +237,7 @@ class Program:
     @cached_property
     def beneath_steps(self) -> set[Node]:
         """The values that decide which whole number a rounding gives: a small error could take them over the step."""
-        operands = [i for n in self.step.nodes if _gives_whole_numbers(n) for i in n.inputs]
+        operands = [i for n in self.step.nodes if gives_whole_numbers(n) for i in n.inputs]
         return set(g.topological(operands, lambda n: n.inputs if n.pointwise and n not in self.loaded else ()))
 
     @cached_property
@@ -406,13 +407,6 @@ def _by_operand(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
         if node.reduction:
             found.setdefault(node.inputs[0], []).append(node)
     return found
-
-
-def _gives_whole_numbers(node: Node) -> bool:
-    """Whether a value is a float rounded to a whole number, or a multiple of one subtracted."""
-    if node.op == "cast":
-        return dtypes.is_integer(node.dtype) and dtypes.is_float(node.inputs[0].dtype)
-    return node.op in ("floor", "ceil", "rint", "trunc", "floor_divide", "remainder", "fmod")
 
 
 def _input_name(node: Node, base: Node) -> str:

@@ -459,6 +459,35 @@ def test_the_source_of_a_chain_grows_with_its_length(name: str) -> None:
     assert 1.7 < lengths[1] / lengths[0] < 2.3
 
 
+def by_rows(x: Any) -> Any:
+    return x / (1 + np.abs(x).sum(axis=1, keepdims=True))
+
+
+def whole_too(x: Any) -> Any:
+    return np.exp(x) + 0 * np.floor(np.exp(x))
+
+
+BESIDE_EXTREMA = {
+    "quotients by rows": lambda x: np.where(by_rows(x) == by_rows(x).max(axis=0), 1, 0 * np.tanh(np.tanh(x))),
+    "softmax": lambda x: np.where(
+        cf.softmax(x, axis=1) < cf.softmax(x, axis=1).max(axis=0),
+        0,
+        1 + 0 * linked(x, "shifts", 9) * np.tanh(np.tanh(x)),
+    ),
+    "differences": lambda x: np.where(np.sqrt(by_rows(x) - by_rows(x).min(axis=0)) == 0, 1, 0 * np.tanh(np.tanh(x))),
+    "whole numbers": lambda x: np.where(np.exp(x) == np.exp(x).max(axis=0), 1, 0 * whole_too(x) * np.tanh(np.tanh(x))),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", BESIDE_EXTREMA)
+def test_values_equal_their_extrema_in_16_bits(name: str, dtype: str, rng: np.random.Generator) -> None:
+    """Kernels divide, or are quick, in forms of their own: in a third of the columns no element was the maximum."""
+    with HOST.active(), force_plans():
+        found = HOST.host(cf.fuse(BESIDE_EXTREMA[name])(HOST.array(normal(rng, (70, 96), dtype))))
+    assert (found == 1).any(axis=0).all()
+
+
 REDUCED_TWICE = {
     "logsumexp": lambda x: (x.sum(1) - cf.logsumexp(x.sum(1), axis=0, keepdims=True), np.exp(x)),
     "products": lambda x: (x.prod(1) - x.prod(1).max(0), np.exp(x)),

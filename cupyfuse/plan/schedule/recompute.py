@@ -19,6 +19,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
+from .extrema import beside_extrema
 from .memory import base_of
 from .partition import Scheduler
 from .placement import Placement, StepKey
@@ -80,8 +81,10 @@ def best_partition(
 def _reducing_once(scheduler: Scheduler, most_flops: float) -> tuple[Scheduler, list[Step] | None]:
     """Store the reductions along rows that several steps compute; return the steps, None if beyond `most_flops`.
 
-    Two kernels may add in another order: `s = x.sum(1)` computed by both would not equal itself in `s == s.max()`.
+    Two kernels may add in another order: `s = x.sum(1)` computed by both would not equal itself in `s == s.max()`. So
+    may values of 16 bits that are compared with their extremum.
     """
+    compared = beside_extrema(scheduler.graph)
     while True:
         steps = scheduler.run_within(most_flops)
         if steps is None:
@@ -89,9 +92,9 @@ def _reducing_once(scheduler: Scheduler, most_flops: float) -> tuple[Scheduler, 
         seen: set[Node] = set()
         again: set[Node] = set()
         for step in steps:
-            reductions = {n for n in step.nodes if n.reduction and n.axis == 1}
-            again |= reductions & seen
-            seen |= reductions
+            once = {n for n in step.nodes if n in compared or (n.reduction and n.axis == 1)}
+            again |= once & seen
+            seen |= once
         if not again - scheduler.kept:
             return scheduler, steps
         scheduler = Scheduler(scheduler.graph, scheduler.kept | again, scheduler.round_stored)
