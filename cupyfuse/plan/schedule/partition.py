@@ -34,6 +34,10 @@ class Scheduler:
         self.round_stored = round_stored
         self.placement = Placement(graph, kept)
 
+    def storing(self, kept: Set[Node]) -> Scheduler:
+        """Return the partition of the same graph with other values stored."""
+        return Scheduler(self.graph, kept, self.round_stored)
+
     def run(self) -> list[Step]:
         """Return the steps in the order of their launches."""
         return self._in_order(self._build())

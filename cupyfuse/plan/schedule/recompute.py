@@ -14,6 +14,7 @@ they are rounded, as these round them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from typing import NamedTuple
 
 from ... import dtypes
 from ...ir import graph as g
@@ -32,6 +33,14 @@ _VECTORS = 1 / 8
 # Up to so many stored matrices a partition without each is tried, which takes time; of more, none. And the FLOPs that a
 # byte is worth: an H200 does fourteen in the time in which it moves one, of which row programs reach a part.
 _MOST_TRIED, _FLOPS_A_BYTE = 16, 3
+
+
+class _Partition(NamedTuple):
+    """Steps, with what built them and their cost."""
+
+    scheduler: Scheduler
+    steps: list[Step]
+    cost: Cost
 
 
 def best_partition(
@@ -54,41 +63,41 @@ def best_partition(
     """
     once = unfused_cost(graph)
     limit = max(most_flops * once.repeatable, 0 if cost_as_written is None else cost_as_written.repeatable)
-    best: tuple[Scheduler, list[Step], Cost] | None = None
+    best: _Partition | None = None
     for candidate in _candidates(graph, once):
-        scheduler, within = _reducing_once(candidate, once.products + limit)
-        if within is None:
+        found = _reducing_once(candidate, once.products + limit)
+        if found is None:
             continue
-        scheduler, steps, cost = _reading_back(scheduler, within, once.products + limit)
-        if cost.bytes <= once.bytes:
-            return _storing_less(scheduler, steps, cost, once.products + limit)
-        if not scheduler.kept and cost.repeatable <= once.repeatable:
+        found = _reading_back(found, once.products + limit)
+        if found.cost.bytes <= once.bytes:
+            return _storing_less(found, once.products + limit)[:2]
+        if not found.scheduler.kept and found.cost.repeatable <= once.repeatable:
             # Nothing is shared. The wide dtypes may take the bytes that fusion saves; copies and products are in excess
             # either way.
             rounded = Scheduler(graph, round_stored=True)
-            rounded_steps, rounded_cost = _with_cost(rounded, rounded.run())
-            saved = once.bytes - _bytes_unwidened(scheduler, steps)
-            too_wide = cost.bytes - rounded_cost.bytes > max(0, saved)
-            return (rounded, rounded_steps) if too_wide else (scheduler, steps)
-        if best is None or cost.bytes < best[2].bytes:
-            best = scheduler, steps, cost
+            narrow = _with_cost(rounded, rounded.run())
+            saved = once.bytes - _bytes_unwidened(found)
+            too_wide = found.cost.bytes - narrow.cost.bytes > max(0, saved)
+            return (narrow if too_wide else found)[:2]
+        if best is None or found.cost.bytes < best.cost.bytes:
+            best = found
     if best is None:
         scheduler = storing_everything(graph)
-        return scheduler, _with_cost(scheduler, scheduler.run())[0]
+        best = _with_cost(scheduler, scheduler.run())
     return best[:2]
 
 
-def _reducing_once(scheduler: Scheduler, most_flops: float) -> tuple[Scheduler, list[Step] | None]:
-    """Store the reductions along rows that several steps compute; return the steps, None if beyond `most_flops`.
+def _reducing_once(scheduler: Scheduler, most_flops: float, most_steps: int | None = None) -> _Partition | None:
+    """Partition with the reductions along rows stored that several steps compute; None if beyond the FLOPs or steps.
 
-    Two kernels may add in another order: `s = x.sum(1)` computed by both would not equal itself in `s == s.max()`. So
-    may values of 16 bits that are compared with their extremum.
+    Two kernels may add in another order: `s = x.sum(1)` computed by both would not equal itself in `s == s.max()`. Nor
+    would values of 16 bits, which kernels may compute in two forms, equal their extremum.
     """
     compared = beside_extrema(scheduler.graph)
     while True:
         steps = scheduler.run_within(most_flops)
         if steps is None:
-            return scheduler, None
+            return None
         seen: set[Node] = set()
         again: set[Node] = set()
         for step in steps:
@@ -96,53 +105,50 @@ def _reducing_once(scheduler: Scheduler, most_flops: float) -> tuple[Scheduler, 
             again |= once & seen
             seen |= once
         if not again - scheduler.kept:
-            return scheduler, steps
-        scheduler = Scheduler(scheduler.graph, scheduler.kept | again, scheduler.round_stored)
+            too_many = most_steps is not None and len(steps) > most_steps
+            return None if too_many else _with_cost(scheduler, steps)
+        scheduler = scheduler.storing(scheduler.kept | again)
 
 
-def _reading_back(scheduler: Scheduler, steps: list[Step], most_flops: float) -> tuple[Scheduler, list[Step], Cost]:
+def _reading_back(given: _Partition, most_flops: float) -> _Partition:
     """Let row programs read values that a step stores anyway, if they then move fewer bytes, in no more steps.
 
     Such values are results, and operands of products. Those of 16 bits are rounded there as in the function as written.
     """
-    steps, cost = _with_cost(scheduler, steps)
-    stored = {base_of(n) for step in steps for n in step.outputs}
+    stored = {base_of(n) for step in given.steps for n in step.outputs}
     repeated: set[Node] = set()  # what row programs compute although another step stores it
-    for step in steps:
+    for step in given.steps:
         if step.kind == "RowProgram":
             repeated |= stored.intersection(step.nodes).difference(map(base_of, step.outputs))
-    if repeated <= scheduler.kept:
-        return scheduler, steps, cost
-    reading = Scheduler(scheduler.graph, scheduler.kept | repeated, scheduler.round_stored)
-    reading, within = _reducing_once(reading, most_flops)
-    if within is not None and len(within) <= len(steps):
-        within, found = _with_cost(reading, within)
-        if found.bytes < cost.bytes and found.flops <= cost.flops:
-            return reading, within, found
-    return scheduler, steps, cost
+    kept = given.scheduler.kept
+    if repeated <= kept:
+        return given
+    found = _reducing_once(given.scheduler.storing(kept | repeated), most_flops, len(given.steps))
+    if found is None or found.cost.bytes >= given.cost.bytes or found.cost.flops > given.cost.flops:
+        return given
+    return found
 
 
-def _storing_less(
-    scheduler: Scheduler, steps: list[Step], cost: Cost, most_flops: float
-) -> tuple[Scheduler, list[Step]]:
+def _storing_less(given: _Partition, most_flops: float) -> _Partition:
     """Compute matrices again in each step that needs them instead of storing them, where the bytes saved are worth it.
 
     Pointwise ones are tried one by one, the largest first. The steps have at most `most_flops` FLOPs, and are no more
     than before.
     """
-    matrices = [n for n in g.topological(scheduler.kept) if n in scheduler.kept and n.pointwise and 1 not in n.shape]
+    kept = given.scheduler.kept
+    matrices = [n for n in g.topological(kept) if n in kept and n.pointwise and 1 not in n.shape]
     if len(matrices) > _MOST_TRIED:
-        return scheduler, steps
+        return given
+    best = given
     for node in sorted(matrices, key=lambda n: -n.nbytes):
-        without = Scheduler(scheduler.graph, scheduler.kept - {node}, scheduler.round_stored)
-        without, within = _reducing_once(without, most_flops)
-        if within is None or len(within) > len(steps):
+        without = best.scheduler.storing(best.scheduler.kept - {node})
+        found = _reducing_once(without, most_flops, len(best.steps))
+        if found is None:
             continue
-        within, found = _with_cost(without, within)
-        saved = cost.bytes - found.bytes
-        if saved > 0 and found.flops - cost.flops < _FLOPS_A_BYTE * saved:
-            scheduler, steps, cost = without, within, found
-    return scheduler, steps
+        saved = best.cost.bytes - found.cost.bytes
+        if saved > 0 and found.cost.flops - best.cost.flops < _FLOPS_A_BYTE * saved:
+            best = found
+    return best
 
 
 def storing_everything(graph: Graph) -> Scheduler:
@@ -151,17 +157,17 @@ def storing_everything(graph: Graph) -> Scheduler:
     return Scheduler(graph, frozenset(n for n in values if n.op not in ("input", "const")))
 
 
-def _with_cost(scheduler: Scheduler, steps: list[Step]) -> tuple[list[Step], Cost]:
-    """Fill in the bytes of steps; return them with their total cost."""
+def _with_cost(scheduler: Scheduler, steps: list[Step]) -> _Partition:
+    """Fill in the bytes of steps, and count their cost."""
     storage = scheduler.storage(steps)
     steps = [with_bytes(step, storage) for step in steps]
-    return steps, cost_of(steps)
+    return _Partition(scheduler, steps, cost_of(steps))
 
 
-def _bytes_unwidened(scheduler: Scheduler, steps: list[Step]) -> int:
+def _bytes_unwidened(partition: _Partition) -> int:
     """Count the bytes of steps as if each value were stored in its own dtype."""
-    own = {node: node.dtype for node in scheduler.storage(steps)}
-    return cost_of(with_bytes(step, own) for step in steps).bytes
+    own = {node: node.dtype for node in partition.scheduler.storage(partition.steps)}
+    return cost_of(with_bytes(step, own) for step in partition.steps).bytes
 
 
 def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
