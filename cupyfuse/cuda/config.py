@@ -16,7 +16,7 @@ _SHORTEST_SHIFTED = 32
 # elements, 32768 x 4096 in bfloat16: softmax 169 and 236 us, GELU 187 and 384; 16384 x 4096 in float32: 170 and 151,
 # 155 and 225.
 _APART = 8
-REGISTERS = 65536  # of a multiprocessor
+MULTIPROCESSORS, REGISTERS = 132, 65536  # of an H200, and of each multiprocessor; taken for those of all GPUs
 # Threads on a multiprocessor that leave each 64 registers, or 128 for float64.
 _THREADS, _DOUBLE_THREADS = 1024, 512
 _MERGED_BESIDE_ROWS = 8  # columns of which a block merges the states that many blocks left, a group of threads each

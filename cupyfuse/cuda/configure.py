@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..dtypes import ITEMSIZE
 from ..plan.schedule import COLUMN_STRIP, column_splits, row_shares, state_size
 from .block_rows import as_loaded, as_values, most_as_loaded
-from .config import REGISTERS, Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
+from .config import MULTIPROCESSORS, REGISTERS, Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
 from .program import FULL, ROW, Program
 from .shared_rows import in_shared_memory, pays_where_shifted, pays_where_waiting
 from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
@@ -24,7 +24,6 @@ _MAX_HELD = 32
 _MOST_RECOMPUTED, _MOST_INPUT_BYTES = 48, 16
 _FLOPS_OF_HELD, _LONGEST_HELD = 12, 8192
 _SHARED_BYTES = 48 << 10  # static shared memory of a block
-_MULTIPROCESSORS = 132  # of an H200; taken for those of all GPUs
 # Strips of columns that leave some multiprocessors with one and others with two are cut in halves: the statistics of
 # 4096 x 11008 float32, 172 strips, take 75 us on an H200, with 344 of them 58.
 _MOST_UNEVEN = 198
@@ -114,10 +113,10 @@ def _configure(program: Program, access: Access, clusters: bool) -> Config:
     if program.by_columns:
         strip = max(vec, min(COLUMN_STRIP, 32 * vec, power_of_two(cols)))
         shares, size = column_splits(program.domain), state_size(program.step)
-        if shares == 1 and _MULTIPROCESSORS < -(-cols // strip) <= _MOST_UNEVEN and strip > vec:
+        if shares == 1 and MULTIPROCESSORS < -(-cols // strip) <= _MOST_UNEVEN and strip > vec:
             strip //= 2
         # With at most one block for each multiprocessor, 512 threads keep more loads in flight.
-        threads = 512 if -(-cols // strip) * shares <= _MULTIPROCESSORS else 256
+        threads = 512 if -(-cols // strip) * shares <= MULTIPROCESSORS else 256
         # Every warp has accumulators of its own in shared memory, and where shares are merged every thread.
         while max(threads, threads // 32 * strip) * size > _SHARED_BYTES and threads > 32:
             strip, threads = (strip // 2, threads) if strip > 32 else (strip, threads // 2)

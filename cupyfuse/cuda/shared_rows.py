@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .block_rows import MANY_ROWS
-from .config import Access, Config
+from .config import MULTIPROCESSORS, Access, Config
 from .program import Program
 
 # Of a multiprocessor with clusters: shared memory, of which the system takes some for each block; of a block.
@@ -37,9 +37,9 @@ _MANY_ROWS, _MANY_ELEMENTS = 1 << 10, 1 << 24
 # chooses within 7 % of the best on average.
 _BLOCK_LOSS, _CLUSTER_LOSS, _HEAVY_CLUSTER_LOSS = 0.08, 0.15, 0.3
 _HELD_POWER, _ENOUGH_HELD, _SHIFTED_SHARE = 0.2, 192 << 10, 0.9
-# Multiprocessors of an H200, and of the groups in which it has room for clusters, as its driver tells: all blocks of a
-# cluster are in one group. The other 8 multiprocessors take clusters of two blocks alone.
-_MULTIPROCESSORS, _GROUPS = 132, (18, 18, 16, 16, 16, 16, 16, 8)
+# Multiprocessors of the groups in which an H200 has room for clusters, as its driver tells: all blocks of a cluster are
+# in one group. The other 8 multiprocessors take clusters of two blocks alone.
+_GROUPS = (18, 18, 16, 16, 16, 16, 16, 8)
 # The bytes of rows that are read again for each stage, over those of rows that are read once, from which on blocks of a
 # cluster have their multiprocessors to themselves where two do not fit: of rows without values of columns and float64,
 # and of others. On an H200 a cluster alone has 0.75 of a copy's rate, with values of columns 0.46 to 0.64; of rows that
@@ -223,11 +223,11 @@ def _blocks_of_whole_clusters(blocks: int, cluster: int, places: int = 1) -> flo
     """
     if cluster == 1:
         return float(blocks)
-    sizes = (_MULTIPROCESSORS,) if cluster == 2 else _GROUPS
+    sizes = (MULTIPROCESSORS,) if cluster == 2 else _GROUPS
     clusters = sum(size * blocks // cluster for size in sizes if size >= cluster)
     turns = turns_of_clusters(cluster, clusters, places)
     launched = clusters * turns // places * places
-    return launched / turns * cluster / _MULTIPROCESSORS
+    return launched / turns * cluster / MULTIPROCESSORS
 
 
 def _options_with_columns(program: Program, access: Access) -> Iterator[_Option]:

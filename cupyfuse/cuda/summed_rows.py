@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from ..dtypes import ITEMSIZE
 from ..plan.schedule import columns_of_thread, state_size
-from .config import Access, Config, power_of_two, whole_warps, widest_vec
+from .config import MULTIPROCESSORS, Access, Config, power_of_two, whole_warps, widest_vec
 from .program import Program
 
 _THREADS_OF_TEAMS, _MOST_THREADS = 256, 1024  # of a block with several rows, and of one
 _SHARED_BYTES = 40 << 10  # of the states that the teams of a block merge
-_MULTIPROCESSORS = 132  # of an H200; taken for those of all GPUs
 # Threads of a multiprocessor, with registers for 16 columns each where their states, one row that is computed and one
 # that is loaded take many, as in layer norms, or few, as in RMS norms. Of 180 configurations of backward passes of
 # norms and of an affine softmax, 256 to 8192 columns, on an H200 these are best or within 3 %: with 8 columns a thread
@@ -50,7 +49,7 @@ def beside_columns(program: Program, access: Access, packed: bool, most: int) ->
         -(-cols // (group * access.vec)),
         access.vec,
         group,
-        shares=_MULTIPROCESSORS * blocks,
+        shares=MULTIPROCESSORS * blocks,
         blocks=blocks,
         packed=packed,
     )

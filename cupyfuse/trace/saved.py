@@ -8,6 +8,7 @@ from functools import cache
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.operators import COMPARISONS
 from ..ir.products import strip_transposes, sum_with_row
 from ..ir.rebuild import expression_key
 
@@ -229,7 +230,7 @@ _EXPONENTIALS = ("exp", "exp2", "expm1", "expsum", "expdistances")
 _EXACT_OPS = {
     *("broadcast", "stop_gradient", "transpose", "reshape", "where", "isnan", "negative", "absolute", "relu"),
     *(*_EXTREMES, "maximum", "minimum", "clip", "logical_and", "logical_or", "logical_not"),
-    *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
+    *COMPARISONS.values(),
 }
 
 

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
-from ...ir.operators import POINTWISE
-
-_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+from ...ir.operators import COMPARISONS, POINTWISE
 
 
 def beside_extrema(graph: Graph) -> set[Node]:
@@ -44,7 +42,7 @@ def _readers(node: Node, users: dict[Node, list[Node]]) -> Iterator[Node]:
 def _tells(reader: Node, users: dict[Node, list[Node]]) -> bool:
     """Whether a reader of an extremum tells it from its neighbours; exponentials of differences do not."""
     differs = reader.op == "subtract" and any(r.op != "exp" for r in users[reader])
-    return reader.op in _COMPARISONS or differs
+    return reader.op in COMPARISONS.values() or differs
 
 
 def _pointwise_inputs(node: Node) -> tuple[Node, ...]:

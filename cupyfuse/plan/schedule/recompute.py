@@ -35,6 +35,21 @@ _VECTORS = 1 / 8
 _MOST_TRIED, _FLOPS_A_BYTE = 16, 3
 
 
+class _Limits(NamedTuple):
+    """What holds for every partition of a graph.
+
+    Attributes
+    ----------
+    flops : float
+        Of all steps, at most.
+    alone : set of Node
+        Values, reductions along rows aside, that one step alone computes: see `extrema`.
+    """
+
+    flops: float
+    alone: Set[Node]
+
+
 class _Partition(NamedTuple):
     """Steps, with what built them and their cost."""
 
@@ -62,15 +77,16 @@ def best_partition(
     steps : list of Step
     """
     once = unfused_cost(graph)
-    limit = max(most_flops * once.repeatable, 0 if cost_as_written is None else cost_as_written.repeatable)
+    repeatable = max(most_flops * once.repeatable, 0 if cost_as_written is None else cost_as_written.repeatable)
+    limits = _Limits(once.products + repeatable, beside_extrema(graph))
     best: _Partition | None = None
     for candidate in _candidates(graph, once):
-        found = _reducing_once(candidate, once.products + limit)
+        found = _reducing_once(candidate, limits)
         if found is None:
             continue
-        found = _reading_back(found, once.products + limit)
+        found = _reading_back(found, limits)
         if found.cost.bytes <= once.bytes:
-            return _storing_less(found, once.products + limit)[:2]
+            return _storing_less(found, limits)[:2]
         if not found.scheduler.kept and found.cost.repeatable <= once.repeatable:
             # Nothing is shared. The wide dtypes may take the bytes that fusion saves; copies and products are in excess
             # either way.
@@ -87,21 +103,20 @@ def best_partition(
     return best[:2]
 
 
-def _reducing_once(scheduler: Scheduler, most_flops: float, most_steps: int | None = None) -> _Partition | None:
-    """Partition with the reductions along rows stored that several steps compute; None if beyond the FLOPs or steps.
+def _reducing_once(scheduler: Scheduler, limits: _Limits, most_steps: int | None = None) -> _Partition | None:
+    """Partition with those values stored that one step alone may compute; None if that takes more FLOPs or steps.
 
-    Two kernels may add in another order: `s = x.sum(1)` computed by both would not equal itself in `s == s.max()`. Nor
-    would values of 16 bits, which kernels may compute in two forms, equal their extremum.
+    Two kernels may add along rows in another order: `s = x.sum(1)` computed by both would not equal itself in
+    `s == s.max()`. Nor would values of 16 bits, which kernels may compute in two forms, equal their extremum.
     """
-    compared = beside_extrema(scheduler.graph)
     while True:
-        steps = scheduler.run_within(most_flops)
+        steps = scheduler.run_within(limits.flops)
         if steps is None:
             return None
         seen: set[Node] = set()
         again: set[Node] = set()
         for step in steps:
-            once = {n for n in step.nodes if n in compared or (n.reduction and n.axis == 1)}
+            once = {n for n in step.nodes if n in limits.alone or (n.reduction and n.axis == 1)}
             again |= once & seen
             seen |= once
         if not again - scheduler.kept:
@@ -110,7 +125,7 @@ def _reducing_once(scheduler: Scheduler, most_flops: float, most_steps: int | No
         scheduler = scheduler.storing(scheduler.kept | again)
 
 
-def _reading_back(given: _Partition, most_flops: float) -> _Partition:
+def _reading_back(given: _Partition, limits: _Limits) -> _Partition:
     """Let row programs read values that a step stores anyway, if they then move fewer bytes, in no more steps.
 
     Such values are results, and operands of products. Those of 16 bits are rounded there as in the function as written.
@@ -123,17 +138,16 @@ def _reading_back(given: _Partition, most_flops: float) -> _Partition:
     kept = given.scheduler.kept
     if repeated <= kept:
         return given
-    found = _reducing_once(given.scheduler.storing(kept | repeated), most_flops, len(given.steps))
+    found = _reducing_once(given.scheduler.storing(kept | repeated), limits, len(given.steps))
     if found is None or found.cost.bytes >= given.cost.bytes or found.cost.flops > given.cost.flops:
         return given
     return found
 
 
-def _storing_less(given: _Partition, most_flops: float) -> _Partition:
+def _storing_less(given: _Partition, limits: _Limits) -> _Partition:
     """Compute matrices again in each step that needs them instead of storing them, where the bytes saved are worth it.
 
-    Pointwise ones are tried one by one, the largest first. The steps have at most `most_flops` FLOPs, and are no more
-    than before.
+    Pointwise ones are tried one by one, the largest first. The steps are no more than before.
     """
     kept = given.scheduler.kept
     matrices = [n for n in g.topological(kept) if n in kept and n.pointwise and 1 not in n.shape]
@@ -142,7 +156,7 @@ def _storing_less(given: _Partition, most_flops: float) -> _Partition:
     best = given
     for node in sorted(matrices, key=lambda n: -n.nbytes):
         without = best.scheduler.storing(best.scheduler.kept - {node})
-        found = _reducing_once(without, most_flops, len(best.steps))
+        found = _reducing_once(without, limits, len(best.steps))
         if found is None:
             continue
         saved = best.cost.bytes - found.cost.bytes
