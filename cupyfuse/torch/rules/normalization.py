@@ -184,7 +184,7 @@ def batch_norm(
         refuse("batch_norm", "running statistics are missing")
     else:
         mean, var = running_mean, running_var
-    y = (value - mean) / pointwise("sqrt", var + eps)
+    y = (value - mean) * pointwise("reciprocal", pointwise("sqrt", var + eps))
     y = _scale_and_shift(y, weight, bias, input.dtype).view(input.shape)
     if not training:
         return y, None, None
