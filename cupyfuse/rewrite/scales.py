@@ -18,8 +18,8 @@ from ..ir.graph import Graph, Node
 from .linear import convert, scale_factor
 from .notes import Note
 
-# A guard costs about an operation: folds have to save more.
-_LEAST_FLOPS = 3
+# FLOPs for each element: a guard costs about an operation, and so does to load a vector of factors.
+_GUARD, _LOAD = 1, 1
 
 
 def fold_scales(chain: list[Node], inner: Node) -> Node | None:
@@ -31,7 +31,9 @@ def fold_scales(chain: list[Node], inner: Node) -> Node | None:
     where a fold would gain nothing.
     """
     node = chain[0]
-    if len(chain) < 2 or sum(g.flops(s) for s in chain) < _LEAST_FLOPS * node.size:
+    vectors = sum(i.shape[1] != 1 for step in chain for i in step.inputs if i.shape[0] == 1 != node.shape[0])
+    saved = sum(g.flops(s) for s in chain) - (1 + _GUARD) * node.size + _LOAD * (vectors - 1) * node.size
+    if len(chain) < 2 or saved <= 0:
         return None
     factor: Node | None = None
     value = inner
