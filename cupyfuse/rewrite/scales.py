@@ -9,13 +9,13 @@ written between the same two shifts, and cancels nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from .linear import convert, scale_factor
+from .linear import convert, product_dependents, scale_factor
 from .notes import Note
 
 # FLOPs for each element: a guard costs about an operation, and so does to load a vector of factors.
@@ -61,6 +61,8 @@ def _scaled_operand(node: Node, dependences: _Dependences) -> Node | None:
     """Return the operand that a node scales by a per-column value; None for other nodes."""
     if node.op not in ("multiply", "divide", "negative") or not dtypes.is_float(node.dtype) or node.shape[1] == 1:
         return None
+    if node.shape[0] == 1 and node not in dependences.multiplied:
+        return None  # a vector of factors itself
     values = [i for i in node.inputs if i.shape == node.shape and i in dependences.varying]
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
@@ -77,13 +79,15 @@ class _Dependences:
     ----------
     varying : values that depend on a matrix, so that their rows may differ
     extremal : values that depend on the maximum or minimum of a varying value
+    multiplied : values that depend on a matrix product
     """
 
     varying: set[Node]
     extremal: set[Node]
+    multiplied: set[Node]
 
 
-def _find_dependences(roots: Iterable[Node]) -> _Dependences:
+def _find_dependences(roots: Collection[Node]) -> _Dependences:
     """Find which values beneath the roots vary from row to row, and which depend on an extremum of such values."""
     varying: set[Node] = set()
     extremal: set[Node] = set()
@@ -95,7 +99,7 @@ def _find_dependences(roots: Iterable[Node]) -> _Dependences:
             varying.add(node)
         if any(i in extremal for i in inputs) or (node.op in ("max", "min") and inputs[0] in varying):
             extremal.add(node)
-    return _Dependences(varying, extremal)
+    return _Dependences(varying, extremal, product_dependents(roots))
 
 
 def fold_scale_chains(graph: Graph, notes: list[Note]) -> Graph:
