@@ -1,4 +1,4 @@
-"""Time norms, activations and a softmax with weights in training: the forward pass, and both passes.
+"""Time norms, activations and softmaxes with weights in training: the forward pass, and both passes.
 
 Errors are those of the result and of all gradients against float64, the worst of them.
 """
@@ -40,6 +40,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "RMS norm": lambda F, x, scale, shift: F.rms_norm(x, x.shape[1:], scale, 1e-6) + shift,
     "GELU": lambda F, x, scale, shift: F.gelu(x * scale + shift),
     "softmax": lambda F, x, scale, shift: F.softmax(x * scale + shift, 1),
+    "batch norm": lambda F, x, scale, shift: F.relu(F.batch_norm(x, None, None, scale, shift, True)),
+    "batch norm, softmax": lambda F, x, scale, shift: F.softmax(F.batch_norm(x, None, None, scale, shift, True), 1),
 }
 
 

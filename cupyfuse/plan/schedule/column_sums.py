@@ -23,7 +23,7 @@ from .tiles import state_size
 # Threads that compute a row at most, columns that each has, and bytes that it holds of their states, or of a row.
 _MOST_THREADS, _MOST_COLUMNS, _MOST_BYTES = 512, 16, 128
 _BLOCKS = 264  # that leave states: two on each multiprocessor of an H200, up to four of rows that take few registers
-_WORTH = 4  # times the bytes of these states, written and read, which reading matrices once has to save
+_WORTH = 2  # times the bytes of these states, written and read, which reading matrices once has to save: see `_pays`
 _FEWEST_ROWS = 512  # that blocks of a column step share; with fewer, most of a GPU would be idle
 _VECTOR = 16  # bytes, of which rows are multiples: those that begin between two vectors have a launch of their own
 _SHORTEST = 32  # elements of a row
@@ -195,7 +195,9 @@ def _has_whole_vectors(step: Step, storage: dict[Node, str]) -> bool:
 def _pays(step: Step, saved: int, storage: dict[Node, str]) -> bool:
     """Whether a row program with column reductions has whole vectors, holds its states, and moves fewer bytes.
 
-    Threads have no registers for both rows and states of float64.
+    Threads have no registers for both rows and states of float64. Of 60 backward passes of norms and of an affine
+    softmax, 1024 to 16384 rows of 1024 to 8192 columns, on an H200, those that pay take 0.64 to 1.02 times as long
+    together as apart, and those that do not 0.95 to 2.1 times.
     """
     assert step.columns is not None
     cols, state, sizes = step.domain[1], state_size(step.columns), _sizes(step, storage)
