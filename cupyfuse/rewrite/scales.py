@@ -31,8 +31,8 @@ def fold_scales(chain: list[Node], inner: Node) -> Node | None:
     where a fold would gain nothing.
     """
     node = chain[0]
-    vectors = sum(i.shape[1] != 1 for step in chain for i in step.inputs if i.shape[0] == 1 != node.shape[0])
-    saved = sum(g.flops(s) for s in chain) - (1 + _GUARD) * node.size + _LOAD * (vectors - 1) * node.size
+    vectors = {i for step in chain for i in step.inputs if i.shape[0] == 1 != node.shape[0] and i.shape[1] != 1}
+    saved = sum(g.flops(s) for s in chain) + (_LOAD * (len(vectors) - 1) - 1 - _GUARD) * node.size
     if len(chain) < 2 or saved <= 0:
         return None
     factor: Node | None = None

@@ -28,11 +28,12 @@ SPECS = {
     "z": cf.spec((6, 7)),
     "h": cf.spec((7, 5), "float16"),
     "d": cf.spec(7, "float64"),
+    "s": cf.spec((1, 7)),
 }
 
 
 def traced(text: str) -> g.Graph:
-    """The graph of `lambda x, w, b, r, z, h, d: text`, as it was written."""
+    """The graph of `lambda x, w, b, r, z, h, d, s: text`, as it was written."""
     function = eval(f"lambda {', '.join(SPECS)}: {text}", {"np": np, "cf": cf})
     trace = cf.fuse(function).trace(tuple(SPECS.values()))
     return trace.graph
@@ -506,6 +507,7 @@ def test_a_value_of_too_many_terms_is_not_taken_apart() -> None:
         ("b - (x @ w.T * 2 * d * b + b)", "multiply -> multiply -> multiply"),
         ("((b - x @ w.T) - b) / 3 / d", "divide -> divide"),
         ("z * b / d", "multiply -> divide"),
+        ("(x @ w.T + b) * b * d", "multiply -> multiply"),
         ("cf.batch_norm(cf.linear(x, w), b, b, b, b) - 2.0", "divide -> multiply"),
     ],
 )
@@ -540,6 +542,7 @@ def test_column_wise_scales_become_one(text: str, steps: str, rng: np.random.Gen
         "np.tanh((x @ w.T + b) * b) * 2",
         "(x + 1) * 2 + 3",
         "(lambda y: (y + y) * b * b)(x @ w.T)",
+        "s * b / d * b + z",
     ],
 )
 def test_other_chains_are_left_alone(text: str) -> None:
