@@ -7,6 +7,7 @@ from collections.abc import Callable
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..rewrite import drop_guards_of_elements
 from ..settings import Settings
 from ..trace import Axes
 from .plan import Output, Plan
@@ -16,7 +17,9 @@ from .schedule import (
     Layout,
     Schedule,
     base_of,
+    cost_of,
     fuse_epilogues,
+    guards_keep_apart,
     round_values,
     schedule,
     separate_columns,
@@ -34,7 +37,27 @@ def scheduled_for(
     cost_as_written: Cost | None = None,
     most_flops: float = MOST_FLOPS,
 ) -> Schedule:
-    """Schedule a graph, and fuse epilogues into its products; `cost_as_written` and `most_flops` as for `schedule`."""
+    """Schedule a graph, and fuse epilogues into its products; `cost_as_written` and `most_flops` as for `schedule`.
+
+    Guards keep column reductions in launches of their own: where they share others without, elements are computed in
+    their exact forms.
+    """
+    scheduled = _scheduled(graph, layouts, settings, cost_as_written, most_flops)
+    if settings.on_gpu and guards_keep_apart(scheduled.steps):
+        exact = _scheduled(drop_guards_of_elements(graph), layouts, settings, cost_as_written, most_flops)
+        if cost_of(exact.steps).bytes < cost_of(scheduled.steps).bytes:
+            return exact
+    return scheduled
+
+
+def _scheduled(
+    graph: Graph,
+    layouts: dict[int, Layout] | None,
+    settings: Settings,
+    cost_as_written: Cost | None,
+    most_flops: float,
+) -> Schedule:
+    """Schedule a graph as `scheduled_for` does, its guards as they are."""
     scheduled = schedule(graph, layouts, cost_as_written, most_flops)
     results = set(map(base_of, scheduled.graph.roots))
     storage, padded = scheduled.storage, scheduled.padded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..ir.rebuild import expression_key, rebuild
@@ -103,8 +105,24 @@ def convert_matmul_operands(node: Node) -> Node:
 def drop_redundant_guards(graph: Graph) -> Graph:
     """guard(fast, exact) = exact, where `exact` is computed anyway. Exact."""
     live = set(g.topological(graph.roots, g.eager_inputs))
+    return _without_guards(graph, lambda node: node.inputs[1] in live)
+
+
+def drop_guards_of_elements(graph: Graph) -> Graph:
+    """guard(fast, exact) = exact, where `exact` takes no more than operations on elements that are computed. Exact."""
+    live = set(g.topological(graph.roots, g.eager_inputs))
+
+    def is_of_elements(node: Node) -> bool:
+        found = g.topological([node.inputs[1]], lambda n: () if n in live else n.inputs)
+        return all(n.pointwise or n in live or not n.inputs for n in found)
+
+    return _without_guards(graph, is_of_elements)
+
+
+def _without_guards(graph: Graph, dropped: Callable[[Node], bool]) -> Graph:
+    """Replace the guards for which `dropped(node)` holds by their exact forms."""
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
-        redundant = node.op == "guard" and node.inputs[1] in live
-        done[node] = done[node.inputs[1]] if redundant else g.with_inputs(node, [done[i] for i in node.inputs])
+        exact = node.op == "guard" and dropped(node)
+        done[node] = done[node.inputs[1]] if exact else g.with_inputs(node, [done[i] for i in node.inputs])
     return graph.replace(done)

@@ -14,7 +14,7 @@ from .chains.options import Options
 from .cost import decision
 from .graphs.captured import CapturedGraph
 from .graphs.importer import ImportedGraph
-from .graphs.inplace import functionalise, remove_inactive_dropouts
+from .graphs.inplace import functionalise, remove_conversions_to_the_same, remove_inactive_dropouts
 from .graphs.lowering import AsOperator, CallMaker, lower
 from .graphs.partition import Judge, Partition, partition
 from .graphs.powers import call_powers_of_numbers
@@ -113,8 +113,9 @@ def _is_wrapped_in_cpp(patches: Mapping[str, Any]) -> bool:
 
 
 def _import(graph: Graph) -> ImportedGraph:
-    """Import a graph, rewritten: without inactive dropouts, in-place operations and views that end chains."""
+    """Import a graph, rewritten: without what returns its argument, in-place operations and views that end chains."""
     remove_inactive_dropouts(graph)
+    remove_conversions_to_the_same(graph)
     functionalise(graph)
     rewrite_views(graph)
     return ImportedGraph(graph)

@@ -102,6 +102,14 @@ class _Factor(NamedTuple):
     op: str
     operand: Node | None
 
+    @property
+    def stays(self) -> bool:
+        """Whether it stays within a sum: a number that is computed, as of a loss, multiplies the elements, too."""
+        return self.operand is not None and self.operand.shape == (1, 1) and self.operand.op != "const"
+
+    def applied(self, value: Node) -> Node:
+        return g.pointwise(self.op, value) if self.operand is None else g.pointwise(self.op, value, self.operand)
+
 
 def _sum_of_multiples(cotangent: Node, axis: int, forward: Container[Node]) -> Node:
     """Sum along an axis, and scale the sum by factors that do not vary along it: sum(c v) = v sum(c).
@@ -118,15 +126,21 @@ def _sum_of_multiples(cotangent: Node, axis: int, forward: Container[Node]) -> N
             inner, outer = g.pointwise("multiply", *parts), [*factors[0], *factors[1], *outer]
     if not outer or cotangent.shape[axis] == 0:
         return g.reduce("sum", cotangent, axis)
+    for factor in outer:
+        inner = factor.applied(inner) if factor.stays else inner
     total = g.reduce("sum", g.cast(inner, cotangent.dtype), axis)
-    for op, operand in outer:
-        total = g.pointwise(op, total) if operand is None else g.pointwise(op, total, operand)
+    for factor in outer:
+        total = total if factor.stays else factor.applied(total)
     return total
 
 
 def _without_factors(node: Node, axis: int, forward: Container[Node]) -> tuple[Node, list[_Factor]]:
-    """Return what a value is a multiple of, and the factors that do not vary along an axis, the innermost first."""
-    factors: list[_Factor] = []
+    """Return what a value is a multiple of, and the factors that do not vary along an axis, the innermost first.
+
+    That one does not stay within sums: a value and its multiple by a number have the same sums, those of the multiple.
+    """
+    found, factors = node, list[_Factor]()
+    taken = 0
     while node not in forward and node.op in ("negative", "multiply", "divide"):
         varying = [i for i in node.inputs if i.shape[axis] != 1]
         if len(varying) != 1 or (node.op == "divide" and varying[0] is not node.inputs[0]):
@@ -135,7 +149,9 @@ def _without_factors(node: Node, axis: int, forward: Container[Node]) -> tuple[N
         others = [i for i in node.inputs if i is not inner]
         factors.append(_Factor(node.op, others[0] if others else None))
         node = inner
-    return node, factors[::-1]
+        if not factors[-1].stays:
+            found, taken = node, len(factors)
+    return found, factors[:taken][::-1]
 
 
 def without_deviations(cotangent: Node, node: Node) -> Node | None:

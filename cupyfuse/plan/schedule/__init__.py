@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ... import dtypes
 from ...ir.graph import Graph, Node
-from .column_sums import columns_of_thread, share_launches
+from .column_sums import columns_of_thread, guards_keep_apart, share_launches
 from .columns import separate_columns
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .cut import NotRowwise
@@ -68,6 +68,7 @@ __all__ = [
     "cost_of",
     "dead_after",
     "fuse_epilogues",
+    "guards_keep_apart",
     "may_be_padded",
     "may_overwrite",
     "one_pass_product_variances",

@@ -86,9 +86,19 @@ def share_launches(steps: Sequence[Step], storage: dict[Node, str], results: Set
 
 def _have_a_domain(rows: Step, columns: Step) -> bool:
     """Whether a row program is over the elements of a step of column reductions, and both are plain work."""
-    alone = rows.kind == "RowProgram" and rows.columns is None and not (rows.repair_inputs or columns.repair_inputs)
-    guards = (n.op == "guard" for n in (*rows.nodes, *columns.nodes))
-    return alone and rows.domain == columns.domain and not any(guards)
+    alone = rows.kind == "RowProgram" and rows.columns is None
+    return alone and rows.domain == columns.domain and not (_has_guards(rows) or _has_guards(columns))
+
+
+def _has_guards(step: Step) -> bool:
+    return bool(step.repair_inputs) or any(n.op == "guard" for n in step.nodes)
+
+
+def guards_keep_apart(steps: Sequence[Step]) -> bool:
+    """Whether a row program and a step of column reductions over the same elements cannot be one for guards alone."""
+    guarded = {s.domain for s in steps if _has_guards(s) and s.kind in ("RowProgram", "ColumnStats")}
+    kinds = {(s.kind, s.domain) for s in steps}
+    return any(("RowProgram", d) in kinds and ("ColumnStats", d) in kinds for d in guarded)
 
 
 def _read_by_both(pair: _Pair) -> list[Node]:

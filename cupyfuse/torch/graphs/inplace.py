@@ -96,6 +96,23 @@ def remove_inactive_dropouts(graph: Graph) -> None:
                 graph.erase_node(node)
 
 
+# Methods that return their very argument where nothing changes.
+_CONVERSIONS = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "long", "bool", "contiguous")
+
+
+def remove_conversions_to_the_same(graph: Graph) -> None:
+    """Remove conversions that return their very argument, such as `float` of a float32 tensor.
+
+    A chain that reads argument and result would have two inputs, and as many gradients to add up.
+    """
+    for node in list(graph.nodes):
+        if node.op == "call_method" and node.target in _CONVERSIONS and isinstance(node.args[0], Node):
+            example = node.meta.get("example_value")
+            if example is not None and example is node.args[0].meta.get("example_value"):
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
+
+
 def _rebase_views(graph: Graph, node: Node, source: Node) -> bool:
     """Have Dynamo's example values that are views of a node's result be views of `source`, as at run time.
 
