@@ -137,7 +137,7 @@ def _sum_of_multiples(cotangent: Node, axis: int, forward: Container[Node]) -> N
 def _without_factors(node: Node, axis: int, forward: Container[Node]) -> tuple[Node, list[_Factor]]:
     """Return what a value is a multiple of, and the factors that do not vary along an axis, the innermost first.
 
-    That one does not stay within sums: a value and its multiple by a number have the same sums, those of the multiple.
+    Innermost factors that stay within sums are left in the value.
     """
     found, factors = node, list[_Factor]()
     taken = 0

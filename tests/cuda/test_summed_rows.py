@@ -216,6 +216,27 @@ def test_steps_stay_apart(shape: tuple[int, int], dtype: str, why: str) -> None:
     assert {s.kind for s in plan.steps} >= {"RowProgram", "ColumnStats"}
 
 
+def capped_gradients(x: Any, dy: Any, gamma: Any) -> Any:
+    """Scales that are one vector, behind a guard, but for that launches cannot be shared."""
+    y = cf.softmax(np.tanh(x * gamma / 30) * 30, axis=1)
+    d = y * (dy - (y * dy).sum(axis=1, keepdims=True))
+    return d * gamma, (d * x).sum(axis=0)
+
+
+def test_guards_do_not_keep_launches_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    (step,) = plan_of(capped_gradients, LARGE, LARGE, LARGE[1:]).steps
+    assert step.columns is not None and not any(n.op == "guard" for n in step.nodes)
+    few = plan_of(capped_gradients, (64, 768), (64, 768), (768,)).steps
+    assert any(n.op == "guard" for s in few for n in s.nodes), "apart they are, either way"
+    x, dy, gamma = drawn((40, 96), special=True)
+    gamma[3], gamma[5] = 1e-44, 0.0  # divided by 30, the first one is zero
+    expected = run(HOST, capped_gradients, [x, dy, gamma])
+    monkeypatch.setattr(column_sums, "_WORTH", 0)
+    found = run(HOST, lambda x, dy, gamma: capped_gradients(x, dy, gamma), [x, dy, gamma])
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_a_mean_of_stored_elements_is_that_of_what_is_stored() -> None:
     """Rows of float16 are rounded where they are stored: less their mean, nothing but roundings may be left."""
 

@@ -42,6 +42,15 @@ def test_factors_that_do_not_vary_are_taken_out_of_a_sum(axis: int) -> None:
     assert found.shape == single
 
 
+def test_computed_numbers_stay_within_a_sum() -> None:
+    """The cotangent of a loss multiplies each element, and is part of what sums add up: both are one matrix."""
+    x, b, v, number = argument(0, SHAPE), argument(1, (1, SHAPE[1])), argument(2, (1, SHAPE[1])), argument(3, (1, 1))
+    of_b = gradient(g.pointwise("multiply", g.pointwise("multiply", g.pointwise("add", x, b), v), number), b)
+    (total,) = (n for n in g.topological([of_b]) if n.op == "sum")
+    assert total.inputs[0].op == "multiply" and number in total.inputs[0].inputs
+    assert of_b.op == "multiply" and v in of_b.inputs
+
+
 def test_factors_of_the_forward_pass_stay_within_a_sum() -> None:
     """x of 1e200 divided by v of 1e200 is in range where x times its cotangent is not."""
     x, v, w = argument(0, SHAPE), argument(1, (1, SHAPE[1])), argument(2, (1, SHAPE[1]))
