@@ -40,8 +40,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "RMS norm": lambda F, x, scale, shift: F.rms_norm(x, x.shape[1:], scale, 1e-6) + shift,
     "GELU": lambda F, x, scale, shift: F.gelu(x * scale + shift),
     "softmax": lambda F, x, scale, shift: F.softmax(x * scale + shift, 1),
-    "batch norm": lambda F, x, scale, shift: F.relu(F.batch_norm(x, None, None, scale, shift, True)),
-    "batch norm, softmax": lambda F, x, scale, shift: F.softmax(F.batch_norm(x, None, None, scale, shift, True), 1),
+    "ReLU of a batch norm": lambda F, x, scale, shift: F.relu(F.batch_norm(x, None, None, scale, shift, True)),
+    "softmax of a batch norm": lambda F, x, scale, shift: F.softmax(F.batch_norm(x, None, None, scale, shift, True), 1),
 }
 
 
