@@ -2,9 +2,10 @@
 //
 // P: an emitted struct as in row_block.cu with one stage, whose reductions run over rows; finish(totals, col) computes and
 //   writes the per-column results. The stage may store full results, too.
-// Within a warp, Strip / V lanes read one row's part of the strip and the other lanes the rows after it; a lane accumulates
-// V columns over all rows that it reads. Lanes, then warps, are merged in a fixed order. With several shares, the totals of
-// each go to p.partial (shares x cols) and column_merge finishes.
+// Within a warp, Strip / V lanes read Items rows' part of the strip and the other lanes the rows after them; a lane accumulates
+// V columns over all rows that it reads. Sums are of Items rows in pairs, then of Turns such sums, then of all: one sum of 512 rows,
+// one after the other, had up to 2.8 times the error of PyTorch's. Lanes, then warps, are merged in a fixed order. With several
+// shares, the totals of each go to p.partial (shares x cols) and column_merge finishes.
 // Launch: Threads threads; (ceil(cols / Strip), shares) blocks. Strip is a power of two, V <= Strip <= 32 V, Strip <= Threads.
 //   V > 1 needs cols, all row strides and all pointers to be multiples of V elements.
 #pragma once
@@ -12,7 +13,7 @@
 #include "column_merge.cuh"
 #include "stages.cuh"
 
-template <class P, int Threads, int Strip, int Items, int V>
+template <class P, int Threads, int Strip, int Items, int V, int Turns = 16>
 __device__ __forceinline__ void column_stats(const P& p) {
     typedef typename P::ColumnTotals Totals;
     constexpr int across = Strip / V;               // lanes along one row
@@ -27,46 +28,73 @@ __device__ __forceinline__ void column_stats(const P& p) {
     const i64 share = (rows + gridDim.y - 1) / gridDim.y;
     const i64 first = static_cast<i64>(blockIdx.y) * share;
     const i64 last = first + share < rows ? first + share : rows;
+    constexpr int step = warps * down * Items;
 
-    Totals totals[V];
-    if (col < cols) {
-        constexpr int step = warps * down;
-        for (i64 start = first + warp * down + lane / across; start < last; start += Items * step) {
+    const auto accumulate = [&](i64 from, i64 to, Totals(&into)[V]) {
+        for (i64 start = from + (warp * down + lane / across) * Items; start < to; start += step) {
             typedef decltype(p.template tile<V>(At<0>())) Tile;
             Tile tiles[Items];
             typename P::Element e[Items * V];
             typename P::Row r[Items];
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
-                if (start + i * step < last) {
-                    p.begin(start + i * step, r[i]);
-                    p.template load<V>(At<0>(), start + i * step, col, tiles[i]);
+                if (start + i < to) {
+                    p.begin(start + i, r[i]);
+                    p.template load<V>(At<0>(), start + i, col, tiles[i]);
                 }
             }
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
-                if (start + i * step < last) {
+                if (start + i < to) {
                     p.template load_columns<V>(At<0>(), col, tiles[i]);
-                    compute_pack<P, 0, V>(p, tiles[i], start + i * step, col, r[i], &e[i * V]);
+                    compute_pack<P, 0, V>(p, tiles[i], start + i, col, r[i], &e[i * V]);
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
-                        p.peek(At<0>(), e[i * V + j], totals[j]);
+                        p.peek(At<0>(), e[i * V + j], into[j]);
                     }
                 }
             }
 #pragma unroll
             for (int j = 0; j < V; ++j) {
-                totals[j].settle(true);
+                into[j].settle(true);
             }
+            if (start + Items <= to) {
 #pragma unroll
-            for (int i = 0; i < Items; ++i) {
-                if (start + i * step < last) {
+                for (int j = 0; j < V; ++j) {
+                    typename P::Element column[Items];
 #pragma unroll
-                    for (int j = 0; j < V; ++j) {
-                        p.template add<1>(At<0>(), &e[i * V + j], start + i * step, totals[j]);
+                    for (int i = 0; i < Items; ++i) {
+                        column[i] = e[i * V + j];
+                    }
+                    p.template add<Items>(At<0>(), column, start, into[j]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < Items; ++i) {
+                    if (start + i < to) {
+#pragma unroll
+                        for (int j = 0; j < V; ++j) {
+                            p.template add<1>(At<0>(), &e[i * V + j], start + i, into[j]);
+                        }
                     }
                 }
             }
+        }
+    };
+
+    Totals totals[V];
+    if (col < cols) {
+        if constexpr (Totals::sums_alone) {
+            for (i64 from = first; from < last; from += Turns * step) {
+                Totals part[V];
+                accumulate(from, from + Turns * step < last ? from + Turns * step : last, part);
+#pragma unroll
+                for (int j = 0; j < V; ++j) {
+                    totals[j].merge(part[j]);
+                }
+            }
+        } else {
+            accumulate(first, last, totals);
         }
     }
 #pragma unroll

@@ -38,6 +38,8 @@ def totals_struct(
     start = " ".join(f"{a.name}.start();" for a in accumulators)
     merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
     exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
+    sums_alone = all(a.kind.startswith("Sum<") for a in accumulators)
+    lines.append(f"    static constexpr bool sums_alone = {'true' if sums_alone else 'false'};")
     lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
     lines.append(f"    __device__ void settle(bool always = false) {{ {settle} }}")
     lines.append(f"    __device__ void start() {{ {start} }}")
