@@ -3,6 +3,19 @@
 
 #include "reductions.cuh"
 
+// The totals of many parts of a column, in order; sums of them with what roundings lose.
+template <class Totals>
+struct Merged {
+    Totals whole, lost;
+    __device__ __forceinline__ void add(const Totals& part) {
+        if constexpr (Totals::sums_alone) {
+            whole.merge(part, lost);
+        } else {
+            whole.merge(part);
+        }
+    }
+};
+
 // Merge the totals of all shares, which p.partial has as rows, and call p.finish for each column. Threads form groups of Width, a thread
 // for each column: group k merges shares k, k + groups and so on, in order, then group 0 merges the groups in order.
 // Launch: Threads threads, a multiple of Width; ceil(cols / Width) blocks.
@@ -16,7 +29,7 @@ __device__ __forceinline__ void column_merge(const P& p) {
     const int place = threadIdx.x % Width, group = threadIdx.x / Width;
     const i64 col = static_cast<i64>(blockIdx.x) * Width + place;
     if (col < p.cols && group < p.shares) {
-        Totals whole = p.partial[group * p.cols + col];
+        Merged<Totals> merged = {p.partial[group * p.cols + col]};
         for (i64 share = group + groups; share < p.shares; share += ahead * groups) {
             Totals next[ahead];
 #pragma unroll
@@ -28,18 +41,18 @@ __device__ __forceinline__ void column_merge(const P& p) {
 #pragma unroll
             for (int k = 0; k < ahead; ++k) {
                 if (share + k * groups < p.shares) {
-                    whole.merge(next[k]);
+                    merged.add(next[k]);
                 }
             }
         }
-        shared[group][place] = whole;
+        shared[group][place] = merged.whole;
     }
     __syncthreads();
     if (col < p.cols && group == 0) {
-        Totals whole = shared[0][place];
+        Merged<Totals> merged = {shared[0][place]};
         for (int k = 1; k < groups && k < p.shares; ++k) {
-            whole.merge(shared[k][place]);
+            merged.add(shared[k][place]);
         }
-        p.finish(whole, col);
+        p.finish(merged.whole, col);
     }
 }

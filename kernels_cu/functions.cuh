@@ -141,9 +141,8 @@ __device__ __forceinline__ float plus_log(float top, float total) {
 }
 __device__ __forceinline__ double plus_log(double top, double total) { return top + log(total); }
 
-// exp(d) for d <= 0 in a sum, where terms far below 1 weigh little, and roundings of d * log2(e) differ from term to term. That of
-// log2(e) itself would not: every share of the sum would be off by as much.
-__device__ __forceinline__ float exp_in_sum(float d) { return exp2f(fmaf(d, 1.92596299e-8f, d * 1.44269502f)); }
+// exp(d) for d <= 0 in a sum, where terms far below 1 weigh little: one rounding in d * log2(e) is allowed.
+__device__ __forceinline__ float exp_in_sum(float d) { return exp2f(d * 1.44269504f); }
 __device__ __forceinline__ double exp_in_sum(double d) { return exp(d); }
 
 // x / n with an error of a bit or two, without the slow path of a rounded division; 0 where |n| is above 2^126.

@@ -33,9 +33,10 @@ struct SummedRow : HeldRow<P, Items, V> {
     }
 };
 
-// Several teams merge their totals in shared memory in a fixed order; a single one has all of them.
+// Several teams merge their totals in shared memory in a fixed order; a single one has all of them, and begins anew: `again` adds
+// to what it has left before.
 template <class P, int Threads, int G, int Items, int V, class Team>
-__device__ __forceinline__ void leave_columns(const P& p, const Team& team, const typename P::ColumnTotals (&sums)[Items * V]) {
+__device__ __forceinline__ void leave_columns(const P& p, const Team& team, typename P::ColumnTotals (&sums)[Items * V], bool again) {
     typedef typename P::ColumnTotals Totals;
     Totals* const left = p.partial + blockIdx.x * p.cols;
     if constexpr (Threads == G) {
@@ -45,7 +46,11 @@ __device__ __forceinline__ void leave_columns(const P& p, const Team& team, cons
             if (col < p.cols) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
+                    if (again) {
+                        sums[i * V + j].merge(left[col + j]);
+                    }
                     left[col + j] = sums[i * V + j];
+                    sums[i * V + j] = Totals();
                 }
             }
         }
@@ -83,8 +88,9 @@ __device__ __forceinline__ auto team_of(char* memory) {
 }
 
 // A team loads its next row before it computes one; `load` leaves values of columns in `next` as they are. All teams of a block take
-// as many turns, as `leave_columns` waits for all threads: a missing row has no elements.
-template <class P, int Threads, int G, int Items, int V>
+// as many turns, as `leave_columns` waits for all threads: a missing row has no elements. A single team, which has wide rows, leaves
+// sums of Turns rows at a time: their roundings grow with the rows.
+template <class P, int Threads, int G, int Items, int V, int Turns = 32>
 __device__ __forceinline__ void row_columns(const P& p) {
     static_assert(!P::shifted && P::one_tile, "rows begin with whole packs, which all stages read");
     constexpr int teams = Threads / G;
@@ -97,12 +103,16 @@ __device__ __forceinline__ void row_columns(const P& p) {
     i64 first = static_cast<i64>(blockIdx.x) * teams;
     next.load(p, team, first + threadIdx.x / G);
     next.load_columns(p, team);
-    for (; first < p.rows; first += step) {
+    constexpr bool by_parts = Threads == G && P::ColumnTotals::sums_alone;
+    for (int turn = 0; first < p.rows; first += step, ++turn) {
+        if (by_parts && turn % Turns == 0 && turn > 0) {
+            leave_columns<P, Threads, G, Items, V>(p, team, sums, turn > Turns);
+        }
         SummedRow<P, Items, V> row = next;
         if (first + step < p.rows) {
             next.load(p, team, first + step + threadIdx.x / G);
         }
         loaded_row<P, Items, V>(p, team, row.row, row.span, row.r, row);
     }
-    leave_columns<P, Threads, G, Items, V>(p, team, sums);
+    leave_columns<P, Threads, G, Items, V>(p, team, sums, by_parts && p.rows > Turns * step + static_cast<i64>(blockIdx.x) * teams);
 }

@@ -18,8 +18,8 @@ def totals_struct(
 
     Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
     the first one's position along the reduced axis; where all elements are peeked before any is added, `start` in the
-    place of `settle`. Lanes of a warp combine by `lead`, `settle` and `exchange`. `merge` adds the totals of others
-    (see `reductions.cuh`).
+    place of `settle`. Lanes of a warp combine by `lead`, `settle` and `exchange`. `merge` adds the totals of others,
+    sums of many others with what roundings have `lost` (see `reductions.cuh`).
 
     Parameters
     ----------
@@ -38,12 +38,15 @@ def totals_struct(
     start = " ".join(f"{a.name}.start();" for a in accumulators)
     merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
     exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
-    sums_alone = all(a.kind.startswith("Sum<") for a in accumulators)
+    sums_alone = all(a.kind in ("Sum<float>", "Sum<double>") for a in accumulators)
     lines.append(f"    static constexpr bool sums_alone = {'true' if sums_alone else 'false'};")
     lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
     lines.append(f"    __device__ void settle(bool always = false) {{ {settle} }}")
     lines.append(f"    __device__ void start() {{ {start} }}")
     lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
+    if sums_alone:
+        exactly = " ".join(f"{a.name}.merge(o.{a.name}, lost.{a.name});" for a in accumulators)
+        lines.append(f"    __device__ void merge(const Totals{stage}& o, Totals{stage}& lost) {{ {exactly} }}")
     lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
     lines.append("};")
     lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")

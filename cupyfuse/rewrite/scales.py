@@ -18,8 +18,8 @@ from ..ir.graph import Graph, Node
 from .linear import convert, product_dependents, scale_factor
 from .notes import Note
 
-# FLOPs for each element: a guard costs about an operation, and so does to load a vector of factors.
-_GUARD, _LOAD = 1, 1
+# A guard costs about an operation: folds have to save more. One product and a guard take as long as two products.
+_LEAST_FLOPS = 3
 
 
 def fold_scales(chain: list[Node], inner: Node) -> Node | None:
@@ -31,9 +31,7 @@ def fold_scales(chain: list[Node], inner: Node) -> Node | None:
     where a fold would gain nothing.
     """
     node = chain[0]
-    vectors = {i for step in chain for i in step.inputs if i.shape[0] == 1 != node.shape[0] and i.shape[1] != 1}
-    saved = sum(g.flops(s) for s in chain) + (_LOAD * (len(vectors) - 1) - 1 - _GUARD) * node.size
-    if len(chain) < 2 or saved <= 0:
+    if len(chain) < 2 or sum(g.flops(s) for s in chain) < _LEAST_FLOPS * node.size:
         return None
     factor: Node | None = None
     value = inner

@@ -64,6 +64,7 @@ CONFIGURATIONS = [
     Config("row_columns", 128, 1, 2, 64, shares=3, packed=True),
     Config("row_columns", 192, 1, 1, 96, shares=2),
     Config("row_columns", 64, 1, 8, 64, shares=4, packed=True),
+    Config("row_columns", 64, 1, 8, 64, shares=2, packed=True),
     Config("row_columns", 128, 1, 4, 128, shares=40),
 ]
 

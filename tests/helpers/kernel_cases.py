@@ -51,6 +51,11 @@ def column_reductions(y: Any) -> Any:
     return y.sum(axis=0), near.prod(axis=0), y.max(axis=0), y.min(axis=0), cf.logsumexp(y, axis=0), y.var(axis=0)
 
 
+def column_sums(y: Any) -> Any:
+    """Sums alone, which are added up in parts."""
+    return y.sum(axis=0), (y * y).mean(axis=0)
+
+
 def extremes(y: Any) -> Any:
     """By themselves, not along with a sum of exponentials, which has the maximum already."""
     return y.max(axis=1), y.min(axis=1)
@@ -246,6 +251,8 @@ CASES: list[Case] = [
     *(Case(places, (3, 700), dtype) for dtype in ("float16", "bfloat16", "float64")),
     *(Case(column_places, shape) for shape in COLUMNS),
     *(Case(column_reductions, shape) for shape in COLUMNS),
+    *(Case(column_sums, shape) for shape in COLUMNS),
+    *(Case(column_sums, (40, 48), dtype) for dtype in ("float16", "bfloat16", "float64")),
     *(Case(column_reductions, (40, 48), dtype) for dtype in ("float16", "bfloat16", "float64")),
     *(Case(column_moments, shape, offset=100_000.0) for shape in [(1500, 4), (40, 3)]),
     *(Case(pointwise, shape) for shape in [(1, 1), (3, 5), (40, 64), (3, 1001)]),
@@ -264,5 +271,5 @@ CASES: list[Case] = [
         for p in (softmax, reductions, column_reductions, normalised, exponentials, extremes, places, column_places)
     ),
     *(Case(program, (5, 1400), special=True) for program in (softmax, reductions, affine_softmax, places)),
-    *(Case(program, (1030, 5), special=True) for program in (column_reductions, column_places)),
+    *(Case(program, (1030, 5), special=True) for program in (column_reductions, column_places, column_sums)),
 ]

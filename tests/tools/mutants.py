@@ -732,8 +732,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the last share left out",
         MERGE,
-        "if (share + k * groups < p.shares) {\n                    whole",
-        "if (share + k * groups + 1 < p.shares) {\n                    whole",
+        "if (share + k * groups < p.shares) {\n                    merged",
+        "if (share + k * groups + 1 < p.shares) {\n                    merged",
         kernels("column_reductions-5400x34-float32"),
     ),
     Mutant(
@@ -749,6 +749,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "k < groups && k < p.shares; ++k",
         "k < groups && k + 1 < p.shares; ++k",
         kernels("column_reductions-600x5-float32"),
+    ),
+    Mutant(
+        "one row for all of a lane",
+        COLUMNS,
+        "column[i] = e[i * V + j]",
+        "column[i] = e[j]",
+        kernels("column_reductions-5400x34-float32"),
+    ),
+    Mutant(
+        "parts of a sum that overlap",
+        COLUMNS,
+        "from += Turns * step",
+        "from += step",
+        kernels("column_sums-5400x34-float32"),
+    ),
+    Mutant(
+        "what roundings lose added twice",
+        "kernels_cu/reductions.cuh",
+        "x = o.v - lost.v",
+        "x = o.v + lost.v",
+        ("tests/cuda/test_kernels.py", "-k", "host and sums_down_columns"),
     ),
     Mutant(
         "the last warp of a strip left out",
@@ -772,6 +793,17 @@ MUTANTS: tuple[Mutant, ...] = (
         kernels("column_reductions-2x3-float32"),
     ),
     # Rows whose columns are reduced, too
+    Mutant(
+        "sums that begin anew without those before",
+        "kernels_cu/row_columns.cu",
+        "if (again) {",
+        "if (again && p.rows < 0) {",
+        (
+            "tests/cuda/test_summed_rows.py",
+            "-k",
+            "one_launch and norm_gradients and 67x64 and 64by64-8-2",
+        ),
+    ),
     Mutant(
         "columns of the first pack of a thread alone",
         SUMMED,
