@@ -776,7 +776,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COLUMNS,
         "w < warps; ++w",
         "w + 1 < warps; ++w",
-        kernels("column_reductions-40x48-float64"),
+        kernels("column_reductions-300x7-float32"),
     ),
     Mutant(
         "lanes of a strip added across columns",
