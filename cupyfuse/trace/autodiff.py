@@ -54,7 +54,7 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
         depends = node.op != "stop_gradient" and any(i in active for i in node.inputs)
         if dtypes.is_float(node.dtype) and (node in targets or depends):
             active.add(node)
-    passed = _Forward(set(forward), active)
+    passed = _Forward(set(forward), active, targets)
     gathered: dict[Node, Node] = {}
 
     def accumulate(node: Node, cotangent: Node | None) -> None:
@@ -90,15 +90,16 @@ def _reuse_forward(forward: Iterable[Node], roots: Sequence[Node | None]) -> lis
 
 
 class _Forward(NamedTuple):
-    """The nodes of the forward pass, and those of them that are floats and depend on what is differentiated by."""
+    """The nodes of the forward pass, those that are floats and depend on what is differentiated by, and the latter."""
 
     nodes: set[Node]
     active: set[Node]
+    wanted: set[Node]
 
 
 def _vjp(node: Node, cotangent: Node, forward: _Forward) -> Iterable[tuple[Node, Node | None]]:
     """Return nodes that a node is computed from with their cotangents, None for zero."""
-    of_share = cotangent_of_share(node, cotangent)
+    of_share = cotangent_of_share(node, cotangent, forward.wanted)
     if of_share is not None:
         return [of_share]
     if node.op in POINTWISE:
@@ -125,7 +126,7 @@ def _pointwise_vjp(node: Node, cotangent: Node, forward: _Forward) -> list[tuple
     for k, (i, partial) in enumerate(zip(node.inputs, partials, strict=True)):
         if i not in forward.active or partial is None:
             continue
-        of_divisor = cotangent_of_divisor(node, k, cotangent, forward.nodes)
+        of_divisor = cotangent_of_divisor(node, k, cotangent, forward.nodes, forward.wanted)
         if of_divisor is not None:
             result.append(of_divisor)
             continue

@@ -204,9 +204,16 @@ def _is_multiple(value: Node, of: Node, axis: int) -> bool:
 
 def unchanged(node: Node) -> Node:
     """Return what broadcasts, and casts to wider floats, are of: they change no number."""
+    return same_values(node)[-1]
+
+
+def same_values(node: Node) -> list[Node]:
+    """Return a node and what it is a broadcast of, or a cast to a wider float, down to the value that is neither."""
+    found = [node]
     while node.op == "broadcast" or (node.op == "cast" and _is_between_floats(node) and _is_wider(node)):
         node = node.inputs[0]
-    return node
+        found.append(node)
+    return found
 
 
 def _is_between_floats(cast: Node) -> bool:

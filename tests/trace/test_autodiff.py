@@ -325,6 +325,19 @@ def test_inner_values_have_gradients_too() -> None:
     assert found[1] is not None and found[1].shape == (4, 3)
 
 
+def test_inner_values_of_quotients_have_gradients_too() -> None:
+    """Also those that a rule for the whole quotient passes over."""
+    x, s = argument(0, (4, 3)), argument(1, (1, 3))
+    e = g.pointwise("exp", x)
+    total = g.reduce("sum", e, 1)
+    share = g.pointwise("divide", e, total)
+    factor = g.pointwise("reciprocal", g.pointwise("sqrt", s))
+    for output, inner in ((share, e), (share, total), (g.pointwise("multiply", x, factor), factor)):
+        alone, beside = (gradients([output], [argument(2, (4, 3))], w)[0] for w in ([inner], [inner, x, s]))
+        assert alone is not None and alone.shape == inner.shape
+        assert beside is not None and beside.shape == inner.shape
+
+
 def test_operators_without_a_derivative_are_named() -> None:
     x = argument(0, (8, 64))
     with pytest.raises(NotDifferentiable, match="split"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -142,3 +145,24 @@ def test_the_gradients_of_a_standardised_matrix_are_two_sums() -> None:
     found = gradients([output], [argument(9, SHAPE)], [x, scale, shift])
     roots = [n for n in found if n is not None]
     assert len({n for n in g.topological(roots) if n.op == "sum"}) == 2
+
+
+SATURATED: dict[str, Callable[..., Any]] = {
+    "clip": lambda m, x, s: m.clip(x * m.reciprocal(s), -1.0, 1.0),
+    "tanh": lambda m, x, s: m.tanh(x * m.reciprocal(s)),
+    "where": lambda m, x, s: m.where(x < 1e200, x * m.reciprocal(s), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", SATURATED)
+def test_products_out_of_range_that_nothing_depends_on_leave_divisors_their_gradients(name: str) -> None:
+    """The cotangent of an infinite x / s is 0 there. Its product with x is 0, as in PyTorch, with x / s NaN."""
+    function = SATURATED[name]
+    x, s = np.full(SHAPE, 0.25), np.array([0.5, 1e-120, 1.0, 2.0])
+    x[2, 1] = 1e200
+    cotangent = np.linspace(0.5, 1.5, x.size).reshape(SHAPE)
+    tensors = [torch.tensor(a, requires_grad=True) for a in (x, s)]
+    theirs = torch.autograd.grad(function(torch, *tensors), tensors, torch.tensor(cotangent))
+    _, ours = Passes(lambda x, s: function(np, x, s), [x, s])([x, s], [cotangent])
+    for found, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12)
