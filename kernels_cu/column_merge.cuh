@@ -23,7 +23,7 @@ template <class P, int Threads, int Width>
 __device__ __forceinline__ void column_merge(const P& p) {
     typedef typename P::ColumnTotals Totals;
     static_assert(Threads % Width == 0, "whole groups");
-    constexpr int groups = Threads / Width, ahead = 4;  // loads in flight
+    constexpr int groups = Threads / Width, ahead = 16;  // loads in flight
     SHARED_BYTES(scratch, Threads * sizeof(Totals));
     Totals(*shared)[Width] = reinterpret_cast<Totals(*)[Width]>(scratch);
     const int place = threadIdx.x % Width, group = threadIdx.x / Width;

@@ -3,9 +3,10 @@
 // P: an emitted struct as in row_block.cu with one stage, whose reductions run over rows; finish(totals, col) computes and
 //   writes the per-column results. The stage may store full results, too.
 // Within a warp, Strip / V lanes read Items rows' part of the strip and the other lanes the rows after them; a lane accumulates
-// V columns over all rows that it reads. Sums are of Items rows in pairs, then of Turns such sums, then of all with what roundings
-// lose: one sum of 512 rows, one after the other, had up to 3.5 times the error of PyTorch's. Lanes, then warps, are merged in a fixed order. With several
-// shares, the totals of each go to p.partial (shares x cols) and column_merge finishes.
+// V columns over all rows that it reads. Sums are of Items rows in pairs, then of Turns such sums, then of all: one sum of 512 rows,
+// one after the other, had up to 3.5 times the error of PyTorch's. More than four columns a lane are of 16 bits, as are their
+// results: there are no registers for parts, and no digits to lose. Lanes, then warps, are merged in a fixed order, sums of warps with
+// what roundings lose. With several shares, the totals of each go to p.partial (shares x cols) and column_merge finishes.
 // Launch: Threads threads; (ceil(cols / Strip), shares) blocks. Strip is a power of two, V <= Strip <= 32 V, Strip <= Threads.
 //   V > 1 needs cols, all row strides and all pointers to be multiples of V elements.
 #pragma once
@@ -13,7 +14,7 @@
 #include "column_merge.cuh"
 #include "stages.cuh"
 
-template <class P, int Threads, int Strip, int Items, int V, int Turns = 4>
+template <class P, int Threads, int Strip, int Items, int V, int Turns = 16>
 __device__ __forceinline__ void column_stats(const P& p) {
     typedef typename P::ColumnTotals Totals;
     constexpr int across = Strip / V;               // lanes along one row
@@ -84,14 +85,13 @@ __device__ __forceinline__ void column_stats(const P& p) {
 
     Totals totals[V];
     if (col < cols) {
-        if constexpr (Totals::sums_alone) {
-            Totals lost[V];
+        if constexpr (Totals::sums_alone && V <= 4) {
             for (i64 from = first; from < last; from += Turns * step) {
                 Totals part[V];
                 accumulate(from, from + Turns * step < last ? from + Turns * step : last, part);
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
-                    totals[j].merge(part[j], lost[j]);
+                    totals[j].merge(part[j]);
                 }
             }
         } else {

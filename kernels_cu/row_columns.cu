@@ -89,7 +89,7 @@ __device__ __forceinline__ auto team_of(char* memory) {
 
 // A team loads its next row before it computes one; `load` leaves values of columns in `next` as they are. All teams of a block take
 // as many turns, as `leave_columns` waits for all threads: a missing row has no elements. A single team, which has wide rows, leaves
-// sums of Turns rows at a time: their roundings grow with the rows.
+// sums of Turns rows at a time, unless they are of 16 bits: their roundings grow with the rows.
 template <class P, int Threads, int G, int Items, int V, int Turns = 32>
 __device__ __forceinline__ void row_columns(const P& p) {
     static_assert(!P::shifted && P::one_tile, "rows begin with whole packs, which all stages read");
@@ -103,7 +103,7 @@ __device__ __forceinline__ void row_columns(const P& p) {
     i64 first = static_cast<i64>(blockIdx.x) * teams;
     next.load(p, team, first + threadIdx.x / G);
     next.load_columns(p, team);
-    constexpr bool by_parts = Threads == G && P::ColumnTotals::sums_alone;
+    constexpr bool by_parts = Threads == G && P::ColumnTotals::sums_alone && V <= 4;
     for (int turn = 0; first < p.rows; first += step, ++turn) {
         if (by_parts && turn % Turns == 0 && turn > 0) {
             leave_columns<P, Threads, G, Items, V>(p, team, sums, turn > Turns);
