@@ -5,8 +5,9 @@
 // Within a warp, Strip / V lanes read Items rows' part of the strip and the other lanes the rows after them; a lane accumulates
 // V columns over all rows that it reads. Sums are of Items rows in pairs, then of Turns such sums, then of all: one sum of 512 rows,
 // one after the other, had up to 3.5 times the error of PyTorch's. More than four columns a lane are of 16 bits, as are their
-// results: there are no registers for parts, and no digits to lose. Lanes, then warps, are merged in a fixed order, sums of warps with
-// what roundings lose. With several shares, the totals of each go to p.partial (shares x cols) and column_merge finishes.
+// results: one after the other takes fewer registers, and there are no digits to lose. Lanes, then warps, are merged in a fixed order,
+// sums of warps with what roundings lose. With several shares, the totals of each go to p.partial (shares x cols) and column_merge
+// finishes.
 // Launch: Threads threads; (ceil(cols / Strip), shares) blocks. Strip is a power of two, V <= Strip <= 32 V, Strip <= Threads.
 //   V > 1 needs cols, all row strides and all pointers to be multiples of V elements.
 #pragma once
@@ -30,6 +31,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
     const i64 first = static_cast<i64>(blockIdx.y) * share;
     const i64 last = first + share < rows ? first + share : rows;
     constexpr int step = warps * down * Items;
+    constexpr bool in_pairs = V <= 4;
 
     const auto accumulate = [&](i64 from, i64 to, Totals(&into)[V]) {
         for (i64 start = from + (warp * down + lane / across) * Items; start < to; start += step) {
@@ -59,7 +61,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
             for (int j = 0; j < V; ++j) {
                 into[j].settle(true);
             }
-            if (start + Items <= to) {
+            if (in_pairs && start + Items <= to) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
                     typename P::Element column[Items];
@@ -85,7 +87,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
 
     Totals totals[V];
     if (col < cols) {
-        if constexpr (Totals::sums_alone && V <= 4) {
+        if constexpr (Totals::sums_alone && in_pairs) {
             for (i64 from = first; from < last; from += Turns * step) {
                 Totals part[V];
                 accumulate(from, from + Turns * step < last ? from + Turns * step : last, part);
