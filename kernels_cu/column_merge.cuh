@@ -3,13 +3,13 @@
 
 #include "reductions.cuh"
 
-// The totals of many parts of a column, in order; sums of them with what roundings lose.
+// The totals of many parts of a column, in order; sums without what roundings make them too large.
 template <class Totals>
 struct Merged {
-    Totals whole, lost;
+    Totals whole, excess;
     __device__ __forceinline__ void add(const Totals& part) {
         if constexpr (Totals::sums_alone) {
-            whole.merge(part, lost);
+            whole.merge(part, excess);
         } else {
             whole.merge(part);
         }
@@ -23,7 +23,7 @@ template <class P, int Threads, int Width>
 __device__ __forceinline__ void column_merge(const P& p) {
     typedef typename P::ColumnTotals Totals;
     static_assert(Threads % Width == 0, "whole groups");
-    constexpr int groups = Threads / Width, ahead = 16;  // loads in flight
+    constexpr int groups = Threads / Width, ahead = sizeof(Totals) > 8 ? 4 : 16;  // loads in flight
     SHARED_BYTES(scratch, Threads * sizeof(Totals));
     Totals(*shared)[Width] = reinterpret_cast<Totals(*)[Width]>(scratch);
     const int place = threadIdx.x % Width, group = threadIdx.x / Width;

@@ -1,13 +1,13 @@
 // Reductions down the columns: one block for each strip of columns and each share of the rows.
 //
 // P: an emitted struct as in row_block.cu with one stage, whose reductions run over rows; finish(totals, col) computes and
-//   writes the per-column results. The stage may store full results, too.
+//   writes the per-column results; wide_columns says whether any of these has more than 16 bits. The stage may store full results, too.
 // Within a warp, Strip / V lanes read Items rows' part of the strip and the other lanes the rows after them; a lane accumulates
-// V columns over all rows that it reads. Sums are of Items rows in pairs, then of Turns such sums, then of all: one sum of 512 rows,
-// one after the other, had up to 3.5 times the error of PyTorch's. More than four columns a lane are of 16 bits, as are their
-// results: one after the other takes fewer registers, and there are no digits to lose. Lanes, then warps, are merged in a fixed order,
-// sums of warps with what roundings lose. With several shares, the totals of each go to p.partial (shares x cols) and column_merge
-// finishes.
+// V columns over all rows that it reads: Items of them, a power of two, in pairs. Where there are sums alone, they are of Turns times
+// Items rows, and those then added up: one sum of 512 rows, one after the other, had up to 3.5 times the error of PyTorch's. More than
+// four columns have no registers for that. Results of 16 bits have no digits to lose, and their rows are added one after the other.
+// Lanes, then warps, are merged in a fixed order. With several shares, the totals of each go to p.partial (shares x cols) and
+// column_merge finishes.
 // Launch: Threads threads; (ceil(cols / Strip), shares) blocks. Strip is a power of two, V <= Strip <= 32 V, Strip <= Threads.
 //   V > 1 needs cols, all row strides and all pointers to be multiples of V elements.
 #pragma once
@@ -31,7 +31,6 @@ __device__ __forceinline__ void column_stats(const P& p) {
     const i64 first = static_cast<i64>(blockIdx.y) * share;
     const i64 last = first + share < rows ? first + share : rows;
     constexpr int step = warps * down * Items;
-    constexpr bool in_pairs = V <= 4;
 
     const auto accumulate = [&](i64 from, i64 to, Totals(&into)[V]) {
         for (i64 start = from + (warp * down + lane / across) * Items; start < to; start += step) {
@@ -61,7 +60,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
             for (int j = 0; j < V; ++j) {
                 into[j].settle(true);
             }
-            if (in_pairs && start + Items <= to) {
+            if (P::wide_columns && start + Items <= to) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
                     typename P::Element column[Items];
@@ -87,7 +86,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
 
     Totals totals[V];
     if (col < cols) {
-        if constexpr (Totals::sums_alone && in_pairs) {
+        if constexpr (Totals::sums_alone && P::wide_columns && V <= 4) {
             for (i64 from = first; from < last; from += Turns * step) {
                 Totals part[V];
                 accumulate(from, from + Turns * step < last ? from + Turns * step : last, part);

@@ -30,10 +30,10 @@ struct Sum : NoLookAhead {
     T v = T(0);
     __device__ __forceinline__ void add(T x, i64) { v += x; }
     __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
-    // Merge the next of many sums: `lost` is what the roundings before have added too much (Kahan 1965); 0 of infinite sums.
-    __device__ __forceinline__ void merge(const Sum& o, Sum& lost) {
-        const T x = o.v - lost.v, sum = v + x, error = (sum - v) - x;
-        lost.v = isfinite(error) ? error : T(0);
+    // Merge the next of many sums: `excess` is how much too large roundings have made v so far (Kahan 1965); 0 of infinite sums.
+    __device__ __forceinline__ void merge(const Sum& o, Sum& excess) {
+        const T x = o.v - excess.v, sum = v + x, error = (sum - v) - x;
+        excess.v = isfinite(error) ? error : T(0);
         v = sum;
     }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v += __shfl_xor_sync(members, v, mask); }

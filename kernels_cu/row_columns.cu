@@ -4,6 +4,7 @@
 // P: as in row_block.cu, with one tile and rows that are not shifted, and
 //   column_stage, ColumnTotals               the stage whose elements columns reduce; the totals of one column
 //   peek(At<stages>, e, totals), add<1>(At<stages>, e, row, totals)   accumulate an element
+//   wide_columns                             whether results of columns have more than 16 bits
 //   partial, shares                          totals of each block's rows (shares x cols); the number of blocks
 //   finish(totals, col)                      computes and writes the results of a column
 // Launch: Threads threads, `shares` blocks. G threads are a team, a power of two up to 32 or a multiple of 32, which divides Threads;
@@ -33,8 +34,8 @@ struct SummedRow : HeldRow<P, Items, V> {
     }
 };
 
-// Several teams merge their totals in shared memory in a fixed order; a single one has all of them, and begins anew: `again` adds
-// to what it has left before.
+// Several teams merge their totals in shared memory in a fixed order. A single team leaves its own, added to what it left before if
+// `again`, and its sums begin at zero.
 template <class P, int Threads, int G, int Items, int V, class Team>
 __device__ __forceinline__ void leave_columns(const P& p, const Team& team, typename P::ColumnTotals (&sums)[Items * V], bool again) {
     typedef typename P::ColumnTotals Totals;
@@ -88,8 +89,8 @@ __device__ __forceinline__ auto team_of(char* memory) {
 }
 
 // A team loads its next row before it computes one; `load` leaves values of columns in `next` as they are. All teams of a block take
-// as many turns, as `leave_columns` waits for all threads: a missing row has no elements. A single team, which has wide rows, leaves
-// sums of Turns rows at a time, unless they are of 16 bits: their roundings grow with the rows.
+// as many turns, as `leave_columns` waits for all threads: a missing row has no elements. A single team, of wide rows, leaves
+// its sums every Turns rows, unless their results are of 16 bits: the rounding error of one long sum grows with the number of rows.
 template <class P, int Threads, int G, int Items, int V, int Turns = 32>
 __device__ __forceinline__ void row_columns(const P& p) {
     static_assert(!P::shifted && P::one_tile, "rows begin with whole packs, which all stages read");
@@ -103,10 +104,13 @@ __device__ __forceinline__ void row_columns(const P& p) {
     i64 first = static_cast<i64>(blockIdx.x) * teams;
     next.load(p, team, first + threadIdx.x / G);
     next.load_columns(p, team);
-    constexpr bool by_parts = Threads == G && P::ColumnTotals::sums_alone && V <= 4;
-    for (int turn = 0; first < p.rows; first += step, ++turn) {
-        if (by_parts && turn % Turns == 0 && turn > 0) {
-            leave_columns<P, Threads, G, Items, V>(p, team, sums, turn > Turns);
+    constexpr bool by_parts = Threads == G && P::ColumnTotals::sums_alone && P::wide_columns;
+    int turn = 0;
+    for (; first < p.rows; first += step, ++turn) {
+        if constexpr (by_parts) {
+            if (turn % Turns == 0 && turn > 0) {
+                leave_columns<P, Threads, G, Items, V>(p, team, sums, turn > Turns);
+            }
         }
         SummedRow<P, Items, V> row = next;
         if (first + step < p.rows) {
@@ -114,5 +118,5 @@ __device__ __forceinline__ void row_columns(const P& p) {
         }
         loaded_row<P, Items, V>(p, team, row.row, row.span, row.r, row);
     }
-    leave_columns<P, Threads, G, Items, V>(p, team, sums, by_parts && p.rows > Turns * step + static_cast<i64>(blockIdx.x) * teams);
+    leave_columns<P, Threads, G, Items, V>(p, team, sums, by_parts && turn > Turns);
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import ChainMap
 from functools import cached_property, partial
 
+from .. import dtypes
 from ..ir.graph import Node
 from .accumulators import Accumulator
 from .c_types import c_type, stored_type
@@ -149,7 +150,10 @@ class Writer:
 
     def emit_column_totals(self) -> str:
         """Emit the totals of a column, and the stage whose elements are added to them."""
+        results = (self.program.columns or self.program.step).outputs
+        wide = any(n.shape[0] == 1 and dtypes.ITEMSIZE[n.dtype] > 2 for n in results)
         alias = f"typedef Totals{self.column_totals} ColumnTotals;"
+        alias += f"\nstatic constexpr bool wide_columns = {'true' if wide else 'false'};"
         if self.program.columns is None:
             return alias if self.program.by_columns else ""
         totals = totals_struct(self.column_totals, self.program.column_accumulators, self.read_field, {})

@@ -19,7 +19,7 @@ def totals_struct(
     Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
     the first one's position along the reduced axis; where all elements are peeked before any is added, `start` in the
     place of `settle`. Lanes of a warp combine by `lead`, `settle` and `exchange`. `merge` adds the totals of others,
-    sums of many others with what roundings have `lost` (see `reductions.cuh`).
+    sums of many others without the `excess` of roundings (see `reductions.cuh`).
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ def totals_struct(
     lines.append(f"    __device__ void start() {{ {start} }}")
     lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
     if sums_alone:
-        exactly = " ".join(f"{a.name}.merge(o.{a.name}, lost.{a.name});" for a in accumulators)
-        lines.append(f"    __device__ void merge(const Totals{stage}& o, Totals{stage}& lost) {{ {exactly} }}")
+        compensated = " ".join(f"{a.name}.merge(o.{a.name}, excess.{a.name});" for a in accumulators)
+        lines.append(f"    __device__ void merge(const Totals{stage}& o, Totals{stage}& excess) {{ {compensated} }}")
     lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
     lines.append("};")
     lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")

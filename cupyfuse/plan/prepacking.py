@@ -39,8 +39,8 @@ def scheduled_for(
 ) -> Schedule:
     """Schedule a graph, and fuse epilogues into its products; `cost_as_written` and `most_flops` as for `schedule`.
 
-    Guards keep column reductions in launches of their own: where they share others without, elements are computed in
-    their exact forms.
+    Steps with guards cannot share launches (see `share_launches`). Where that may keep column reductions apart, the
+    graph is scheduled again with the exact forms of all guards of elements, which is taken if it moves fewer bytes.
     """
     scheduled = _scheduled(graph, layouts, settings, cost_as_written, most_flops)
     if settings.on_gpu and guards_keep_apart(scheduled.steps):

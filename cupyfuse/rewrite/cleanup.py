@@ -109,12 +109,12 @@ def drop_redundant_guards(graph: Graph) -> Graph:
 
 
 def drop_guards_of_elements(graph: Graph) -> Graph:
-    """guard(fast, exact) = exact, where `exact` takes no more than operations on elements that are computed. Exact."""
+    """guard(fast, exact) = exact, where `exact` takes pointwise operations alone on what is computed anyway. Exact."""
     live = set(g.topological(graph.roots, g.eager_inputs))
 
     def is_of_elements(node: Node) -> bool:
-        found = g.topological([node.inputs[1]], lambda n: () if n in live else n.inputs)
-        return all(n.pointwise or n in live or not n.inputs for n in found)
+        added = g.topological([node.inputs[1]], lambda n: () if n in live else n.inputs)
+        return all(n.pointwise or n in live or not n.inputs for n in added)
 
     return _without_guards(graph, is_of_elements)
 

@@ -18,7 +18,7 @@ from ..ir.graph import Graph, Node
 from .linear import convert, product_dependents, scale_factor
 from .notes import Note
 
-# A guard costs about an operation: folds have to save more. One product and a guard take as long as two products.
+# A guard costs about an operation: folds have to save more. One multiplication and a guard take as long as two.
 _LEAST_FLOPS = 3
 
 
@@ -59,8 +59,8 @@ def _scaled_operand(node: Node, dependences: _Dependences) -> Node | None:
     """Return the operand that a node scales by a per-column value; None for other nodes."""
     if node.op not in ("multiply", "divide", "negative") or not dtypes.is_float(node.dtype) or node.shape[1] == 1:
         return None
-    if node.shape[0] == 1 and node not in dependences.multiplied:
-        return None  # a vector of factors itself
+    if node.shape[0] == 1 and node not in dependences.of_products:
+        return None  # one row: a vector of factors, unless it is a matrix product of one row
     values = [i for i in node.inputs if i.shape == node.shape and i in dependences.varying]
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
@@ -77,16 +77,16 @@ class _Dependences:
     ----------
     varying : values that depend on a matrix, so that their rows may differ
     extremal : values that depend on the maximum or minimum of a varying value
-    multiplied : values that depend on a matrix product
+    of_products : values that depend on a matrix product
     """
 
     varying: set[Node]
     extremal: set[Node]
-    multiplied: set[Node]
+    of_products: set[Node]
 
 
 def _find_dependences(roots: Collection[Node]) -> _Dependences:
-    """Find which values beneath the roots vary from row to row, and which depend on an extremum of such values."""
+    """Find which values beneath the roots vary from row to row, and which depend on extrema of them, or on products."""
     varying: set[Node] = set()
     extremal: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):

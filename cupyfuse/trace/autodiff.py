@@ -90,7 +90,16 @@ def _reuse_forward(forward: Iterable[Node], roots: Sequence[Node | None]) -> lis
 
 
 class _Forward(NamedTuple):
-    """The nodes of the forward pass, those that are floats and depend on what is differentiated by, and the latter."""
+    """What the backward pass knows of the forward pass.
+
+    Attributes
+    ----------
+    nodes : set of Node
+    active : set of Node
+        Those that are floats and depend on what is wanted.
+    wanted : set of Node
+        What is differentiated by.
+    """
 
     nodes: set[Node]
     active: set[Node]
@@ -98,7 +107,7 @@ class _Forward(NamedTuple):
 
 
 def _vjp(node: Node, cotangent: Node, forward: _Forward) -> Iterable[tuple[Node, Node | None]]:
-    """Return nodes that a node is computed from with their cotangents, None for zero."""
+    """Return inputs of a node, or what is beneath them where steps are skipped, with cotangents, None for zero."""
     of_share = cotangent_of_share(node, cotangent, forward.wanted)
     if of_share is not None:
         return [of_share]

@@ -16,8 +16,8 @@ def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Nod
     """Multiply a cotangent by a partial derivative; None for zero.
 
     A derivative `where(c, a, b)` selects between products, so that an infinite cotangent of an excluded element gives
-    0. A quotient divides, which rounds once. Nodes in `given`, the values of the forward pass, are plain factors, whose
-    zeros times infinity are NaN.
+    0. A quotient divides, which rounds once; a number in a product multiplies the cotangent where that is smaller.
+    Nodes in `given`, the values of the forward pass, are plain factors, whose zeros times infinity are NaN.
 
     Parameters
     ----------
@@ -42,10 +42,10 @@ def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Nod
         upper = scale_cotangent(cotangent, partial.inputs[0])
         return None if upper is None else g.pointwise("divide", upper, partial.inputs[1])
     if partial.op == "multiply" and partial not in given and cotangent.size < partial.size:
-        number = next((i for i in partial.inputs if i.op == "const" and not i.name), None)
-        if number is not None:  # it multiplies the smaller value
-            (other,) = (i for i in partial.inputs if i is not number)
-            upper = _scale_by_number(cotangent, float(number.value))
+        numbers = [i for i in partial.inputs if i.op == "const" and not i.name]
+        if len(numbers) == 1:
+            (other,) = (i for i in partial.inputs if i not in numbers)
+            upper = _scale_by_number(cotangent, float(numbers[0].value))
             return None if upper is None else g.pointwise("multiply", upper, g.cast(other, partial.dtype))
     return g.pointwise("multiply", cotangent, partial)
 
@@ -104,7 +104,7 @@ class _Factor(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether it stays within a sum: a number that is computed, as of a loss, multiplies the elements, too."""
+        """Whether it stays within a sum: one number that is no constant, as of a loss, multiplies the elements, too."""
         return self.operand is not None and self.operand.shape == (1, 1) and self.operand.op != "const"
 
     def applied(self, value: Node) -> Node:
@@ -116,19 +116,21 @@ def _sum_of_multiples(cotangent: Node, axis: int, forward: Container[Node]) -> N
 
     Saves an operation for each element, and makes the sums of gradients of one value alike: those of batch norm, with
     regard to the deviation and the scale, are two sums. Holds to rounding, and for infinite factors as PyTorch's own
-    gradients of norms; a product of zero with one of them may be NaN in some elements of the sum. Factors within values
-    of the forward pass stay: without them, elements may be beyond a dtype's range.
+    gradients of norms: where a factor is infinite, a sum of zero becomes NaN. Factors within values of the forward pass
+    stay: without them, elements may be beyond a dtype's range.
     """
     inner, outer = _without_factors(cotangent, axis, forward)
     if inner.op == "multiply" and inner not in forward:
         parts, factors = zip(*(_without_factors(i, axis, forward) for i in inner.inputs), strict=True)
         if any(factors):
-            inner, outer = g.pointwise("multiply", *parts), [*factors[0], *factors[1], *outer]
+            inner = g.pointwise("multiply", *(g.cast(part, inner.dtype) for part in parts))
+            outer = [*factors[0], *factors[1], *outer]
     if not outer or cotangent.shape[axis] == 0:
         return g.reduce("sum", cotangent, axis)
+    inner = g.cast(inner, cotangent.dtype)
     for factor in outer:
         inner = factor.applied(inner) if factor.stays else inner
-    total = g.reduce("sum", g.cast(inner, cotangent.dtype), axis)
+    total = g.reduce("sum", inner, axis)
     for factor in outer:
         total = total if factor.stays else factor.applied(total)
     return total
@@ -139,8 +141,7 @@ def _without_factors(node: Node, axis: int, forward: Container[Node]) -> tuple[N
 
     Innermost factors that stay within sums are left in the value.
     """
-    found, factors = node, list[_Factor]()
-    taken = 0
+    taken_from, factors, count = node, list[_Factor](), 0
     while node not in forward and node.op in ("negative", "multiply", "divide"):
         varying = [i for i in node.inputs if i.shape[axis] != 1]
         if len(varying) != 1 or (node.op == "divide" and varying[0] is not node.inputs[0]):
@@ -150,8 +151,8 @@ def _without_factors(node: Node, axis: int, forward: Container[Node]) -> tuple[N
         factors.append(_Factor(node.op, others[0] if others else None))
         node = inner
         if not factors[-1].stays:
-            found, taken = node, len(factors)
-    return found, factors[:taken][::-1]
+            taken_from, count = node, len(factors)
+    return taken_from, factors[:count][::-1]
 
 
 def without_deviations(cotangent: Node, node: Node) -> Node | None:

@@ -21,10 +21,9 @@ def cotangent_of_share(node: Node, cotangent: Node, wanted: Container[Node]) -> 
     e, (*between, total) = node.inputs[0], same_values(node.inputs[1])
     if not (total.reduction and _is_sum_of(total, e)) or e.dtype != node.dtype or e.shape != node.shape:
         return None
-    is_exponential = e.op == "exp" and e.inputs[0].dtype == e.dtype
-    between += [total, *same_values(total.inputs[0])[:-1], *([e] if is_exponential else [])]
-    if any(n in wanted for n in between):
+    if any(n in wanted for n in (*between, total, *same_values(total.inputs[0])[:-1])):
         return None
+    is_exponential = e.op == "exp" and e.inputs[0].dtype == e.dtype and e not in wanted
     chosen = g.reduce("sum", g.pointwise("multiply", g.broadcast(cotangent, node.shape), node), total.axis)
     rest = g.pointwise("subtract", cotangent, chosen)
     if is_exponential:
@@ -33,7 +32,7 @@ def cotangent_of_share(node: Node, cotangent: Node, wanted: Container[Node]) -> 
 
 
 def _is_sum_of(total: Node, e: Node) -> bool:
-    """Whether a reduction is the sum of e, or that of exp(x - max(x)) where this is e."""
+    """Whether a reduction is the sum of e, or that of exp(x - max(x)) where this is e; not of one element, x / x."""
     if e.shape[total.axis] == 1:
         return False
     if total.op == "sum":
@@ -42,28 +41,50 @@ def _is_sum_of(total: Node, e: Node) -> bool:
         return False
     x, top = e.inputs[0].inputs
     top = unchanged(top)
-    extremum = unchanged(top.inputs[0]) if top.op == "stop_gradient" else top
-    is_maximum = extremum.op == "max" and extremum.axis == total.axis
-    return is_maximum and extremum.inputs[0] is total.inputs[0] is x and top.op == "stop_gradient"
+    if top.op != "stop_gradient":
+        return False
+    largest = unchanged(top.inputs[0])
+    return largest.op == "max" and largest.axis == total.axis and largest.inputs[0] is total.inputs[0] is x
 
 
 def cotangent_of_divisor(
     node: Node, operand: int, cotangent: Node, forward: Container[Node], wanted: Container[Node]
 ) -> tuple[Node, Node] | None:
-    """Return s and its cotangent, -sum(c y) / s, where y = x r and the operand r = 1 / s is smaller; else None.
+    """Return s and its cotangent, -sum(c y) / s, where y = x r, and r = 1 / s for a deviation s of x; else None.
 
-    The derivative by r would be the sum of c x instead, beside that of c y which a scale behind y needs. Holds for
-    roots s alone, as deviations are: their reciprocals are below 1e23 in float32. Others could take y out of range, and
-    c y is NaN where c is 0 because what follows y is constant there. None too where a value in between is `wanted`: it
-    has a gradient of its own.
+    The derivative by r would be the sum of c x instead, beside that of c y which a scale behind y needs. Of other s, y
+    could be infinite, and c y NaN where c is 0 because what follows y is constant there. None too where a value in
+    between is `wanted`: it has a gradient of its own.
     """
     if node.op != "multiply":
         return None
-    between = same_values(node.inputs[operand])
+    between, x = same_values(node.inputs[operand]), unchanged(node.inputs[1 - operand])
     factor = between[-1]
     if factor.op != "reciprocal" or factor.size == node.size or factor.dtype != node.dtype:
         return None
-    if unchanged(factor.inputs[0]).op != "sqrt" or any(n in wanted for n in between):
+    if not _is_deviation_of(x, unchanged(factor.inputs[0])) or any(n in wanted for n in between):
         return None
     total = sum_to_shape(g.pointwise("multiply", cotangent, node), factor.shape, node.shape, forward)
     return factor.inputs[0], g.pointwise("multiply", g.pointwise("negative", total), factor)
+
+
+def _is_deviation_of(x: Node, root: Node) -> bool:
+    """Whether a value is the root of the mean of x^2, or of the variance of what x is less its mean.
+
+    Numbers may be added, and scale it.
+    """
+    if root.op != "sqrt":
+        return False
+    value = unchanged(root.inputs[0])
+    while value.op in ("add", "multiply", "divide"):
+        first, second = map(unchanged, value.inputs)
+        if second.op != "const":
+            break
+        value = first
+    if not value.reduction:
+        return False
+    of = unchanged(value.inputs[0])
+    if value.op == "moment2":
+        return x.op == "subtract" and unchanged(x.inputs[0]) is of
+    is_square = of.op == "square" or (of.op == "multiply" and of.inputs[0] is of.inputs[1])
+    return value.op in ("mean", "sum") and is_square and unchanged(of.inputs[0]) is x

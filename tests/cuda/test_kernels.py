@@ -126,10 +126,11 @@ def test_multiprocessors_have_as_many_strips_of_columns(cols: int, strip: int) -
     assert first.config.template == "column_stats" and first.config.group == strip
 
 
-def test_sums_down_columns_lose_no_more_than_their_last_digits(device: Engine) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sums_down_columns_lose_no_more_than_their_last_digits(device: Engine, dtype: str) -> None:
     """Not with the rows: one after the other, sums of so many random numbers lose four digits of the last place."""
-    x = np.random.default_rng(5).standard_normal((40_000, 32)).astype(np.float32)
-    found = device.host(cf.fuse(lambda x: x.sum(axis=0))(device.xp.asarray(x)))
+    x = np.random.default_rng(5).standard_normal((40_000, 32)).astype(dtype)
+    found = device.host(cf.fuse(lambda x: x.astype(np.float32).sum(axis=0))(device.xp.asarray(x)))
     expected = x.astype(np.float64).sum(axis=0)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     assert error < 2 * 2.0**-24, error

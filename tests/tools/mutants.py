@@ -765,10 +765,10 @@ MUTANTS: tuple[Mutant, ...] = (
         kernels("column_sums-5400x34-float32"),
     ),
     Mutant(
-        "what roundings lose added twice",
+        "what roundings add, added twice",
         "kernels_cu/reductions.cuh",
-        "x = o.v - lost.v",
-        "x = o.v + lost.v",
+        "x = o.v - excess.v",
+        "x = o.v + excess.v",
         ("tests/cuda/test_kernels.py", "-k", "host and sums_down_columns"),
     ),
     Mutant(

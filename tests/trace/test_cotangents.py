@@ -135,6 +135,28 @@ def test_a_maximum_that_has_a_gradient_keeps_it(rng: np.random.Generator) -> Non
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-12, atol=1e-15)
 
 
+def test_reciprocals_of_what_is_no_deviation_keep_their_gradients() -> None:
+    """Where x r is infinite and what follows it constant, the cotangent is 0, and so is its product with x."""
+    x, v = np.array([[1e38, 1.0, 2.0]], np.float32), np.array([[1e-3]], np.float32)
+    passes = Passes(lambda x, v: np.minimum(x * (1 / np.sqrt(v)), 1e4), [x, v])
+    _, (_, of_v) = passes([x, v], [np.ones((1, 3), np.float32)])
+    np.testing.assert_allclose(of_v, [[-0.5 * 3.0 * 1e-3**-1.5]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_deviations_are_known_by_what_they_are_of(axis: int) -> None:
+    """As norms and batch norm write them: of the mean square of x, or of what x is less its mean."""
+    x, scale = argument(0, SHAPE), argument(1, (1, SHAPE[1]) if axis == 0 else (SHAPE[0], 1))
+    centred = g.pointwise("subtract", x, g.reduce("mean", x, axis))
+    for spread, of in ((g.reduce("mean", g.pointwise("square", x), axis), x), (g.reduce("moment2", x, axis), centred)):
+        root = g.pointwise("sqrt", g.pointwise("add", spread, g.const(1e-5)))
+        standard = g.pointwise("multiply", of, g.pointwise("reciprocal", root))
+        found = gradients([g.pointwise("multiply", standard, scale)], [argument(9, SHAPE)], [x, scale])
+        sums = {n for n in g.topological([n for n in found if n is not None]) if n.op == "sum"}
+        assert any(standard in n.inputs[0].inputs for n in sums)
+        assert not any(of in n.inputs[0].inputs for n in sums)
+
+
 def test_the_gradients_of_a_standardised_matrix_are_two_sums() -> None:
     """Of scale and shift; those with regard to mean and deviation are multiples of them."""
     x, scale, shift = argument(0, SHAPE), argument(1, (1, SHAPE[1])), argument(2, (1, SHAPE[1]))

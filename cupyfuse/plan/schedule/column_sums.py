@@ -95,10 +95,10 @@ def _has_guards(step: Step) -> bool:
 
 
 def guards_keep_apart(steps: Sequence[Step]) -> bool:
-    """Whether a row program and a step of column reductions over the same elements cannot be one for guards alone."""
-    guarded = {s.domain for s in steps if _has_guards(s) and s.kind in ("RowProgram", "ColumnStats")}
-    kinds = {(s.kind, s.domain) for s in steps}
-    return any(("RowProgram", d) in kinds and ("ColumnStats", d) in kinds for d in guarded)
+    """Whether guards may be why a row program and column reductions over the same elements have two launches."""
+    rows = {s.domain for s in steps if s.kind == "RowProgram" and s.columns is None}
+    both = rows & {s.domain for s in steps if s.kind == "ColumnStats"}
+    return any(s.domain in both and _has_guards(s) for s in steps if s.kind in ("RowProgram", "ColumnStats"))
 
 
 def _read_by_both(pair: _Pair) -> list[Node]:

@@ -97,13 +97,16 @@ def remove_inactive_dropouts(graph: Graph) -> None:
 
 
 # Methods that return their very argument where nothing changes.
-_CONVERSIONS = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "long", "bool", "contiguous")
+_CONVERSIONS = (
+    *("to", "type", "type_as", "contiguous", "cpu", "cuda"),
+    *("float", "double", "half", "bfloat16", "long", "int", "short", "bool"),
+)
 
 
 def remove_conversions_to_the_same(graph: Graph) -> None:
     """Remove conversions that return their very argument, such as `float` of a float32 tensor.
 
-    A chain that reads argument and result would have two inputs, and as many gradients to add up.
+    A chain that reads argument and result would have two inputs, and as many gradients to add up. Their example is one.
     """
     for node in list(graph.nodes):
         if node.op == "call_method" and node.target in _CONVERSIONS and isinstance(node.args[0], Node):
