@@ -150,12 +150,14 @@ class Writer:
 
     def emit_column_totals(self) -> str:
         """Emit the totals of a column, and the stage whose elements are added to them."""
+        if self.program.columns is None and not self.program.by_columns:
+            return ""
         results = (self.program.columns or self.program.step).outputs
         wide = any(n.shape[0] == 1 and dtypes.ITEMSIZE[n.dtype] > 2 for n in results)
         alias = f"typedef Totals{self.column_totals} ColumnTotals;"
         alias += f"\nstatic constexpr bool wide_columns = {'true' if wide else 'false'};"
         if self.program.columns is None:
-            return alias if self.program.by_columns else ""
+            return alias
         totals = totals_struct(self.column_totals, self.program.column_accumulators, self.read_field, {})
         return f"{totals}\n{alias}\nstatic constexpr int column_stage = {self.program.column_stage};"
 

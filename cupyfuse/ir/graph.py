@@ -379,6 +379,12 @@ def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
     return found
 
 
+def squared(node: Node) -> Node | None:
+    """Return the value that a node is the square of, in either spelling; None if it is none."""
+    is_square = node.op == "square" or (node.op == "multiply" and node.inputs[0] is node.inputs[1])
+    return node.inputs[0] if is_square else None
+
+
 def is_leaf(node: Node) -> bool:
     """Whether a node is an argument, a constant, or a view of one, readable before anything runs."""
     while node.op in VIEWS:

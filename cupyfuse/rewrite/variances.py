@@ -52,8 +52,8 @@ def _centred(node: Node) -> Node | None:
     if node.op != "sum" or node.inputs[0].shape[node.axis] < 2:
         return None
     squares = node.inputs[0]
-    if squares.op == "square" or (squares.op == "multiply" and squares.inputs[0] is squares.inputs[1]):
-        distance = squares.inputs[0]
+    distance = g.squared(squares)
+    if distance is not None:
         distance = distance.inputs[0] if distance.op == "absolute" else distance
         if distance.op == "subtract":
             for x, centre in (distance.inputs, distance.inputs[::-1]):

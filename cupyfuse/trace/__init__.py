@@ -7,7 +7,8 @@ From the bottom up: `user_code` (errors that name the user's line), `axes`, `val
 `broadcasting` (and reshapes), `promotion` and `library` (steps that run the array library's own functions; `failures`:
 which of them raise for some values), `operations`, `exponentials`, `products`, `labels`, `parts`, `masked`, `places`
 and `indexing`, `shape_functions`, `numpy` (functions and ufuncs), and `trace`, which binds them together. `autodiff`
-and `saved` build backward passes.
+(with `cotangents`, which are scaled and summed, and `quotients`, whose operands belong together) and `saved` build
+backward passes.
 """
 
 from .axes import Axes, AxisLabels, normalize_axes

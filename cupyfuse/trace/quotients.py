@@ -86,5 +86,5 @@ def _is_deviation_of(x: Node, root: Node) -> bool:
     of = unchanged(value.inputs[0])
     if value.op == "moment2":
         return x.op == "subtract" and unchanged(x.inputs[0]) is of
-    is_square = of.op == "square" or (of.op == "multiply" and of.inputs[0] is of.inputs[1])
-    return value.op in ("mean", "sum") and is_square and unchanged(of.inputs[0]) is x
+    base = g.squared(of)
+    return value.op in ("mean", "sum") and base is not None and unchanged(base) is x

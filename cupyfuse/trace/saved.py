@@ -151,7 +151,7 @@ def values_of_rows(forward: Sequence[Node], gradients: Sequence[Node], saved: Co
         rounds = _has_16_bits(node) and not (_is_exact(node) or _stays_wide(node))
         of_alike = all(i in alike for i in operands)
         # Of squares, nothing cancels in the sum: it differs by as few digits.
-        of_squares = reduces_rows and node.op in ("sum", "mean") and _squared(node.inputs[0]) in nearly
+        of_squares = reduces_rows and node.op in ("sum", "mean") and g.squared(node.inputs[0]) in nearly
         if of_squares or (of_alike and not rounds):
             alike.add(node)
             length[node] = max([node.inputs[0].shape[1] if reduces_rows else 0, *(length.get(i, 0) for i in operands)])
@@ -164,12 +164,6 @@ def values_of_rows(forward: Sequence[Node], gradients: Sequence[Node], saved: Co
 
     found = [n for n in _reachable(gradients, lambda n: n in saved or chosen(n)) if chosen(n)]
     return list({expression_key(n): n for n in reversed(found)}.values())
-
-
-def _squared(node: Node) -> Node | None:
-    """Return the value that a node is the square of; None if it is none."""
-    is_square = node.op == "square" or (node.op == "multiply" and node.inputs[0] is node.inputs[1])
-    return node.inputs[0] if is_square else None
 
 
 def read_operands(gradients: Sequence[Node], operands: Mapping[Node, Node], saved: Collection[Node]) -> list[Node]:
