@@ -108,7 +108,7 @@ struct ExpSum : Base {
 
     __device__ __forceinline__ void settle(bool always = false) {
         if (this->ahead != this->m) {
-            s *= exp_in_sum(this->m - base(this->ahead));
+            s *= exp_of_move(this->m - base(this->ahead));
             Base::settle(always);
         }
     }
@@ -117,7 +117,7 @@ struct ExpSum : Base {
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ExpSum& o) {
         const T top = nan_max(this->m, o.m);
-        s = s * exp_in_sum(this->m - base(top)) + o.s * exp_in_sum(o.m - base(top));
+        s = s * exp_of_move(this->m - base(top)) + o.s * exp_of_move(o.m - base(top));
         Base::merge(o);
     }
     // Relative to an infinite or NaN top the sum is NaN, as (inf - inf) makes it.
@@ -237,7 +237,7 @@ struct ExpDistances : Base {
     // The sum relative to `to` of what sums to `e`, and whose exponentials sum to `s`, relative to `m`. Where the maximum
     // rises so far that no exponential is left, none of it is left, but for NaN.
     static __device__ __forceinline__ T moved(T e, T s, T m, T to) {
-        const T factor = exp_in_sum(m - Base::base(to));
+        const T factor = exp_of_move(m - Base::base(to));
         const T rise = factor == T(0) ? T(0) : (m - to) * s;
         return m == -infinity<T>() ? e : factor * (e + rise);
     }

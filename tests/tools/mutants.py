@@ -857,14 +857,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no rescaling in the online logsumexp",
         REDUCTIONS,
-        "s *= exp_in_sum(this->m - base(this->ahead));",
+        "s *= exp_of_move(this->m - base(this->ahead));",
         "",
         kernels("column_reductions-2x3-float32"),
     ),
     Mutant(
         "no rescaling where sums are merged",
         REDUCTIONS,
-        "s = s * exp_in_sum(this->m - base(top)) + o.s",
+        "s = s * exp_of_move(this->m - base(top)) + o.s",
         "s = s + o.s",
         kernels("column_reductions-5x40-float32"),
     ),
