@@ -7,13 +7,7 @@
 template <class Totals>
 struct Merged {
     Totals whole, excess;
-    __device__ __forceinline__ void add(const Totals& part) {
-        if constexpr (Totals::sums_alone) {
-            whole.merge(part, excess);
-        } else {
-            whole.merge(part);
-        }
-    }
+    __device__ __forceinline__ void add(const Totals& part) { whole.merge(part, excess); }
 };
 
 // Merge the totals of all shares, which p.partial has as rows, and call p.finish for each column. Threads form groups of Width, a thread

@@ -145,9 +145,9 @@ __device__ __forceinline__ double plus_log(double top, double total) { return to
 __device__ __forceinline__ float exp_in_sum(float d) { return exp2f(d * 1.44269504f); }
 __device__ __forceinline__ double exp_in_sum(double d) { return exp(d); }
 // exp(d) for d <= 0, by which a whole sum moves to another maximum, several times on its way to the row's. The hardware's
-// exponential of a negative number is 2.5e-8 too small on average, for it truncates; 3.6e-8 log(2) makes up for that, and leaves 1
+// exponential of a negative number is up to 5e-8 too small, for it truncates; 5e-8 log(2) makes up for that on average, and leaves 1
 // at d = 0.
-__device__ __forceinline__ float exp_of_move(float d) { return exp2f(fmaf(d, 1.44269504f, 3.6e-8f)); }
+__device__ __forceinline__ float exp_of_move(float d) { return exp2f(fmaf(d, 1.44269504f, 5e-8f)); }
 __device__ __forceinline__ double exp_of_move(double d) { return exp(d); }
 
 // x / n with an error of a bit or two, without the slow path of a rounded division; 0 where |n| is above 2^126.

@@ -30,12 +30,6 @@ struct Sum : NoLookAhead {
     T v = T(0);
     __device__ __forceinline__ void add(T x, i64) { v += x; }
     __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
-    // Merge the next of many sums: `excess` is how much too large roundings have made v so far (Kahan 1965); 0 of infinite sums.
-    __device__ __forceinline__ void merge(const Sum& o, Sum& excess) {
-        const T x = o.v - excess.v, sum = v + x, error = (sum - v) - x;
-        excess.v = isfinite(error) ? error : T(0);
-        v = sum;
-    }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v += __shfl_xor_sync(members, v, mask); }
     __device__ __forceinline__ T total() const { return v; }
 };
@@ -312,16 +306,17 @@ struct Moments : NoLookAhead {
         mean += quick_divide(d, n);
         m2 += d * (y - mean);
     }
+    // Add `count` elements of these moments, `share` of all there are then.
+    __device__ __forceinline__ void add_group(T count, T share, T distance, T deviations) {
+        mean += distance * share;
+        m2 += deviations + distance * distance * (n * share);
+        n += count;
+    }
     __device__ __forceinline__ void merge(const Moments& o) {
         if (n == T(0)) {
             *this = o;
         } else if (o.n > T(0)) {
-            const T both = n + o.n;
-            const T d = (o.first - first) + (o.mean - mean);
-            const T share = o.n / both;
-            mean += d * share;
-            m2 += o.m2 + d * d * (n * share);
-            n = both;
+            add_group(o.n, o.n / (n + o.n), (o.first - first) + (o.mean - mean), o.m2);
         }
     }
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
@@ -339,6 +334,32 @@ struct Moments : NoLookAhead {
     }
     __device__ __forceinline__ T variance() const { return m2 / n; }
 };
+
+// Add x to a sum of many: `excess` is how much too large roundings have made it so far (Kahan 1965); 0 of infinite sums.
+template <class T>
+__device__ __forceinline__ void add_compensated(T& sum, T x, T& excess) {
+    const T next = x - excess, both = sum + next, error = (both - sum) - next;
+    excess = isfinite(error) ? error : T(0);
+    sum = both;
+}
+// Merge the next of many totals, of which sums are compensated: `excess` begins as those of no elements.
+template <class Accumulator>
+__device__ __forceinline__ void merge_next(Accumulator& to, const Accumulator& o, Accumulator&) {
+    to.merge(o);
+}
+template <class T>
+__device__ __forceinline__ void merge_next(Sum<T>& to, const Sum<T>& o, Sum<T>& excess) {
+    add_compensated(to.v, o.v, excess.v);
+}
+template <class T>
+__device__ __forceinline__ void merge_next(Moments<T>& to, const Moments<T>& o, Moments<T>& excess) {
+    const T before = to.m2;
+    to.m2 = T(0);
+    to.merge(o);
+    const T more = to.m2;
+    to.m2 = before;
+    add_compensated(to.m2, more, excess.m2);
+}
 
 // Sum V numbers as a balanced tree, in which each goes through log2(V) roundings instead of up to V - 1. Overwrites x.
 template <class T, int V>
@@ -370,6 +391,27 @@ __device__ __forceinline__ void add_pack(Sum<T>& to, const X (&x)[V], i64 at) {
         terms[j] = x[j];
     }
     to.add(sum_in_pairs(terms), at);
+}
+// Their mean and squared deviations from it, in pairs, then merged: fewer roundings than element by element, and operations.
+template <class T, class X, int V>
+__device__ __forceinline__ void add_pack(Moments<T>& to, const X (&x)[V], i64 at) {
+    if constexpr (V == 1) {
+        to.add(x[0], at);
+    } else {
+        to.first = to.n == T(0) ? static_cast<T>(x[0]) : to.first;
+        T differences[V], terms[V];
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+            differences[j] = x[j] - to.first;
+            terms[j] = differences[j] * (T(1) / T(V));  // before they are added: large elements of both signs have a mean
+        }
+        const T mean = sum_in_pairs(terms);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+            terms[j] = (differences[j] - mean) * (differences[j] - mean);
+        }
+        to.add_group(T(V), quick_divide(T(V), to.n + T(V)), mean - to.mean, sum_in_pairs(terms));
+    }
 }
 // Add V terms of an ExpSum, computed where the maximum was known, or of a ShareSum, relative to its base. Overwrites them.
 template <class Accumulator, int V>

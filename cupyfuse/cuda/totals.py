@@ -37,6 +37,7 @@ def totals_struct(
     settle = " ".join(f"{a.name}.settle(always);" for a in accumulators)
     start = " ".join(f"{a.name}.start();" for a in accumulators)
     merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
+    merge_next = " ".join(f"merge_next({a.name}, o.{a.name}, excess.{a.name});" for a in accumulators)
     exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
     sums_alone = all(a.kind in ("Sum<float>", "Sum<double>") for a in accumulators)
     lines.append(f"    static constexpr bool sums_alone = {'true' if sums_alone else 'false'};")
@@ -44,9 +45,7 @@ def totals_struct(
     lines.append(f"    __device__ void settle(bool always = false) {{ {settle} }}")
     lines.append(f"    __device__ void start() {{ {start} }}")
     lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
-    if sums_alone:
-        compensated = " ".join(f"{a.name}.merge(o.{a.name}, excess.{a.name});" for a in accumulators)
-        lines.append(f"    __device__ void merge(const Totals{stage}& o, Totals{stage}& excess) {{ {compensated} }}")
+    lines.append(f"    __device__ void merge(const Totals{stage}& o, Totals{stage}& excess) {{ {merge_next} }}")
     lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
     lines.append("};")
     lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")

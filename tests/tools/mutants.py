@@ -767,8 +767,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what roundings add, added twice",
         "kernels_cu/reductions.cuh",
-        "x = o.v - excess.v",
-        "x = o.v + excess.v",
+        "next = x - excess,",
+        "next = x + excess,",
         ("tests/cuda/test_kernels.py", "-k", "host and sums_down_columns"),
     ),
     Mutant(
@@ -784,6 +784,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "for (int mask = across; mask < 32; mask *= 2) {\n            totals[j].exchange",
         "for (int mask = 1; mask < 32; mask *= 2) {\n            totals[j].exchange",
         kernels("column_reductions-2x3-float32"),
+    ),
+    Mutant(
+        "rows behind the last group of a lane left out",
+        COLUMNS,
+        "for (const i64 end = start + Items < to ? start + Items : to; start < end; ++start) {",
+        "for (const i64 end = start; start < end; ++start) {",
+        kernels("column_reductions-2x3-float32"),
+    ),
+    Mutant(
+        "deviations of a pack from the first element",
+        REDUCTIONS,
+        "terms[j] = (differences[j] - mean) * (differences[j] - mean);",
+        "terms[j] = differences[j] * differences[j];",
+        kernels("column_moments-40x3-float32-offset"),
     ),
     Mutant(
         "a column behind the last one",
@@ -866,7 +880,7 @@ MUTANTS: tuple[Mutant, ...] = (
         REDUCTIONS,
         "s = s * exp_of_move(this->m - base(top)) + o.s",
         "s = s + o.s",
-        kernels("column_reductions-5x40-float32"),
+        kernels("column_reductions-300x7-float32"),
     ),
     Mutant(
         "-inf minus -inf",
@@ -999,16 +1013,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "moments relative to nothing",
         REDUCTIONS,
-        "first = n == T(0) ? x : first;",
+        "to.first = to.n == T(0) ? static_cast<T>(x[0]) : to.first;",
         "",
         kernels("column_moments-40x3-float32-offset"),
     ),
     Mutant(
         "moments merged without their distance",
         REDUCTIONS,
-        "m2 += o.m2 + d * d * (n * share);",
-        "m2 += o.m2;",
-        kernels("column_reductions-2x3-float32"),
+        "m2 += deviations + distance * distance * (n * share);",
+        "m2 += deviations;",
+        kernels("column_reductions-300x7-float32"),
     ),
     Mutant(
         "maximum that forgets NaN",
