@@ -266,6 +266,22 @@ def test_columns_that_a_row_program_reads_are_a_step_before_it() -> None:
     assert [s.kind for s in steps] == ["ColumnStats", "RowProgram"]
 
 
+def batch_norm_gradients(x: Any, dy: Any, v: Any) -> Any:
+    """A deviation for each column, which its sum, and elements behind that, read."""
+    r = 1 / np.sqrt(np.abs(v) + 1)
+    s = (dy * (x * r)).sum(axis=0)
+    return s, dy * r - x * r * s / len(x)
+
+
+@pytest.mark.parametrize("shape", [(1024, 4100), (67, 1023), (600, 100), (600, 1)])
+def test_vectors_that_column_reductions_compute_are_stored_by_them(shape: tuple[int, int]) -> None:
+    steps = plan_of(batch_norm_gradients, shape, shape, shape[1:]).steps
+    assert [s.kind for s in steps] == ["ColumnStats", "RowProgram"]
+    rng = np.random.default_rng(1)
+    arrays = [normal(rng, shape), normal(rng, shape), normal(rng, shape[1])]
+    check(batch_norm_gradients, arrays, run(HOST, batch_norm_gradients, arrays))
+
+
 def scaled_by_rows(x: Any, v: Any) -> Any:
     """Factors of rows, which are results themselves."""
     t = np.tanh(v)

@@ -148,6 +148,9 @@ def test_tall_columns_are_shared_among_blocks() -> None:
     assert column_launches((1024, 8192)) == 1
     assert column_splits((1_000_000, 32)) > 1 and column_launches((1_000_000, 32)) == 2
     assert column_splits((4, 1)) == 1 and column_splits((0, 0)) == 1
+    for columns in (1, 4, 16, 64):  # a block reads so many elements in little more than the time of a launch
+        rows = 32768 // max(4, columns)
+        assert column_splits((rows - 1, columns)) == 1 < column_splits((rows, columns))
     for rows in (1, 255, 256, 512, 10_000, 10**9):
         for columns in (1, 31, 32, 33, 4096, 10**6):
             splits = column_splits((rows, columns))

@@ -81,7 +81,34 @@ def share_launches(steps: Sequence[Step], storage: dict[Node, str], results: Set
                 rest = [s for s in current if s not in pair]
                 current = [*rest[:first], together, *rest[first:]]
                 break
+    return _vectors_stored_by_columns(current, storage)
+
+
+def _vectors_stored_by_columns(steps: Sequence[Step], storage: dict[Node, str]) -> list[Step]:
+    """Let column reductions store vectors that they compute anyway, without a launch for these alone.
+
+    The deviation behind a batch norm's gradient is one: its sums need it for each column, its elements read it.
+    """
+    current = list(steps)
+    for vectors in [s for s in steps if s.kind == "RowProgram" and s.domain[0] == 1 and not _has_guards(s)]:
+        others = [s for s in current if s is not vectors]
+        readers = (
+            k for k, s in enumerate(others) if not set(vectors.outputs).isdisjoint((*s.inputs, *s.repair_inputs))
+        )
+        before = others[: next(readers, len(others))]
+        k = next((k for k, s in enumerate(before) if _computes(s, vectors.outputs)), None)
+        if k is not None:
+            s = others[k]
+            storing = step_of(s.kind, s.domain, [*s.nodes], [*s.inputs], [*s.outputs, *vectors.outputs], [])
+            others[k] = with_bytes(storing, storage)
+            current = others
     return current
+
+
+def _computes(step: Step, vectors: Sequence[Node]) -> bool:
+    """Whether column reductions compute these values for each of their columns."""
+    fit = all(n.shape == (1, step.domain[1]) for n in vectors)
+    return step.kind == "ColumnStats" and fit and step.node_set.issuperset(vectors) and not _has_guards(step)
 
 
 def _have_a_domain(rows: Step, columns: Step) -> bool:
