@@ -7,14 +7,14 @@ import functools
 import sys
 import types
 
-from .code import instructions_of, is_called
+from .code import CALLED, instructions_of, is_called
 
 _SHIFT = 1 if sys.version_info >= (3, 11) else 0  # of a name's number in LOAD_GLOBAL, above the bit that tells a call
 
 
 def name_where_called(name: str) -> str:
     """Return the name, which no source can have, by which rebuilt code loads a global that it calls."""
-    return f"{name}()"
+    return name + CALLED
 
 
 def with_calls_apart(code: types.CodeType, names: frozenset[str]) -> types.CodeType:

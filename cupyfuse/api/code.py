@@ -56,6 +56,7 @@ _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 _READ_ANY = {"getattr", "vars"}  # builtins that read attributes by names that are computed
 ANY = "__dict__"  # stands for the names of all attributes among those that code reads
 CLASS = "__class__"  # and for all ways to get the class of any object
+CALLED = "()"  # behind the names of globals that rebuilt code calls, as `call_sites` names them
 _IGNORED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME"}
 
 
@@ -77,6 +78,7 @@ def reads_of(code: types.CodeType) -> Reads:
         constant: Any = ()  # loaded last; before MATCH_CLASS the names of the pattern's attributes
         for place, instruction in enumerate(instructions):
             operation, name = instruction.opname, instruction.argval
+            name = plain_name(name) if operation in _VARIABLES else name
             if operation in _ATTRIBUTES:
                 attributes.add(name)
                 if path is not None:
@@ -142,10 +144,15 @@ def is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
 
 def _reads_class(instructions: Sequence[dis.Instruction], place: int) -> bool:
     """Whether the variable that an instruction loads is `type`, or `__class__` for other ends than `super()`."""
-    name = instructions[place].argval
+    name = plain_name(instructions[place].argval)
     if name == CLASS:
         return not any(i.opname == "LOAD_SUPER_ATTR" for i in instructions[place + 2 : place + 3])
     return bool(name == "type")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a global in the user's code, also of one that rebuilt code calls."""
+    return name.removesuffix(CALLED)
 
 
 def _is_name(value: Any) -> bool:

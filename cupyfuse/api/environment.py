@@ -196,9 +196,20 @@ class Environment:
 
     def asks_for_types(self, signature: Signature) -> bool:
         """Whether code may ask for exact types, which traced numbers do not have: by the builtin `type`."""
+        return any(
+            CLASS in read for read in (signature.attributes, *(s.attributes for s in self._snapshots(signature)))
+        )
+
+    def kept_functions(self, signature: Signature) -> list[types.FunctionType]:
+        """Return the functions that a trace of a call runs without rebuilding them, such as methods of classes."""
+        own = [signature, *(found.taken.own for found in self._snapshots(signature))]
+        return [function for found in own for function in found.kept]
+
+    def _snapshots(self, signature: Signature) -> list[Snapshot]:
+        """Return the snapshots that a call's signature goes with: of the variables, and of classes."""
         around = self.current_snapshot()
         of_classes = around and self.snapshot_of_classes(signature.classes, signature.class_values, around)
-        return any(CLASS in found.attributes for found in (signature, around, of_classes) if found is not None)
+        return [found for found in (around, of_classes) if found is not None]
 
     def current_snapshot(self) -> Snapshot | None:
         """Return the snapshot of the variables.

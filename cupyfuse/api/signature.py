@@ -52,6 +52,8 @@ class Signature(Walk):
         How many arrays and places of numbers come before its own.
     functions : list of function
         The user's functions that were added, with their code and default values.
+    kept : list of function
+        Those that tracing does not rebuild, such as methods of classes and functions of modules.
     static_read : set of str
         The names in `static` of variables that functions read.
     attributes : set of str
@@ -65,8 +67,8 @@ class Signature(Walk):
 
     # fmt: off
     __slots__ = (
-        "_seen", "_static", "around", "attributes", "containers", "first_taken", "functions", "members",
-        "probes", "static_read", "strings", "taken", "visited",
+        "_seen", "_static", "around", "attributes", "containers", "first_taken", "functions", "kept",
+        "members", "probes", "static_read", "strings", "taken", "visited",
     )
     # fmt: on
 
@@ -85,6 +87,7 @@ class Signature(Walk):
         self.taken: Taken | None = None
         self.first_taken = 0, 0
         self.functions: list[types.FunctionType] = []
+        self.kept: list[types.FunctionType] = []
         self.static_read: set[str] = set()
         self.attributes: set[str] = set()
         self.strings: set[str] = set()
@@ -110,8 +113,10 @@ class Signature(Walk):
         self.strings |= reads.strings
         self.key.append(Identity(function.__code__))
         self.functions.append(function)
+        is_kept = self._compared_only or self._reads_itself
+        self.kept += [function] if is_kept else []
         role, scope = self._role, self._scope
-        self._role = role if self._compared_only or self._reads_itself else Role.AROUND
+        self._role = role if is_kept else Role.AROUND
         code = id(function.__code__)
         self._seen[code] = count = self._seen.get(code, 0) + 1
         self._scope = code, count

@@ -17,6 +17,7 @@ from ..trace.user_code import took_array_of_compiled_code
 from ..trace.watched import Site
 from .dependence import Dependence
 from .environment import Environment
+from .kept_functions import calling_replacements
 from .parameters import Parameters
 from .results import Results
 from .signature import Signature
@@ -189,8 +190,9 @@ def _trace_once(
     ]
     function = substitution.fused_function(environment.function)
     substitution.check_complete()
+    kept = environment.kept_functions(signature)
     try:
-        with traced_conversions(trace), refusals_reach_the_caller():
+        with traced_conversions(trace), calling_replacements(kept), refusals_reach_the_caller():
             results = Results(parameters.call(function, arguments), environment.function)
         changed = substitution.changed_container()
     finally:

@@ -58,8 +58,8 @@ def page() -> str:
         "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, `x.tolist()`, "
         "`len(x[mask])`, also where the function catches the error; `x.sum().item()` is a number that the call "
         "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, except in "
-        "methods of objects and in code of more than 128 names that also uses `float` as a type, `float(x.sum())` and "
-        "the like of `int`, `bool` and `complex`; "
+        "code of more than 128 names that also uses `float` as a type, `float(x.sum())` and the like of `int`, `bool` "
+        "and `complex`; "
         "Python's `min` and `max` of scalars are `np.where`, and its `any` and `all` take them, too. What is printed "
         'of them (`f"{x.sum():.3f}"`) tells no value.',
         "## SciPy\nThe ufuncs of `scipy.special` trace: those of the operator table fused, others as library steps. "
