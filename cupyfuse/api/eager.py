@@ -136,14 +136,19 @@ def import_operand(value: Any, name: str) -> arrays.Imported:
     return arrays.import_array(array, name)
 
 
+def _is_number(value: Any) -> bool:
+    """Whether a value is None or a number, perhaps as a constant of a trace."""
+    return not hasattr(value, "ndim") or (isinstance(value, Tracer) and value._node.op == "const")
+
+
 def promote_integers(array: Any, beside: Any = None) -> Any:
     """Convert bools and integers to float64; beside a float array, to the smallest float dtype that holds them.
 
     Arrays, also traced ones, are converted; numbers are weak, and are not.
     """
-    if not hasattr(array, "ndim") or array.dtype.kind not in "iub":
+    if _is_number(array) or array.dtype.kind not in "iub":
         return array
-    narrow = beside is not None and beside.dtype.kind in "fV"
+    narrow = not _is_number(beside) and beside.dtype.kind in "fV"
     return array.astype(np.result_type(array.dtype, np.float16) if narrow else np.float64)
 
 

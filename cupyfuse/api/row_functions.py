@@ -127,9 +127,9 @@ def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: 
         raise ValueError(
             f"b: expected a shape that broadcasts with that of a, {np.shape(a)}, got {weights.shape}"
         ) from None
-    a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
-    # Promote before the exponentials: the factors may have the wider dtype.
-    a = a.astype((weights * a)._node.dtype)
+    # Promote before the exponentials: the factors may have the wider dtype. A number takes that of the factors.
+    dtype = (weights * a)._node.dtype
+    a = apply("where", apply("equal", weights, 0.0), -np.inf, a).astype(dtype)
     if math.prod(a.shape[i] for i in trace.normalize_axes(axis, a.ndim)) == 0:
         total = reduce("sum", weights * a, axis, keepdims)
         return (total - np.inf, total) if return_sign else total - np.inf
@@ -175,9 +175,7 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
         A dtype is not supported, or the arrays are on different devices.
     """
     if b is not None:
-        factors = b if hasattr(b, "ndim") else None
-        b = b if factors is None else promote_integers(b, a if hasattr(a, "ndim") else None)
-        return _weighted_logsumexp(promote_integers(a, factors), axis, b, keepdims, return_sign)
+        return _weighted_logsumexp(promote_integers(a, b), axis, promote_integers(b, a), keepdims, return_sign)
     a = promote_integers(a)
     result = reduce("logsumexp", a, _axis_of(a, axis), keepdims)
     if a.ndim == 0 and keepdims:

@@ -159,6 +159,10 @@ def test_factors_promote_as_scipy_promotes_them(b: Any) -> None:
         actual = cf.logsumexp(a, b=b)
         assert np.asarray(actual).dtype == expected.dtype, repr(a)
         assert actual == pytest.approx(expected, rel=4 * unit(expected.dtype.name)), repr(a)
+        if isinstance(b, np.ndarray):
+            actual = cf.fuse(lambda b, a=a: cf.logsumexp(a, b=b))(b)
+            assert actual.dtype == expected.dtype, repr(a)
+            assert actual == pytest.approx(expected, rel=4 * unit(expected.dtype.name)), repr(a)
 
 
 @pytest.mark.kernels_rotate

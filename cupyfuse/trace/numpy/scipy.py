@@ -23,8 +23,9 @@ from .lists import replacements as replacements_in
 # Functions whose results' shapes and dtypes follow from those of the operands and from constants.
 FUNCTIONS: dict[str, str] = {
     "scipy.special": """
-        assoc_legendre_p assoc_legendre_p_all binom comb legendre_p legendre_p_all multigammaln polygamma sph_harm_y
-        sph_harm_y_all sph_legendre_p sph_legendre_p_all zeta
+        assoc_legendre_p assoc_legendre_p_all binom comb diric factorial factorial2 factorialk h1vp h2vp ivp jvp kvp
+        legendre_p legendre_p_all multigammaln perm polygamma sph_harm_y sph_harm_y_all sph_legendre_p
+        sph_legendre_p_all spherical_in spherical_jn spherical_kn spherical_yn stirling2 yvp zeta
     """,
     "scipy.linalg": """
         block_diag cho_factor cho_solve cholesky circulant coshm cosm det eigh eigvalsh expm hankel inv logm lstsq lu
