@@ -24,11 +24,16 @@ _NUMPY = os.path.dirname(np.__file__)
 _SCIPY = os.path.join(os.path.dirname(_NUMPY), "scipy")
 _SKIPPED = (_LIBRARY + os.sep, _NUMPY + os.sep, _SCIPY + os.sep, contextlib.__file__)
 _GENERATED = ("<__array_function__", "<stringsource")  # NumPy's dispatch, and Cython's own code
-_PACKAGES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+_PACKAGES = tuple(p + os.sep for p in (*map(sysconfig.get_path, ("purelib", "platlib")), os.path.dirname(_NUMPY)))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = (_STANDARD, *_PACKAGES)
 
 _refusals: ContextVar[list[TraceError] | None] = ContextVar("cupyfuse_refusals", default=None)
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file belongs to the standard library or to an installed package."""
+    return filename.startswith(_INSTALLED)
 
 
 def is_user_frame(frame: FrameType) -> bool:
@@ -192,7 +197,7 @@ def _is_called_by_user() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY + os.sep):
         frame = frame.f_back
-    return frame is not None and is_user_frame(frame) and not frame.f_code.co_filename.startswith(_INSTALLED)
+    return frame is not None and is_user_frame(frame) and not is_installed(frame.f_code.co_filename)
 
 
 def refuse_options(operation: str, **options: Any) -> None:

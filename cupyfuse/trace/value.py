@@ -154,7 +154,8 @@ class TracedValue:
         fail(
             "a conversion of a traced array to a Python or NumPy value",
             "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself, "
-            "convert it with .astype, and make an array of a list of arrays by np.stack([...])",
+            "convert it with .astype, make an array of a list of arrays by np.stack([...]), and fill a copy by "
+            "np.array(a) of an array that NumPy's functions did not make, as of random numbers",
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy import array, mean, zeros
+from scipy.spatial import cKDTree
 from support import Engine, assert_close, normal
 
 import cupyfuse as cf
@@ -103,6 +104,12 @@ WRITTEN = (
     "z = np.zeros((2, 3)); np.copyto(z, [x[0], x[1]])",
     "z = np.zeros((3, 3)); np.put_along_axis(z, k[None, :3], 1, axis=0)",
     "v = np.arange(3.0); z = v.take(k) + v.dot(x.T)",
+    "z = np.tile([1.0, 2.0, 3.0], (4, 1)); z += x",
+    "z = np.repeat([1.0, 2.0], 2); z[x[:, 0] > 0] = 5",
+    "z = np.broadcast_to(0.5, (4, 3)).copy(); z[x > 0] = 1",
+    "z = np.concatenate([[1.0], [2.0, 3.0]]); z[k[:2]] = x[0, :2]",
+    "z = np.atleast_2d([1.0, 2.0, 3.0]); y = np.atleast_2d(z); y[0] = x[0]",
+    "z = np.array(np.random.default_rng(0).random((4, 3))); z *= x; z[x > 1] = 0",
 )
 
 
@@ -126,6 +133,27 @@ def test_arrays_that_are_written_to_may_be_the_last_ones_that_fail() -> None:
 
     with pytest.raises(cf.TraceError, match=r"conversion(.|\n)*return z \* x"):
         cf.fuse(fills)(np.ones(3))
+
+
+DRAWN = (
+    "np.random.RandomState(0).rand(4, 3)",
+    "np.random.seed(0) or np.random.normal(size=(4, 3))",
+    "np.random.default_rng(0).random((4, 3))",
+    "cKDTree(np.arange(6.0).reshape(3, 2)).query(np.ones((4, 2)), 3)[0]",
+)
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+@pytest.mark.parametrize("fill", ["z[x > 0] = 1", "z *= x", "z[0] = x[0]"])
+def test_arrays_that_compiled_code_makes_are_filled_in_copies(drawn: str, fill: str, rng: np.random.Generator) -> None:
+    """Traced ones crashed the process, since compiled code writes to their memory."""
+    scope: dict[str, Any] = {"np": np, "cKDTree": cKDTree}
+    exec(f"def direct(x):\n    z = {drawn}\n    {fill}\n    return z", scope)
+    exec(f"def copied(x):\n    z = np.array({drawn})\n    {fill}\n    return z", scope)
+    x = normal(rng, (4, 3), "float64")
+    with pytest.raises(cf.TraceError, match=r"copy by np\.array\(a\)"):
+        cf.fuse(scope["direct"])(x)
+    np.testing.assert_allclose(cf.fuse(scope["copied"])(x), scope["direct"](x), rtol=1e-15)
 
 
 @pytest.mark.kernels_rotate

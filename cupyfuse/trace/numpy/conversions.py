@@ -3,8 +3,8 @@
 `np.asarray` and its like, and functions and ufuncs of a list of arrays (`lists`), cannot return anything but NumPy's
 own arrays. While a trace runs, these attributes of the module `numpy` are functions that take traced arrays too. They
 hand everything else on to the originals, so other threads, which meet no traced arrays, see no difference. The same
-holds for creation functions (`creation`), SciPy's (`scipy`) and those of `math` (`mathematics`). `replacement_of` is
-for functions that the user imported by name.
+holds for creation functions (`creation`), SciPy's (`scipy`) and those of `math` (`mathematics`). Compiled code of
+libraries keeps the originals (`compiled`). `replacement_of` is for functions that the user imported by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..masked_reductions import refuse
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
-from . import choices, creation, lists, mathematics, scipy
+from . import choices, compiled, creation, lists, mathematics, scipy
 from .steps import REFUSED, VANDERS
 
 _lock = threading.Lock()
@@ -42,6 +42,10 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
     global _depth
     with _lock:
         if not _depth:
+            own = compiled.own_numpy()
+            for namespace, name in compiled.holders():
+                _originals.append((namespace, {name: np}))
+                namespace[name] = own
             for space, name, replacement in (*choices.REPLACED, _VECTORIZE, *scipy.replacements()):
                 _replaced.append((space, name, getattr(space, name)))
                 setattr(space, name, replacement)
@@ -216,7 +220,8 @@ def _functions() -> Iterator[tuple[Any, str, Any]]:
     for space in (np, np.linalg, np.fft, stride_tricks):
         for name, replacement in lists.replacements(space):
             if name not in creation.CREATION:
-                yield space, name, replacement
+                is_ufunc = isinstance(replacement, np.ufunc)
+                yield space, name, replacement if is_ufunc else creation.creating_anew(replacement)
     yield stride_tricks, "as_strided", _converting_tracers(stride_tricks.as_strided, _refuse_strides)
     for module, name in VANDERS.items():
         space = getattr(np.polynomial, module)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,31 @@ def creating(original: Callable[..., Any]) -> Callable[..., Any]:
         return _trace_created(made, name in _UNIFORM, name.startswith("empty"))
 
     return call
+
+
+@cache
+def creating_anew(replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement of a function of NumPy's whose new arrays, as of `np.tile`, are traced likewise."""
+
+    @wraps(replacement.__wrapped__)  # type: ignore[attr-defined]
+    def call(*args: Any, **options: Any) -> Any:
+        """Call the replacement, which gives one of NumPy's own arrays where no argument is traced."""
+        result = replacement(*args, **options)
+        is_new = (
+            type(result) is np.ndarray and "out" not in options and not _is_part(result, (*args, *options.values()))
+        )
+        return _trace_created(result) if is_new else result
+
+    return call
+
+
+def _is_part(array: Any, given: Iterable[Any]) -> bool:
+    """Whether an array is among the arguments of a function, or in lists of these, or may be a view of one."""
+    return any(
+        _is_part(array, value) if isinstance(value, (list, tuple)) else np.may_share_memory(array, value)
+        for value in given
+        if isinstance(value, (list, tuple, np.ndarray))
+    )
 
 
 def creating_from_lists(original: Callable[..., Any]) -> Callable[..., Any]:

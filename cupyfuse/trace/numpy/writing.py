@@ -30,7 +30,11 @@ def target_of(operation: str, x: Any) -> Tracer:
     """Return the array that an operation writes to, or raise if it is not traced."""
     if not isinstance(x, Tracer):
         note([x])
-        fail(operation, "the array that it changes has to be an argument of the fused function or computed in it")
+        fail(
+            operation,
+            "the array that it changes has to be an argument of the fused function or computed in it; change a copy by "
+            "np.array(a) of one that NumPy's functions did not make, as of random numbers",
+        )
     return x
 
 
