@@ -167,7 +167,10 @@ class LibraryCall:
         shapes = tuple(tuple(getattr(r, "shape", ())) for r in found)
         if shapes != self.results:
             planned = f"results of shapes {self.results} were planned"
-            return EngineError(f"{self!r}: {planned}, the library returned {shapes}")
+            return EngineError(
+                f"{self!r}: {planned}, for these values it returned {shapes}; give it room for all values, as "
+                "np.bincount by a minlength above all labels, or call it outside of the fused function"
+            )
         name, r = next((d, r) for d, r in zip(self.dtypes, found, strict=True) if _is_complex(r) and not is_complex(d))
         return EngineError(
             f"{self!r}: {name} results were planned, and for these operands it returned {r.dtype} ones; "

@@ -37,7 +37,9 @@ TEXTS = (
     "x.astype('f4', order='F'), x.astype('f8', 'C'), x.astype('f4', 'K', 'same_kind', False, True)",
     "np.zeros_like(x, shape=(2,)) + x[0, 0], np.ones_like(x, shape=3, dtype=int), np.full_like(x, x[0], shape=(2, 3))",
     "np.zeros_like(k, shape=(2, 2), dtype=np.int32) + k[0], np.full_like(x, 2, shape=())",
-    "np.vecdot(x, x, axis=0), np.vecdot(x.T, x[:, 0], axis=-1)",
+    "np.vecdot(x, x, axis=0), np.vecdot(x.T, x[:, 0], axis=-1), np.vecdot(x, x, axes=[0, 0, ()])",
+    "np.matmul(x, x, axes=[(0, 1), (1, 0), (1, 0)]), np.matmul(x, x, axes=[(1, 0), (0, 1), (0, 1)], dtype='f8')",
+    "np.matmul(x[None], x[:, :, None], axes=[(1, 2), (1, 0), (0, -1)]), np.matmul(k[:, None], k, axes=[(1, 0), 0, 0])",
     "np.require(x, 'f4', ['C', 'A', 'W']), np.require(x, None, 'F'), np.require([x[0, 0], 1])",
     "z = np.require(np.zeros(3)); z[:] = x[0]; z",
     "z = np.zeros(3, int); np.sum(x * 9, 0, out=z); w = np.zeros(3, bool); x.max(0, out=w); z, w",
@@ -159,3 +161,23 @@ def test_results_and_axes_that_numpy_refuses() -> None:
 def test_counts_of_no_labels_are_integers() -> None:
     function, labels = (lambda k: np.bincount(k, k * 0.5, 3)), np.arange(0)
     np.testing.assert_array_equal(cf.fuse(function)(labels), function(labels), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: np.matmul(x, x.T, axes=[(0, 9), (0, 1), (0, 1)]), np.exceptions.AxisError, "9"),
+        (lambda x: np.matmul(x, x.T, axes=[(0, 1), (0, 1)]), ValueError, "entry for all 3"),
+        (lambda x: np.matmul(x, x.T, axis=1), TypeError, "core dimension"),
+        (lambda x: np.vecdot(x, x, axis=2), np.exceptions.AxisError, "2"),
+        (
+            lambda x: np.vecdot(x, x, keepdims=True),
+            cf.TraceError,
+            r"np.vecdot with keepdims=: add .* y\[\.\.\., None\]",
+        ),
+        (lambda x: np.add(x, x, signature="dd->d"), cf.TraceError, r"np.add with signature=: .*astype"),
+    ],
+)
+def test_axes_and_options_that_ufuncs_do_not_take(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cf.fuse(call)(np.ones((3, 4)))

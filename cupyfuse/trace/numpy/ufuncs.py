@@ -44,6 +44,13 @@ REDUCTIONS = {
 }
 
 
+# For options that are refused.
+_WAYS_OUT = {
+    **dict.fromkeys(("signature", "sig"), "convert the operands with .astype first, or give dtype="),
+    "keepdims": "add the axis to the result, as in y[..., None]",
+}
+
+
 def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a ufunc, or a method of one, on traced arrays."""
     out = options.pop("out", None)
@@ -159,10 +166,13 @@ def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: T
         fail(f"np.{name} with casting={casting!r}", "that option is not supported; convert with .astype first")
     options = {k: v for k, v in options.items() if k not in ("order", "subok") and v is not None}
     dtype = options.pop("dtype", None)
-    if name == "vecdot" and "axis" in options:
-        trace, axis = trace_of(inputs), options.pop("axis")
-        inputs = tuple(_with_last_axis(as_tracer(i, trace), axis) for i in inputs)
-    refuse_options(f"np.{name}", **options)
+    if (axes := _core_axes(name, inputs, options)) is not None:
+        trace = trace_of(inputs)
+        inputs = tuple(_moved(name, as_tracer(i, trace), chosen, True) for i, chosen in zip(inputs, axes, strict=False))
+        result = _call(name, inputs, options | {"where": where, "casting": casting, "dtype": dtype}, None)
+        return _moved(name, result, axes[-1], False) if len(axes) > len(inputs) else result
+    for label in options:
+        fail(f"np.{name} with {label}=", _WAYS_OUT.get(label, "leave that option out"))
     row = POINTWISE.get(_ALIASES.get(name, name))
     if dtype is None:
         result = _apply(name, inputs)
@@ -177,10 +187,26 @@ def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: T
     return apply("where", mask_of(f"np.{name}", where), result, target)
 
 
-def _with_last_axis(x: Tracer, axis: int) -> Tracer:
-    """Return an array with an axis moved to the end."""
-    (last,) = normalize_axes((axis,), x.ndim, "vecdot")
-    return x.transpose([p for p in range(x.ndim) if p != last] + [last])
+def _core_axes(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> list[tuple[int, ...]] | None:
+    """Take the options `axis` and `axes` of a ufunc of vectors or matrices: the axes of its operands and its result.
+
+    None if the call has neither.
+    """
+    given = {label: options.pop(label) for label in ("axis", "axes") if label in options}
+    if given:  # NumPy's own errors, which depend on how many dimensions there are
+        getattr(np, name)(*(np.empty((0,) * np.ndim(i)) for i in inputs), **given)
+    axis, axes = given.get("axis"), given.get("axes")
+    if axis is not None:
+        return [(axis,)] * len(inputs)
+    return None if axes is None else [tuple(a) if isinstance(a, (tuple, list)) else (a,) for a in axes]
+
+
+def _moved(name: str, x: Tracer, axes: tuple[int, ...], to_end: bool) -> Tracer:
+    """Return an array with axes moved to the end, or from there to their places."""
+    axes = normalize_axes(axes, x.ndim, name)
+    others = [p for p in range(x.ndim) if p not in axes]
+    order = [*others, *axes]
+    return x.transpose(order if to_end else [order.index(p) for p in range(x.ndim)])
 
 
 def _apply(name: str, inputs: tuple[Any, ...]) -> Any:
