@@ -44,8 +44,13 @@ WAYS_OUT = {
         ("as_integer_ratio", "bit_count", "bit_length", "hex", "numerator", "denominator", "to_bytes"),
         "values are not known while the function is traced; return the number, and call it outside",
     ),
-    "byteswap": "bytes of traced arrays cannot be read; call it outside of the fused function",
+    **dict.fromkeys(
+        ("byteswap", "dump", "dumps", "tobytes", "tofile"),
+        "bytes of traced arrays cannot be read; call it outside of the fused function",
+    ),
+    "resize": "arrays keep their size; make another one by np.resize(x, shape)",
 }
+_OTHERS = "it is not supported in a fused function; call it outside, or use NumPy's functions of the array"
 
 
 class NamedConstant(float):
@@ -168,5 +173,6 @@ class TracedValue:
             )
         if name in METHODS:
             return functools.partial(self._trace.call_method, name, self)
-        reason = WAYS_OUT.get(name, "it is not supported in a fused function")
+        is_numpys = hasattr(np.ndarray, name) or name in WAYS_OUT
+        reason = WAYS_OUT.get(name, _OTHERS) if is_numpys else "NumPy's arrays have none of this name"
         raise TraceAttributeError(f"cannot fuse the array attribute or method .{name}: {reason}\n  at {user_line()}")

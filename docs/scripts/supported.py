@@ -61,8 +61,8 @@ def page() -> str:
         "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, except in "
         "code of more than 128 names that also uses `float` as a type, `float(x.sum())` and the like of `int`, `bool` "
         "and `complex`; "
-        "Python's `min` and `max` of scalars are `np.where`, and its `any` and `all` take them, too. What is printed "
-        'of them (`f"{x.sum():.3f}"`) tells no value.',
+        "Python's `min` and `max` of scalars are `np.where`, also by a `key`, and its `any` and `all` take them, "
+        'too. What is printed of them (`f"{x.sum():.3f}"`) tells no value.',
         "## SciPy\nThe ufuncs of `scipy.special` trace: those of the operator table fused, others as library steps. "
         "`logsumexp`, `softmax`, `log_softmax` and other functions written with NumPy's trace as their NumPy code. "
         "These are library steps, which run on CuPy arrays where `cupyx.scipy` has them; so are the densities, "

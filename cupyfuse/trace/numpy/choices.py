@@ -23,28 +23,42 @@ _OWN = __name__.partition(".")[0] + "."  # where the classes are that stand for 
 
 
 def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any]:
-    """Return `min` or `max`, which chooses among traced scalars by `np.where`; of equal ones the first."""
+    """Return `min` or `max`, which chooses by `np.where` where traced scalars decide; of equal ones the first."""
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
-        """Choose among two or more scalars, some traced; call Python's function for all else."""
+        """Choose among two or more scalars, perhaps by a key; call Python's function for all else."""
         if len(args) == 1 and isinstance(args[0], Iterable) and not isinstance(args[0], str):
             args = (list(args[0]),)  # an iterator can be read once
         items = args[0] if len(args) == 1 and isinstance(args[0], list) else list(args)
-        if "key" in options or len(items) < 2 or not any(isinstance(i, Tracer) for i in items):
+        if len(items) < 2 or not all(map(_is_scalar, items)):
             return original(*args, **options)
-        if any(i.ndim if isinstance(i, Tracer) else np.ndim(i) for i in items):
+        key = options.get("key")
+        keys = items if key is None else [key(item) for item in items]
+        if not any(isinstance(k, Tracer) for k in keys) or not all(map(_is_scalar, keys)):
             return original(*args, **options)
-        found, *rest = items
-        for item in rest:
-            if isinstance(found, Tracer) or isinstance(item, Tracer):
-                chosen = apply("where", apply(comparison, item, found), item, found)
-                found = as_python(chosen) if is_python(item) and is_python(found) else chosen._as_result()
-            else:
-                found = original(found, item)
+        found, best = items[0], keys[0]
+        for item, k in zip(items[1:], keys[1:], strict=True):
+            if isinstance(best, Tracer) or isinstance(k, Tracer):
+                is_better = apply(comparison, k, best)
+                found = _chosen(is_better, item, found)
+                best = found if key is None else _chosen(is_better, k, best)
+            elif original((0, 1), key=(best, k).__getitem__):
+                found, best = item, k
         return found
 
     return call
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a value is a number, traced or not, or a traced array without dimensions."""
+    return not value.ndim if isinstance(value, Tracer) else isinstance(value, (bool, int, float, np.generic))
+
+
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
+    """Return one of two scalars, as a number of Python's if both are."""
+    chosen = apply("where", condition, a, b)
+    return as_python(chosen) if is_python(a) and is_python(b) else chosen._as_result()
 
 
 def _quantifier(original: Callable[..., Any], decisive: bool) -> Callable[..., Any]:

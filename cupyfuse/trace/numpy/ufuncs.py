@@ -155,7 +155,11 @@ def _numpy_name(name: str) -> str:
     for module in ("scipy.special", "scipy.special._ufuncs"):
         if isinstance(getattr(sys.modules.get(module), name, None), np.ufunc):
             return f"{module}.{name}"
-    fail(f"the ufunc {name}", "it is neither in the operator table nor one of NumPy's or of scipy.special's")
+    fail(
+        f"the ufunc {name}",
+        "it is neither in the operator table nor one of NumPy's or of scipy.special's; compute by those, with np.where "
+        "for branches, or call it outside of the fused function",
+    )
 
 
 def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: Tracer | None) -> Any:
