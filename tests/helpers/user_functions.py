@@ -1,6 +1,6 @@
 """Functions as users write them: classifiers, losses, mixtures, transport, attention.
 
-`USERS` holds those of `user_programs` and `user_loops` too, once these are imported.
+`USERS` holds those of `user_programs`, `user_loops` and `user_classes` too, once these are imported.
 """
 
 from __future__ import annotations

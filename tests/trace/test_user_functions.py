@@ -1,6 +1,6 @@
 """Functions as users write them run fused, and with their weights bound, as they run plain: NumPy's engine and kernels.
 
-The functions are in `user_functions`, `user_programs` and `user_loops`.
+The functions are in `user_functions`, `user_programs`, `user_loops` and `user_classes`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import user_classes  # noqa: F401
 import user_loops  # noqa: F401
 import user_programs  # noqa: F401
 from support import HOST, NUMPY, Engine, chosen, dtype_of, unit
