@@ -45,6 +45,7 @@ NUMBERS = (
     "math.trunc(a.max().item()) * a, math.trunc(a.sum() / np.float64(3)) | "
     "max(a.max(), a.min(), key=abs), min(range(3), key=lambda i: a[i % 2, 0]) | "
     "max(range(2), key=lambda i: a[i].sum()) * a, max(['a', 'bc'], key=len) == 'bc' | "
+    "max(a.max(), np.array(1, a.dtype)) * a | "
     "min([1.5, 0.5], key=lambda v: v * a[0, 1]) * a, max([a.max(), a.min()], default=0) | "
     "(a.sum() / 2).is_integer(), a.max().is_integer() | "
     "(a.max().item() / 3).is_integer(), float(a[0, 0]).is_integer() * a, (a.max() / 0).is_integer() | "
@@ -66,6 +67,11 @@ def test_numbers_of_elements_are_weak(text: str, dtype: str, engine: Engine) -> 
     if "round(a[0" in text and dtype == "uint8":
         text = text.replace("a[0, 0]", "a[0, 1]")
     check(text, engine, dtype)
+
+
+def test_a_default_is_for_one_iterable() -> None:
+    with force_plans(), pytest.raises(TypeError, match="default"):
+        cf.fuse(lambda x: max(x.sum(), x.max(), default=1))(np.ones(3))
 
 
 @pytest.mark.parametrize("text", ["a * (a[both].size * 300)", "np.maximum(a, a[both].size * 300)", "a + -a[both].size"])

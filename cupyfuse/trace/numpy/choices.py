@@ -31,7 +31,8 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
         if len(args) == 1 and isinstance(args[0], Iterable) and not isinstance(args[0], str):
             args = (list(args[0]),)  # an iterator can be read once
         items = args[0] if len(args) == 1 and isinstance(args[0], list) else list(args)
-        if len(items) < 2 or not all(map(_is_scalar, items)):
+        is_error = "default" in options and len(args) > 1
+        if is_error or len(items) < 2 or not all(map(_is_scalar, items)):
             return original(*args, **options)
         key = options.get("key")
         keys = items if key is None else [key(item) for item in items]
@@ -51,8 +52,8 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether a value is a number, traced or not, or a traced array without dimensions."""
-    return not value.ndim if isinstance(value, Tracer) else isinstance(value, (bool, int, float, np.generic))
+    """Whether a value is a number or an array without dimensions, traced or not."""
+    return isinstance(value, (bool, int, float)) or getattr(value, "ndim", None) == 0
 
 
 def _chosen(condition: Any, a: Any, b: Any) -> Any:
