@@ -34,9 +34,10 @@ def calling_replacements(functions: Iterable[types.FunctionType]) -> Iterator[No
     """Let functions call the replacements of builtins where they call these, within a `with` block."""
     # They stay: code that the functions make, such as a lambda, may run later.
     vars(builtins).update({name_where_called(name): new for name, new in _BY_NAME.items()})
-    with _lock:
-        taken = [function for function in dict.fromkeys(functions) if _take(function)]
+    taken: list[types.FunctionType] = []
     try:
+        with _lock:
+            taken.extend(function for function in dict.fromkeys(functions) if _take(function))
         yield
     finally:
         with _lock:
