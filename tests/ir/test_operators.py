@@ -313,6 +313,16 @@ def test_what_is_said_of_one_element(row: Reduction, value: float) -> None:
         np.testing.assert_array_equal(result, [[constant if np.isfinite(value) else NAN]])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_equal_elements_have_no_variance(dtype: str, axis: int) -> None:
+    """As in the kernels, whose deviations are from a first element: sums of equal numbers are rounded."""
+    (row,) = [row.values[0] for row in REDUCTION_ROWS if row.values[0].name == "moment2"]
+    numbers = np.linspace(0.1, 1, 50, dtype=dtype)
+    x = np.broadcast_to(numbers, (7, 50)) if axis == 0 else np.broadcast_to(numbers[:, None], (50, 7))
+    assert not row.numpy(x, axis).any()
+
+
 DIFFERENTIABLE = [row for row in REDUCTION_ROWS if row.values[0].about is None]
 
 

@@ -182,6 +182,16 @@ def test_degrees_of_freedom(correction: float) -> None:
             compared(rule, arguments, tensors, torch.ones_like(result), 0.0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [7, 9])
+def test_deviations_of_equal_elements_are_zero(rows: int, dtype: torch.dtype) -> None:
+    """Down columns also of numbers whose sum is rounded: PyTorch gives them no gradient at all."""
+    rule, arguments, tensors = parts(torch.std, torch.linspace(0.1, 1, 50, dtype=dtype).repeat(rows, 1), 0)
+    cotangent = torch.ones_like(rule.eager(*fill(arguments, tensors)))
+    (found,) = vjp(rule, arguments, tensors, cotangent, [0])
+    assert found is not None and not found.any()
+
+
 # Rules whose gradients are those of what they view, choose or name, masks' and positions', and losses, which have tests
 # of their own.
 ELSEWHERE = {

@@ -31,9 +31,11 @@ def _logsumexp(x: Array, axis: int) -> Array:
 
 
 def _variance(x: Array, axis: int) -> Array:
+    # Relative to the first element, as in the kernels: that of equal elements is 0, however their sum is rounded.
     n = x.dtype.type(x.shape[axis])
-    mean = x.sum(axis=axis, keepdims=True) / n
-    return np.square(x - mean).sum(axis=axis, keepdims=True) / n
+    distance = x - x.swapaxes(0, axis)[:1].swapaxes(0, axis)
+    mean = distance.sum(axis=axis, keepdims=True) / n
+    return np.square(distance - mean).sum(axis=axis, keepdims=True) / n
 
 
 def _scale_of_sum(x: Array, axis: int) -> Array:
