@@ -33,10 +33,13 @@ struct Packs {
     __device__ __forceinline__ explicit Packs(const P& program)
         : p(program), packs_a_row(shifted ? 1 + (p.cols + V - 2) / V : p.cols / V), total(p.rows * packs_a_row) {}
 
-    // Where pack k is: its row, and its number there. Divisions take as long as many elements, those of 64 bits most: beyond
-    // `total`, where nothing is computed, those of 32 bits may be wrong.
+    // a / b, of no more than there are packs. Divisions take as long as many elements, those of 64 bits most.
+    __device__ __forceinline__ i64 quotient(i64 a, i64 b) const {
+        return total < (i64(1) << 31) ? static_cast<u32>(a) / static_cast<u32>(b) : a / b;
+    }
+    // Where pack k is: its row, and its number there; beyond `total`, where nothing is computed, they may be wrong.
     __device__ __forceinline__ void find(i64 k, i64& row, i64& number) const {
-        row = p.rows == 1 ? 0 : total < (i64(1) << 31) ? static_cast<u32>(k) / static_cast<u32>(packs_a_row) : k / packs_a_row;
+        row = p.rows == 1 ? 0 : quotient(k, packs_a_row);
         number = k - row * packs_a_row;
     }
     __device__ __forceinline__ void compute(i64 row, i64 number) const {
@@ -58,15 +61,47 @@ struct Packs {
     }
 };
 
+// V elements of `rows` neighbouring rows, from `row` on: what depends on the column alone is loaded and computed once.
+template <class P, int V>
+__device__ __forceinline__ void elements_of_columns(const P& p, i64 row, i64 col, i64 rows) {
+    auto columns = p.template tile<V>(At<0>());
+    p.template load_columns<V>(At<0>(), col, columns);
+    const i64 end = row + rows < p.rows ? row + rows : p.rows;
+#pragma unroll 1
+    for (; row < end; ++row) {
+        auto tile = columns;
+        typename P::Row r;
+        typename P::Element e[V];
+        p.begin(row, r);
+        p.template load<V>(At<0>(), row, col, tile);
+        compute_pack<P, 0, V>(p, tile, row, col, r, e);
+        if (col == 0) {
+            p.commit(row, r);
+        }
+    }
+}
+
+// Threads have a pack each, or several: of the same columns in neighbouring rows, or where rows begin apart or are few, of all rows
+// in order, every Threads-th of those of a block.
 template <class P, int Threads, int V>
 __device__ __forceinline__ void elementwise(const P& p) {
     const Packs<P, V> packs(p);
     const i64 threads = static_cast<i64>(gridDim.x) * Threads;
+    i64 row, number;
+    if (!packs.shifted && threads >= packs.packs_a_row) {
+        const i64 groups = threads >= packs.total ? p.rows : packs.quotient(threads, packs.packs_a_row);
+        const i64 rows = threads >= packs.total ? 1 : packs.quotient(p.rows + groups - 1, groups);
+        packs.find(blockIdx.x * static_cast<i64>(Threads) + threadIdx.x, row, number);
+        if (row < groups && number < packs.packs_a_row) {
+            elements_of_columns<P, V>(p, row * rows, number * V, rows);
+        }
+        return;
+    }
     const i64 packs_a_thread = packs.total <= threads ? 1 : (packs.total + threads - 1) / threads;
-    const i64 a_block = Threads * packs_a_thread;  // whose threads take every Threads-th
+    const i64 a_block = Threads * packs_a_thread;
     const i64 first = blockIdx.x * a_block + threadIdx.x, end_of_block = (blockIdx.x + 1) * a_block;
     const i64 end = end_of_block < packs.total ? end_of_block : packs.total;
-    i64 row, number, row_step = 0, number_step = 0;  // to the next pack of this thread, one row more where it wraps
+    i64 row_step = 0, number_step = 0;  // to the next pack of this thread, one row more where it wraps
     packs.find(first, row, number);
     if (packs_a_thread > 1) {
         packs.find(Threads, row_step, number_step);

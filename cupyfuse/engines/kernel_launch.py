@@ -27,8 +27,8 @@ from ..ir.graph import Node
 from ..plan.schedule import Step, state_size
 
 _MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
-# From so many blocks on threads of elementwise work have several packs: enough blocks are left for all multiprocessors.
-_MANY_BLOCKS, _PACKS_A_THREAD = 1 << 14, 8
+# Threads of elementwise work have several packs, where enough blocks are left for all multiprocessors.
+_ENOUGH_BLOCKS, _PACKS_A_THREAD = 1 << 11, 8
 
 
 @dataclass(frozen=True)
@@ -309,8 +309,8 @@ def _thread_blocks(config: Config, rows: int, cols: int, at_once: int) -> int:
         # As many as elementwise.cu counts.
         packs = 1 + (cols + config.vec - 2) // config.vec if config.shifted else cols // config.vec
         blocks = -(-rows * packs // config.threads)
-        if blocks >= _MANY_BLOCKS:
-            blocks = -(-blocks // _PACKS_A_THREAD)
+        several = max(1, min(_PACKS_A_THREAD, blocks // _ENOUGH_BLOCKS))
+        blocks = -(-(-(-rows // several) * packs if rows >= several else -(-packs * rows // several)) // config.threads)
     else:
         teams = _teams(config, rows, at_once) if config.template == "row_shared" else -(-rows // config.rows)
         blocks = min(teams, _MAX_BLOCKS // config.cluster) * config.cluster

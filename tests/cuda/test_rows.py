@@ -381,11 +381,15 @@ def test_arrays_may_begin_anywhere(name: str, dtype: str, cols: int) -> None:
                 assert (around == 7).all(), (start, shift)
 
 
-@pytest.mark.parametrize("shape", [(100, 130), (3, 9001), (2, 8192), (9000, 2)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize(
+    "shape",
+    [(100, 130), (3, 9001), (2, 8192), (9000, 2), (17, 2048), (15, 4100), (1, 8192)],
+    ids=lambda s: "x".join(map(str, s)),
+)
 @pytest.mark.parametrize("name", ["elements", "elements of columns and rows"])
 def test_threads_have_several_packs(monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, int]) -> None:
-    """Of rows that are shorter than a block, longer, and one; nothing is computed twice in place."""
-    monkeypatch.setattr(kernel_launch, "_MANY_BLOCKS", 2)
+    """Of one row or neighbouring ones, shorter than a block and longer; nothing is computed twice in place."""
+    monkeypatch.setattr(kernel_launch, "_ENOUGH_BLOCKS", 1)
     rng = np.random.default_rng(shape[1])
     y, bias, factor = (normal(rng, s, "float32") for s in (shape, shape[1], (shape[0], 1)))
 

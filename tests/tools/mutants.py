@@ -703,7 +703,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "slot(set, 0)",
         rows("every_way and softmax-5x256-row_shared-32x2-2"),
     ),
-    Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < end;", "k <= end;", kernels("pointwise")),
+    Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < end;", "k <= end;", several_packs()),
+    Mutant(
+        "a row of the next thread",
+        "kernels_cu/elementwise.cu",
+        "row < end; ++row",
+        "row <= end; ++row",
+        several_packs(),
+    ),
+    Mutant("rows behind the last", "kernels_cu/elementwise.cu", "row + rows < p.rows ?", "true ?", several_packs()),
+    Mutant(
+        "packs behind one row", "kernels_cu/elementwise.cu", " && number < packs.packs_a_row", "", kernels("pointwise")
+    ),
     Mutant("the next row's packs", "kernels_cu/elementwise.cu", "            ++row;\n", "", several_packs()),
     Mutant(
         "packs of the next block", "kernels_cu/elementwise.cu", "of_block < packs.total ?", "false ?", several_packs()
