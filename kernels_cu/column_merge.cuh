@@ -3,7 +3,7 @@
 
 #include "reductions.cuh"
 
-// The totals of many parts of a column, in order; sums without what roundings make them too large.
+// The totals of many parts of a column, in order; sums, of squares too, without what roundings make them too large.
 template <class Totals>
 struct Merged {
     Totals whole, excess;

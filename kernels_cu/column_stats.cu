@@ -4,7 +4,7 @@
 //   writes the per-column results; wide_columns says whether any of these has more than 16 bits. The stage may store full results, too.
 // Within a warp, Strip / V lanes read Items rows' part of the strip and the other lanes the rows after them; a lane accumulates
 // V columns over all rows that it reads: Items of them, a power of two, in pairs. What depends on the column alone it loads and
-// computes once: between branches for each row that took twice the registers. Where there are sums alone, they are of Turns times
+// computes once; loaded for each row, behind a branch, it took twice the registers. Where there are sums alone, they are of 16 times
 // Items rows, and those then added up: one sum of 512 rows, one after the other, had up to 3.5 times the error of PyTorch's. More than
 // four columns have no registers for that. Results of 16 bits have no digits to lose, and their rows are added one after the other.
 // Lanes, then warps, are merged in a fixed order. With several shares, the totals of each go to p.partial (shares x cols) and
@@ -56,7 +56,7 @@ __device__ __forceinline__ void add_rows(
     }
 }
 
-template <class P, int Threads, int Strip, int Items, int V, int Turns = 16>
+template <class P, int Threads, int Strip, int Items, int V>
 __device__ __forceinline__ void column_stats(const P& p) {
     typedef typename P::ColumnTotals Totals;
     constexpr int across = Strip / V;               // lanes along one row
@@ -71,7 +71,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
     const i64 share = (rows + gridDim.y - 1) / gridDim.y;
     const i64 first = static_cast<i64>(blockIdx.y) * share;
     const i64 last = first + share < rows ? first + share : rows;
-    constexpr int step = warps * down * Items;
+    constexpr int step = warps * down * Items, turns = 16;
 
     typedef decltype(p.template tile<V>(At<0>())) Tile;
     Tile columns;  // what elements of all rows depend on
@@ -91,9 +91,9 @@ __device__ __forceinline__ void column_stats(const P& p) {
     Totals totals[V];
     if (col < cols) {
         if constexpr (Totals::sums_alone && P::wide_columns && V <= 4) {
-            for (i64 from = first; from < last; from += Turns * step) {
+            for (i64 from = first; from < last; from += turns * step) {
                 Totals part[V];
-                accumulate(from, from + Turns * step < last ? from + Turns * step : last, part);
+                accumulate(from, from + turns * step < last ? from + turns * step : last, part);
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
                     totals[j].merge(part[j]);

@@ -309,7 +309,7 @@ struct Moments : NoLookAhead {
     // Add `count` elements of these moments, `share` of all there are then.
     __device__ __forceinline__ void add_group(T count, T share, T distance, T deviations) {
         mean += distance * share;
-        m2 += deviations + distance * distance * (n * share);
+        m2 += deviations + distance * (n * share) * distance;  // in this order 0 of no elements before, not 0 times infinity
         n += count;
     }
     __device__ __forceinline__ void merge(const Moments& o) {
@@ -342,7 +342,8 @@ __device__ __forceinline__ void add_compensated(T& sum, T x, T& excess) {
     excess = isfinite(error) ? error : T(0);
     sum = both;
 }
-// Merge the next of many totals, of which sums are compensated: `excess` begins as those of no elements.
+// Merge the next of many totals, whose sums, of squares too, are compensated: `excess` begins as that of no elements, of which all
+// but the sums stays so.
 template <class Accumulator>
 __device__ __forceinline__ void merge_next(Accumulator& to, const Accumulator& o, Accumulator&) {
     to.merge(o);
@@ -403,7 +404,7 @@ __device__ __forceinline__ void add_pack(Moments<T>& to, const X (&x)[V], i64 at
 #pragma unroll
         for (int j = 0; j < V; ++j) {
             differences[j] = x[j] - to.first;
-            terms[j] = differences[j] * (T(1) / T(V));  // before they are added: large elements of both signs have a mean
+            terms[j] = differences[j] * (T(1) / T(V));  // before they are added, which large ones would overflow
         }
         const T mean = sum_in_pairs(terms);
 #pragma unroll

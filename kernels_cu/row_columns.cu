@@ -90,11 +90,11 @@ __device__ __forceinline__ auto team_of(char* memory) {
 
 // A team loads its next row before it computes one; `load` leaves values of columns in `next` as they are. All teams of a block take
 // as many turns, as `leave_columns` waits for all threads: a missing row has no elements. A single team, of wide rows, leaves
-// its sums every Turns rows, unless their results are of 16 bits: the rounding error of one long sum grows with the number of rows.
-template <class P, int Threads, int G, int Items, int V, int Turns = 32>
+// its sums every 32 rows, unless their results are of 16 bits: the rounding error of one long sum grows with the number of rows.
+template <class P, int Threads, int G, int Items, int V>
 __device__ __forceinline__ void row_columns(const P& p) {
     static_assert(!P::shifted && P::one_tile, "rows begin with whole packs, which all stages read");
-    constexpr int teams = Threads / G;
+    constexpr int teams = Threads / G, turns = 32;
     SHARED_BYTES(scratch, G <= 32 ? 16 : 2 * (Threads / 32) * P::slot);
     const auto team = team_of<P, Threads, G>(scratch);
     const i64 step = static_cast<i64>(gridDim.x) * teams;
@@ -108,8 +108,8 @@ __device__ __forceinline__ void row_columns(const P& p) {
     int turn = 0;
     for (; first < p.rows; first += step, ++turn) {
         if constexpr (by_parts) {
-            if (turn % Turns == 0 && turn > 0) {
-                leave_columns<P, Threads, G, Items, V>(p, team, sums, turn > Turns);
+            if (turn % turns == 0 && turn > 0) {
+                leave_columns<P, Threads, G, Items, V>(p, team, sums, turn > turns);
             }
         }
         SummedRow<P, Items, V> row = next;
@@ -118,5 +118,5 @@ __device__ __forceinline__ void row_columns(const P& p) {
         }
         loaded_row<P, Items, V>(p, team, row.row, row.span, row.r, row);
     }
-    leave_columns<P, Threads, G, Items, V>(p, team, sums, by_parts && turn > Turns);
+    leave_columns<P, Threads, G, Items, V>(p, team, sums, by_parts && turn > turns);
 }

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 
 from .. import dtypes
 from ..ir.graph import Node
+from ..plan.schedule import stages_of
 from .accumulators import Accumulator
 from .c_types import c_type, stored_type
 from .config import Config
@@ -152,8 +153,10 @@ class Writer:
         """Emit the totals of a column, and the stage whose elements are added to them."""
         if self.program.columns is None and not self.program.by_columns:
             return ""
-        results = (self.program.columns or self.program.step).outputs
-        wide = any(n.shape[0] == 1 and dtypes.ITEMSIZE[n.dtype] > 2 for n in results)
+        step = self.program.columns or self.program.step
+        stages = stages_of(step)
+        reduced = [n for n in step.outputs if n.shape[0] == 1 and stages[n] >= 0]
+        wide = any(dtypes.ITEMSIZE[n.dtype] > 2 for n in reduced)
         alias = f"typedef Totals{self.column_totals} ColumnTotals;"
         alias += f"\nstatic constexpr bool wide_columns = {'true' if wide else 'false'};"
         if self.program.columns is None:

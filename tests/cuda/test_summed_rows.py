@@ -88,6 +88,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_sums, "_WORTH", 0)
     monkeypatch.setattr(column_sums, "_FEWEST_ROWS", 2)
     monkeypatch.setattr(column_sums, "_SHORTEST", 1)
+    monkeypatch.setattr(column_sums, "fewest_shared", lambda cols: 0)
 
 
 def force(monkeypatch: pytest.MonkeyPatch, config: Config, cols: int) -> None:
@@ -282,6 +283,31 @@ def test_vectors_that_column_reductions_compute_are_stored_by_them(shape: tuple[
     check(batch_norm_gradients, arrays, run(HOST, batch_norm_gradients, arrays))
 
 
+def read_before_as_a_view(x: Any, v: Any) -> Any:
+    d = np.sqrt(np.abs(v) + 0.1)
+    parts = d.reshape(-1, 8)
+    shares = (parts / parts.max(axis=1, keepdims=True)).reshape(-1)
+    return (x * d * shares).sum(axis=0), d
+
+
+def read_before_by_a_library(x: Any, v: Any) -> Any:
+    d = np.exp(v)
+    return (x * (d + np.repeat(d.reshape(-1, 8).sum(axis=1), 8))).sum(axis=0), d
+
+
+@pytest.mark.parametrize("function", [read_before_as_a_view, read_before_by_a_library])
+def test_vectors_that_a_step_before_the_columns_reads_are_there(function: Any) -> None:
+    rng = np.random.default_rng(2)
+    arrays = [normal(rng, (600, 64)), normal(rng, 64)]
+    check(function, arrays, run(HOST, function, arrays))
+
+
+def test_narrow_elements_are_not_left_to_one_block() -> None:
+    """A block reduces a few thousand short rows sooner than several; costly elements are for the whole GPU."""
+    alone = plan_of(activation_gradients, (2048, 8), (2048, 8), (8,)).steps
+    assert not any(n.shape == (2048, 8) for s in alone if s.kind == "ColumnStats" for n in s.outputs)
+
+
 def scaled_by_rows(x: Any, v: Any) -> Any:
     """Factors of rows, which are results themselves."""
     t = np.tanh(v)
@@ -421,3 +447,15 @@ def test_states_of_teams_fit_into_shared_memory() -> None:
 def test_elements_of_rows_between_vectors_are_stored_by_themselves(cols: int) -> None:
     steps = plan_of(activation_gradients, (4096, cols), (4096, cols), (cols,)).steps
     assert [s.kind for s in steps].count("RowProgram") == 1
+
+
+@pytest.mark.parametrize(("dtype", "large"), [("float32", 3e19), ("float64", 2e154)])
+@pytest.mark.parametrize("shape", [(4, 1), (4, 4), (5, 3), (600, 4)], ids=lambda s: "x".join(map(str, s)))
+def test_variances_that_overflow_are_infinite(shape: tuple[int, int], dtype: str, large: float) -> None:
+    """No element before the first ones is 0 times their distance, which squared is infinite."""
+    x = np.full(shape, large, dtype)
+    x[0] = 0
+    for axis in (0, 1):
+        y = x if axis == 0 else np.ascontiguousarray(x.T)
+        (found,) = run(HOST, lambda y, axis=axis: y.var(axis=axis), [y])
+        np.testing.assert_array_equal(found, np.inf)

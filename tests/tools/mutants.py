@@ -705,13 +705,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < end;", "k <= end;", several_packs()),
     Mutant(
-        "a row of the next thread",
+        "a row that two threads compute",
         "kernels_cu/elementwise.cu",
-        "row < end; ++row",
-        "row <= end; ++row",
+        "row += 2 * apart",
+        "row += apart",
         several_packs(),
     ),
-    Mutant("rows behind the last", "kernels_cu/elementwise.cu", "row + rows < p.rows ?", "true ?", several_packs()),
+    Mutant("the last of odd rows", "kernels_cu/elementwise.cu", "if (row < p.rows) {", "if (false) {", several_packs()),
     Mutant(
         "packs behind one row", "kernels_cu/elementwise.cu", " && number < packs.packs_a_row", "", kernels("pointwise")
     ),
@@ -771,7 +771,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "parts of a sum that overlap",
         COLUMNS,
-        "from += Turns * step",
+        "from += turns * step",
         "from += step",
         kernels("column_sums-5400x34-float32"),
     ),
@@ -1031,7 +1031,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "moments merged without their distance",
         REDUCTIONS,
-        "m2 += deviations + distance * distance * (n * share);",
+        "m2 += deviations + distance * (n * share) * distance;",
         "m2 += deviations;",
         kernels("column_reductions-300x7-float32"),
     ),
