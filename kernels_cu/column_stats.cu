@@ -4,9 +4,9 @@
 //   writes the per-column results; wide_columns says whether any of these has more than 16 bits. The stage may store full results, too.
 // Within a warp, Strip / V lanes read Items rows' part of the strip and the other lanes the rows after them; a lane accumulates
 // V columns over all rows that it reads: Items of them, a power of two, in pairs. What depends on the column alone it loads and
-// computes once; loaded for each row, behind a branch, it took twice the registers. Where there are sums alone, they are of 16 times
-// Items rows, and those then added up: one sum of 512 rows, one after the other, had up to 3.5 times the error of PyTorch's. More than
-// four columns have no registers for that. Results of 16 bits have no digits to lose, and their rows are added one after the other.
+// computes once; loaded for each row, behind a branch, it took twice the registers. Totals are of 16 times Items rows, and those then
+// merged: one sum of 512 rows, one after the other, had up to 3.5 times the error of PyTorch's. More than four columns, or many
+// reductions, have no registers for that. Results of 16 bits have no digits to lose, and their rows are added one after the other.
 // Lanes, then warps, are merged in a fixed order. With several shares, the totals of each go to p.partial (shares x cols) and
 // column_merge finishes.
 // Launch: Threads threads; (ceil(cols / Strip), shares) blocks. Strip is a power of two, V <= Strip <= 32 V, Strip <= Threads.
@@ -90,7 +90,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
 
     Totals totals[V];
     if (col < cols) {
-        if constexpr (Totals::sums_alone && P::wide_columns && V <= 4) {
+        if constexpr (P::wide_columns && V <= 4 && V * sizeof(Totals) <= 96) {
             for (i64 from = first; from < last; from += turns * step) {
                 Totals part[V];
                 accumulate(from, from + turns * step < last ? from + turns * step : last, part);

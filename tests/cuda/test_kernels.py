@@ -13,6 +13,7 @@ from support import CUDA, HOST, INF, NAN, Engine, assert_equal, chosen
 
 import cupyfuse as cf
 from cupyfuse.cuda import sources
+from cupyfuse.plan.schedule import steps
 
 # In which threads take turns, two of each kind; one where an address sanitizer runs, whose findings depend on indices.
 ORDERS = int(os.environ.get("CUPYFUSE_ORDERS", "4"))
@@ -134,6 +135,18 @@ def test_sums_down_columns_lose_no_more_than_their_last_digits(device: Engine, d
     expected = x.astype(np.float64).sum(axis=0)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     assert error < 2 * 2.0**-24, error
+
+
+def test_sums_beside_other_reductions_lose_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block has all rows of a strip, in which a lane adds up 312 of them."""
+    monkeypatch.setattr(steps, "_ENOUGH_STRIPS", 1)
+    x = np.random.default_rng(5).standard_normal((40_000, 16)).astype(np.float32)
+    with HOST.active():
+        found, _, variance = map(np.asarray, cf.fuse(lambda x: (x.sum(0), x.max(0), x.var(0)))(HOST.array(x)))
+    wide = x.astype(np.float64)
+    for got, expected in ((found, wide.sum(axis=0)), (variance, wide.var(axis=0))):
+        error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+        assert error < 2 * 2.0**-24, error
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
