@@ -12,6 +12,7 @@ import threading
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ..trace.numpy import REPLACED_BUILTINS, REPLACED_TYPES
 from .call_sites import name_where_called, with_calls_apart
@@ -52,7 +53,8 @@ def _take(function: types.FunctionType) -> bool:
         own = function.__code__
         hidden = function.__globals__.keys()
         names = frozenset(name for name in reads_of(own).called & _BY_NAME.keys() if name not in hidden)
-        if not names or function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+        given: Any = function  # whose `__builtins__` not all stubs know
+        if not names or given.__builtins__ is not vars(builtins):
             return False
         found = _changed[function] = _Changed(own, with_calls_apart(own, names))
         function.__code__ = found.other
