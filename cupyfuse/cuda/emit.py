@@ -350,9 +350,12 @@ class Writer:
             body.line(f"const {c_type(node.dtype)} {program.names[node]} = {text};")
             body.scope.expressions[node] = program.names[node]
         body.index = ("0", "col")
-        for node, parameter in program.outputs.items():
-            if node in program.behind_columns:
-                body.line(f"{parameter.name}[col] = {body.stored(node, parameter.dtype)};")
+        written = [(n, p) for n, p in program.outputs.items() if n in program.behind_columns]
+        for node, parameter in written:
+            body.line(f"const auto of_{parameter.name} = {body.stored(node, parameter.dtype)};")
+        # Results may lie where arguments do, which all of them have read by now.
+        for _, parameter in written:
+            body.line(f"{parameter.name}[col] = of_{parameter.name};")
         return function_text(f"void finish(const Totals{self.column_totals}& t, i64 col) const", body)
 
     def emit_commit(self) -> str:

@@ -383,6 +383,30 @@ def test_results_may_overwrite_what_the_shared_launch_reads(any_size: None) -> N
     np.testing.assert_allclose(gamma, arrays[2] - 0.1 * scale, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(1021, 100), (67, 33)])
+def test_results_of_columns_in_the_place_of_what_other_ones_read(shape: tuple[int, int]) -> None:
+    """Vectors exchanged, in the launch that adds up columns, or merges them: all are read before any is written."""
+
+    def function(x: Any, v: Any, w: Any) -> None:
+        r, t = 1 / np.sqrt(np.abs(v) + 1), np.tanh(w)
+        s = (x * (r + t)).sum(axis=0)
+        v[...] = t + s
+        w[...] = r * x.max(axis=0)
+
+    rng = np.random.default_rng(5)
+    arrays = [normal(rng, shape), normal(rng, shape[1]), normal(rng, shape[1])]
+    wanted = [a.astype(np.float64) for a in arrays]
+    function(*wanted)
+    with HOST.active():
+        given = [HOST.array(a) for a in arrays]
+        (step,) = cf.fuse(function).plan(*given).steps
+        assert step.kind == "ColumnStats"
+        cf.fuse(function)(*given)
+        found = [HOST.host(a) for a in given]
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
+
+
 def test_strided_and_misaligned_rows(any_size: None) -> None:
     """Rows further apart than they are long, and arrays that begin between two vectors: narrower vectors."""
     arrays = drawn((70, 64))
