@@ -19,7 +19,7 @@ def totals_struct(
     Templates call `peek` for each element of a tile, `settle` once, then `add` for each pack of V elements, with
     the first one's position along the reduced axis; where all elements are peeked before any is added, `start` in the
     place of `settle`. Lanes of a warp combine by `lead`, `settle` and `exchange`. `merge` adds the totals of others,
-    sums of many others without the `excess` of roundings (see `reductions.cuh`).
+    totals of many others with what roundings make their sums too large in `excess` (see `reductions.cuh`).
 
     Parameters
     ----------
