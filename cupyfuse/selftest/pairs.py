@@ -111,6 +111,17 @@ minimum         -inf  -max    -1    -0     0     1   max   inf   nan
            inf  -inf  -max    -1    -0     0     1   max   inf   nan
            nan   nan   nan   nan   nan   nan   nan   nan   nan   nan
 
+arctan2         -inf   -max     -1     -0      0      1    max    inf    nan
+          -inf -3pi/4  -pi/2  -pi/2  -pi/2  -pi/2  -pi/2  -pi/2  -pi/4    nan
+          -max    -pi -3pi/4  -pi/2  -pi/2  -pi/2  -pi/2  -pi/4     -0    nan
+            -1    -pi    -pi -3pi/4  -pi/2  -pi/2  -pi/4      ~     -0    nan
+            -0    -pi    -pi    -pi    -pi     -0     -0     -0     -0    nan
+             0     pi     pi     pi     pi      0      0      0      0    nan
+             1     pi     pi  3pi/4   pi/2   pi/2   pi/4      ~      0    nan
+           max     pi  3pi/4   pi/2   pi/2   pi/2   pi/2   pi/4      0    nan
+           inf  3pi/4   pi/2   pi/2   pi/2   pi/2   pi/2   pi/2   pi/4    nan
+           nan    nan    nan    nan    nan    nan    nan    nan    nan    nan
+
 logaddexp       -inf  -max    -1    -0     0     1   max   inf   nan
           -inf  -inf  -max    -1   +-0   +-0     1   max   inf   nan
           -max  -max  -max    -1   +-0   +-0     1   max   inf   nan

@@ -13,6 +13,7 @@ _CONSTANTS = {
     "pi": math.pi,
     "pi/2": math.pi / 2,
     "pi/4": math.pi / 4,
+    "3pi/4": 3 * math.pi / 4,
     "ln2": math.log(2.0),
     "ln2/2": math.log(2.0) / 2,
     "ln3": math.log(3.0),

@@ -31,10 +31,15 @@ log1p              nan    nan   -inf   -nor   -sub     -0      0    sub    nor  
 sin                nan      ~      ~   -nor   -sub     -0      0    sub    nor      ~      ~    nan    nan
 cos                nan      ~      ~      1      1      1      1      1      1      ~      ~    nan    nan
 tan                nan      ~      ~   -nor   -sub     -0      0    sub    nor      ~      ~    nan    nan
+arcsin             nan    nan  -pi/2   -nor   -sub     -0      0    sub    nor   pi/2    nan    nan    nan
+arccos             nan    nan     pi   pi/2   pi/2   pi/2   pi/2   pi/2   pi/2      0    nan    nan    nan
 arctan           -pi/2  -pi/2  -pi/4   -nor   -sub     -0      0    sub    nor   pi/4   pi/2   pi/2    nan
 sinh              -inf   -inf      ~   -nor   -sub     -0      0    sub    nor      ~    inf    inf    nan
 cosh               inf    inf      ~      1      1      1      1      1      1      ~    inf    inf    nan
 tanh                -1     -1      ~   -nor   -sub     -0      0    sub    nor      ~      1      1    nan
+arcsinh           -inf      ~      ~   -nor   -sub     -0      0    sub    nor      ~      ~    inf    nan
+arccosh            nan    nan    nan    nan    nan    nan    nan    nan    nan      0      ~    inf    nan
+arctanh            nan    nan   -inf   -nor   -sub     -0      0    sub    nor    inf    nan    nan    nan
 erf                 -1     -1      ~      ~   -sub     -0      0    sub      ~      ~      1      1    nan
 
 floor             -inf   -max     -1     -1     -1     -0      0      0      0      1    max    inf    nan

@@ -218,13 +218,14 @@ OF_ONE = (
     "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "sign", "round", "positive", "identity",
     "contiguous", "clone", "detach", "relu", "silu", "sigmoid", "mish", "selu", "hardsigmoid", "hardswish",
     "softsign", "logsigmoid", "hardtanh", "relu6", "leaky_relu", "rrelu", "gelu", "elu", "celu", "softplus",
-    "tanhshrink", "hardshrink", "softshrink", "logical_not",
+    "tanhshrink", "hardshrink", "softshrink", "logical_not", "asinh",
 )
 OF_ONE_POSITIVE = (
     "sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "log1p",
 )
+OF_ONE_BELOW_ONE = ("asin", "acos", "atanh")
 OF_TWO = (
-    "add", "sub", "mul", "div", "logaddexp", "maximum", "minimum", "gt", "ge", "lt", "le", "eq", "ne",
+    "add", "sub", "mul", "div", "atan2", "logaddexp", "maximum", "minimum", "gt", "ge", "lt", "le", "eq", "ne",
     "logical_and", "logical_or", "logical_xor",
 )
 # fmt: on
@@ -239,6 +240,10 @@ def pointwise(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Call | N
         return (x,), {}
     if name in OF_ONE_POSITIVE:
         return (positive(*shape, dtype=dtype),), {}
+    if name in OF_ONE_BELOW_ONE:
+        return (x / 8,), {}
+    if name == "acosh":
+        return (1 + x.abs(),), {}
     if name in OF_TWO:
         return (x, y), {}
     if name in MASKS:

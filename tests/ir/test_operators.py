@@ -78,6 +78,7 @@ PARAMETERS = {
 # Defined, or smooth, for positive operands alone.
 POSITIVE = {"sqrt", "log", "log2", "log10", "power", "log_relative", "plus_log"}
 ABOVE_MINUS_ONE = {"log1p"}
+BELOW_ONE = {"arcsin", "arccos", "arctanh"}
 
 
 def meaning(row: Operator) -> Callable[..., Any]:
@@ -92,6 +93,10 @@ def operands(row: Operator, rng: np.random.Generator, size: int = 4000) -> list[
         drawn = [np.abs(d) + 0.05 for d in drawn]
     if row.name in ABOVE_MINUS_ONE:
         drawn = [np.abs(d) - 0.9 for d in drawn]
+    if row.name in BELOW_ONE:
+        drawn = [0.95 * np.tanh(d) for d in drawn]
+    if row.name == "arccosh":
+        drawn = [np.abs(d) + 1.01 for d in drawn]
     if row.name == "where":
         drawn[0] = drawn[0] > 0
     return [*drawn, *(np.asarray(n) for n in numbers)]

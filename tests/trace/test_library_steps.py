@@ -40,7 +40,7 @@ LIBRARY: dict[str, Function] = {
     "cov": lambda x: (np.cov(x), np.corrcoef(x, rowvar=False)),
     "convolve": lambda x: np.convolve(x.sum(axis=0), x.mean(axis=1), mode="same"),
     "histogram": lambda x: np.histogram(x, bins=4, range=(-3, 3)),
-    "ufuncs": lambda x: (np.arcsin(x), np.hypot(x, 2), np.arctan2(x, x + 1), np.cbrt(x), np.copysign(1.0, x)),
+    "ufuncs": lambda x: (np.deg2rad(x), np.hypot(x, 2), np.fmax(x, x + 1), np.cbrt(x), np.copysign(1.0, x)),
     "more_ufuncs": lambda x: (np.signbit(x), np.nextafter(x, x + 1), np.logaddexp2(x, 1), np.float_power(x, 2)),
     "two_results": lambda x: np.modf(x),
     "frexp": lambda x: np.frexp(x),

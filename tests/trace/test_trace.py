@@ -51,6 +51,8 @@ NUMPY_FUNCTIONS = (
     "np.exp(x); np.exp2(x); np.expm1(x); np.log(abs(x)); np.log2(abs(x)); np.log10(abs(x)); np.log1p(abs(x)); "
     "np.sqrt(abs(x)); np.square(x); np.reciprocal(x); np.negative(x); np.positive(x); np.abs(x); np.fabs(x); "
     "np.sign(x); np.sin(x); np.cos(x); np.tan(x); np.arctan(x); np.sinh(x); np.cosh(x); np.tanh(x); np.floor(x); "
+    "np.arcsin(np.tanh(x)); np.arccos(np.tanh(x)); np.arcsinh(x); np.arccosh(1 + abs(x)); np.arctanh(0.5 * np.sin(x)); "
+    "np.arctan2(x, z); np.arctan2(1, x); "
     "np.ceil(x); np.rint(x); np.trunc(x); np.round(x); np.around(x); np.add(x, z); np.subtract(x, z); "
     "np.multiply(x, z); np.divide(x, z); np.true_divide(x, z); np.power(abs(x), z); np.power(x, 2); "
     "np.maximum(x, z); np.minimum(x, 0); np.logaddexp(x, z); np.greater(x, z); np.less_equal(x, z); "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,11 @@ def _nan_on_underflow(function: Callable[[Array, Array], Array]) -> Callable[...
         return np.where(is_exact_zero | ~(np.abs(result) < 1e-30), result, result.dtype.type(np.nan))
 
     return call
+
+
+def _inverse_or_zero(o: Any, x: Any) -> Any:
+    """Return 1 / x, or 0 for 0, as PyTorch's derivative of `atan2` has it."""
+    return o.where(x == 0.0, 0.0, 1.0 / x)
 
 
 def _cuda_logarithm(name: str) -> str:
@@ -228,12 +234,39 @@ ROWS = (
     op("cos", np.cos, "cos({0})", lambda o, y, x: (-o.sin(x),), "Cosine.", flops=12, ulps=LIBRARY),
     op("tan", np.tan, "tan({0})", lambda o, y, x: (1.0 + y * y,), "Tangent.", flops=20, ulps=LIBRARY),
     op(
+        "arcsin",
+        np.arcsin,
+        "asin({0})",
+        lambda o, y, x: (o.reciprocal(o.sqrt(1.0 - x * x)),),
+        "Inverse sine.",
+        flops=20,
+        ulps=LIBRARY,
+    ),
+    op(
+        "arccos",
+        np.arccos,
+        "acos({0})",
+        lambda o, y, x: (-o.reciprocal(o.sqrt(1.0 - x * x)),),
+        "Inverse cosine.",
+        flops=20,
+        ulps=LIBRARY,
+    ),
+    op(
         "arctan",
         np.arctan,
         "atan({0})",
         lambda o, y, x: (1.0 / (1.0 + x * x),),
         "Inverse tangent.",
         flops=20,
+        ulps=LIBRARY,
+    ),
+    op(
+        "arctan2",
+        np.arctan2,
+        "atan2({0}, {1})",
+        lambda o, y, a, b: (b * _inverse_or_zero(o, a * a + b * b), -a * _inverse_or_zero(o, a * a + b * b)),
+        "Angle of the point (b, a), between -pi and pi.",
+        flops=28,
         ulps=LIBRARY,
     ),
     op(
@@ -265,6 +298,33 @@ ROWS = (
         flops=16,
         ulps=LIBRARY,
         quick="quick_tanh({0})",
+    ),
+    op(
+        "arcsinh",
+        np.arcsinh,
+        "asinh({0})",
+        lambda o, y, x: (o.reciprocal(o.sqrt(x * x + 1.0)),),
+        "Inverse hyperbolic sine.",
+        flops=24,
+        ulps=LIBRARY,
+    ),
+    op(
+        "arccosh",
+        np.arccosh,
+        "acosh({0})",
+        lambda o, y, x: (o.reciprocal(o.sqrt(x * x - 1.0)),),
+        "Inverse hyperbolic cosine.",
+        flops=24,
+        ulps=LIBRARY,
+    ),
+    op(
+        "arctanh",
+        np.arctanh,
+        "atanh({0})",
+        lambda o, y, x: (1.0 / (1.0 - x * x),),
+        "Inverse hyperbolic tangent.",
+        flops=24,
+        ulps=LIBRARY,
     ),
     op(
         "erf",

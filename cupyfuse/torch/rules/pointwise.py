@@ -177,7 +177,8 @@ leave_unfused(
 
 
 # PyTorch's names where they are others than the operator table's.
-_NAMES = {"negative": "neg", "absolute": "abs", "arctan": "atan", "log_sigmoid": "logsigmoid"}
+_INVERSES = {f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")}
+_NAMES = {"negative": "neg", "absolute": "abs", "log_sigmoid": "logsigmoid"} | _INVERSES
 
 
 def enter_unary_operators(rows: Iterable[Operator], module: str) -> None:
@@ -201,7 +202,8 @@ def _unary(op: str, module: str) -> Callable[[Value], Value]:
 enter_unary_operators(elementary.ROWS, __name__)
 overload("neg", "negative", operator.neg, T.__neg__)
 overload("abs", "absolute", operator.abs, T.__abs__)
-overload("atan", "arctan")
+for _alias, _name in _INVERSES.items():
+    overload(_name, _alias)
 overload("trunc", "fix")
 
 
@@ -216,6 +218,7 @@ def _binary(op: str) -> Callable[[Value, Value], Value]:
 
 for _op in ("logaddexp", "maximum", "minimum"):
     rule(name=_op)(_binary(_op))
+rule("atan2", "arctan2", name="atan2")(_binary("arctan2"))
 
 # Limits and choices -------------------------------------------------------------------------------------------------
 
