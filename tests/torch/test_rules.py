@@ -104,6 +104,18 @@ def test_lerp_by_a_tensor_and_clamp_by_tensors() -> None:
     not_fused(torch.clamp, draw(4, 6), min=math.nan, reason="NaN")
 
 
+def test_integers_are_limited() -> None:
+    count, mask = torch.arange(-3, 6), torch.arange(-3, 6) > 1
+    for bounds in ((-1, 4), (4, -1), (2,), (None, 2), (True,), (torch.tensor(1), torch.tensor(3)), (count.flip(0),)):
+        check(torch.clamp, count, *bounds)
+    for target in (torch.clamp, T.clamp_min, T.clamp_max, torch.maximum, torch.minimum):
+        check(target, count, mask * 3)
+    check(torch.clamp, mask, 0, 2)
+    check(torch.clamp, count, 0.5, 2)
+    check(torch.clamp, count, torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max)
+    not_fused(torch.clamp, mask, mask, reason="arithmetic on masks")
+
+
 def test_prelu_has_one_slope_or_one_for_each_channel() -> None:
     check(F.prelu, draw(4, 6), draw(6, seed=1))
     for shape in ((), (5,), (4, 6), (2, 3, 4)):
@@ -178,7 +190,6 @@ def test_numbers_alone_make_the_default_dtype() -> None:
 def test_masks_and_integers_do_not_calculate() -> None:
     mask = draw(2, 3) > 0
     not_fused(torch.sub, mask, mask, reason="masks")
-    not_fused(torch.maximum, torch.arange(3), torch.arange(3), reason="integers")
     not_fused(torch.sum, torch.arange(3), reason="integers")
     not_fused(torch.bitwise_and, torch.arange(3), torch.arange(3), reason="masks only")
     not_fused(T.to, draw(3), torch.int64, reason="floats as integers")
@@ -366,7 +377,7 @@ def test_special_values_along_a_dimension(name: str, dtype: torch.dtype) -> None
         check(target, (rows if dim else rows.T)[:3, :3], dim=dim)
 
 
-@pytest.mark.parametrize("order", [1, 2, math.inf])
+@pytest.mark.parametrize("order", [1, 2, math.inf, -math.inf, 0, 3, 2.5, 1.5, 0.5, -1])
 def test_norms(order: float) -> None:
     for (shape, dim), dtype in itertools.product(DIMS, DTYPES):
         check(torch.linalg.vector_norm, draw(*shape, dtype=dtype), order, dim=dim, keepdim=True)

@@ -105,6 +105,7 @@ ROWS = (
     (0.0, NAN, 2.0, 3.0),
 )
 ALONG = ("sum", "mean", "logsumexp", "amax", "amin", "var", "std")
+ORDERS = (1, 2, INF, -INF, 0, 3, 4, 2.5, 1.5, 0.5, -1, -2.5)
 OF_ALL = ("sum", "mean", "prod", "amax", "amin", "max", "min", "var", "std")
 
 
@@ -122,12 +123,12 @@ def along(dtype: torch.dtype) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[
         yield "prod", torch.prod, (row[:, None].contiguous(), 0), {}
         for name in OF_ALL:
             yield name, getattr(torch, name), (torch.stack([row, row.flip(0)]),), {}
-        for order in (1, 2, INF):
+        for order in ORDERS:
             yield "vector_norm", torch.linalg.vector_norm, (torch.stack([row, row.flip(0)]), order), {}
     for name in ("max", "min"):
         yield f"{name}_dim", getattr(torch, name), (x, -1), {}
         yield f"{name}_dim", getattr(torch, name), (x.T.contiguous(), 0), {}
-    for order in (1, 2, INF):
+    for order in ORDERS:
         yield "vector_norm", torch.linalg.vector_norm, (x, order, -1), {}
         yield "normalize", F.normalize, (x, order, -1), {}
     yield "layer_norm", F.layer_norm, (x, (4,), weight, bias), {}

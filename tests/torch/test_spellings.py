@@ -52,7 +52,7 @@ def adapted() -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
             yield name, target, (x3, (1, 2)), {"correction": 0.5}
     for target in (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, T.norm):
         yield "vector_norm", target, (x,), {}
-        for order in (1, 2, math.inf):
+        for order in (1, 2, 3, math.inf, -math.inf):
             yield "vector_norm", target, (x, order, 1, True), {}
         yield "vector_norm", target, (x,), {"dim": 0, "dtype": torch.float64}
     yield "layer_norm", torch.layer_norm, (x, (6,), c, c, 1e-3, False), {}

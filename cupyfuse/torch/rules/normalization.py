@@ -75,7 +75,7 @@ def rms_norm(
 
 
 def _normalize_arguments(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
-    """Adapt `normalize`; refuse `out` and unusual orders."""
+    """Adapt `normalize`; refuse `out` and what is no order."""
     if out is not None:
         return Refused("out= writes to a tensor that was given")
     reason = refused_order(p)

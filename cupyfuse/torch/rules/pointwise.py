@@ -230,13 +230,20 @@ def _and(a: Value, b: Value) -> Value:
     return pointwise("logical_and", a, b)
 
 
+def _clamp_integers(input: Value, min: Operand | None, max: Operand | None) -> Value:
+    """Limit integers, of which none is infinite."""
+    if min is not None:
+        input = pointwise("maximum", input, min)
+    return input if max is None else pointwise("minimum", input, max)
+
+
 @rule("clamp", "clip")
 def clamp(input: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     if min is None and max is None:
         refuse("clamp", "neither min nor max is given")
     bounds = [bound for bound in (min, max) if bound is not None]
     if not is_float(promote(input, *bounds)):
-        refuse("clamp", "arithmetic on integers")
+        return _clamp_integers(input, min, max)
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         refuse("clamp", "a bound of NaN means nothing in some versions of PyTorch")
     low, high = -math.inf if min is None else min, math.inf if max is None else max

@@ -235,13 +235,13 @@ def _sqrt_zero_slope(total: Value, masked: bool = False) -> Value:
 
 def refused_order(ord: Any) -> str:
     """Say why a norm of that order is not fused; empty if it is."""
-    return "" if ord in (1, 2, math.inf) else f"a norm of order {ord}; orders 1, 2 and inf are fused"
+    return "" if isinstance(ord, (int, float)) and not math.isnan(ord) else f"a norm of order {ord}"
 
 
 def _vector_norm_arguments(
     x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None, **options: Any
 ) -> Any:
-    """Adapt `torch.linalg.vector_norm`; refuse unusual orders."""
+    """Adapt `torch.linalg.vector_norm`; refuse what is no order."""
     reason = refused_order(ord)
     return Refused(reason) if reason else (x, ord, dim, keepdim, dtype)
 
@@ -288,9 +288,43 @@ def vector_norm(
         return _sqrt_zero_slope(reduce_dims("sum", pointwise("square", value), dim, keepdim))
     if ord == 1:
         return reduce_dims("sum", abs(value), dim, keepdim)
-    if ord == math.inf:
-        return reduce_dims("max", abs(value), dim, keepdim, gradient="scaled")
-    refuse("vector_norm", refused_order(ord).removeprefix("a norm "))
+    if ord == 0:
+        present = pointwise("where", pointwise("not_equal", value, 0.0), 1.0, 0.0, dtype=value.dtype)
+        return reduce_dims("sum", present, dim, keepdim)
+    if math.isinf(ord):
+        return reduce_dims("max" if ord > 0 else "min", abs(value), dim, keepdim, gradient="scaled")
+    return _norm_of_order(value, float(ord), dim, keepdim)
+
+
+def _norm_of_order(value: Value, order: float, dim: Dim, keepdim: bool) -> Value:
+    """Trace the norm of an order other than 0, 1, 2 and infinity, with PyTorch's derivative."""
+    dims = normalize_dims(None if dim == () else dim, value.ndim, "vector_norm")
+    x, folded = fold_dims(value, dims, "vector_norm")
+    raised = _raised(trace.apply("absolute", x), order)
+    norm, alongside = (
+        trace.apply("power", trace.reduce("sum", raised, folded, keepdims), 1.0 / order) for keepdims in (False, True)
+    )
+    return Value(_with_slope(norm, x, _norm_slope(x, alongside, order)), reduced_shape(value.shape, dims, keepdim))
+
+
+def _raised(size: Tracer, exponent: float) -> Tracer:
+    """Raise to a power, to 2 and 3 by products: `pow` takes as long as 20 of these."""
+    square = trace.apply("square", size)
+    if exponent in (2, 3):
+        return square if exponent == 2 else square * size
+    return trace.apply("power", size, exponent)
+
+
+def _norm_slope(x: Tracer, norm: Tracer, order: float) -> Tracer:
+    """Return the derivative of a norm in each element: sign(x) (|x| / norm)^(order - 1).
+
+    Of orders above 1 it is 0, for any cotangent, where the norm is; of those below 1 in elements that are 0.
+    """
+    scaled = trace.apply("sign", x) * _raised(trace.apply("absolute", x), order - 1)
+    if order < 1:
+        scaled = trace.apply("where", trace.apply("equal", x, 0.0), 0.0, scaled)
+    slope = scaled / trace.apply("power", norm, order - 1)
+    return slope if order < 1 else trace.apply("where", trace.apply("equal", norm, 0.0), 0.0, slope)
 
 
 overload("vector_norm", torch.linalg.norm, adapt=_linalg_norm_arguments)

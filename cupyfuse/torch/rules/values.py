@@ -156,7 +156,7 @@ def expand_to(value: Value, shape: Shape) -> Value:
 
 # Operators ----------------------------------------------------------------------------------------------------------
 
-_ON_INTEGERS = ("add", "subtract", "multiply", "negative", "where")
+_ON_INTEGERS = ("add", "subtract", "multiply", "negative", "where", "maximum", "minimum")
 
 
 def pointwise(op: str, *operands: Operand, dtype: str = "") -> Value:
