@@ -162,6 +162,10 @@ def groups(y: Tensor, width: int) -> Tensor:
     return F.avg_pool1d(y.unsqueeze(1), width).squeeze(1)
 
 
+def whitened(y: Tensor, variance: Tensor, mean: Tensor) -> Tensor:
+    return (y - mean) * (variance + 1e-5).rsqrt()
+
+
 HEADS = (HeadLogSumExp, HeadSum, HeadSoftmax)
 
 TAILS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -180,6 +184,9 @@ TAILS: dict[str, Callable[[Tensor], Tensor]] = {
     "masked": lambda y: torch.where(y > 0, y, -1.0).masked_fill(y > 1, 1.0).softmax(-1),
     "statistics": lambda y: (y - y.mean(0)) / (y.var(0, unbiased=False) + 1e-5).sqrt(),
     "norm": lambda y: F.normalize(y, dim=-1),
+    "norm of order 3": lambda y: F.normalize(y, 3.0, -1) * torch.linalg.vector_norm(y, 1.5, -1, keepdim=True),
+    "both moments": lambda y: whitened(y, *torch.var_mean(y, -1, keepdim=True)) * torch.std_mean(y, -1)[1][:, None],
+    "inverse functions": lambda y: y.tanh().asin() + y.asinh().atan2(y.abs().add(1.25).acosh()) - (y.sin() / 2).atanh(),
     "methods": lambda y: y.exp().add(1).log().mul(0.25).sub(y.mean(-1, keepdim=True)).abs().sqrt(),
     "numbers": lambda y: 1 / (1 + (2 - y) ** 2) - 3 * y / 4,
     "softplus, mish": lambda y: F.mish(F.softplus(y)).sum(-1, keepdim=True),

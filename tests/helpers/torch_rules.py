@@ -288,6 +288,8 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> Call:
         "argmin": ((x, -1), {}),
         "var": ((x, -1), {}),
         "std": ((x, -1), {}),
+        "var_mean": ((x, -1), {}),
+        "std_mean": ((x, -1), {}),
         "vector_norm": ((x,), {}),
         "layer_norm": ((x, (6,), w, channels), {}),
         "rms_norm": ((x, (6,), w), {}),

@@ -104,9 +104,9 @@ ROWS = (
     (0.0, INF, 2.0, 3.0),
     (0.0, NAN, 2.0, 3.0),
 )
-ALONG = ("sum", "mean", "logsumexp", "amax", "amin", "var", "std")
+ALONG = ("sum", "mean", "logsumexp", "amax", "amin", "var", "std", "var_mean", "std_mean")
 ORDERS = (1, 2, INF, -INF, 0, 3, 4, 2.5, 1.5, 0.5, -1, -2.5)
-OF_ALL = ("sum", "mean", "prod", "amax", "amin", "max", "min", "var", "std")
+OF_ALL = ("sum", "mean", "prod", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean")
 
 
 def along(dtype: torch.dtype) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
@@ -176,10 +176,11 @@ def test_rules_along_dimensions(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("correction", [0, 1, 0.5, 3, 4, 5])
 def test_degrees_of_freedom(correction: float) -> None:
-    for target in (torch.var, torch.std):
+    for target in (torch.var, torch.std, torch.var_mean, torch.std_mean):
         for shape, dim in (((3, 4), 1), ((3, 4), 0), ((2, 2), None), ((2, 2), (0, 1)), ((4, 1), 1)):
             rule, arguments, tensors = parts(target, draw(*shape), dim, correction=correction)
             result = rule.eager(*fill(arguments, tensors))
+            result = result[0] if isinstance(result, tuple) else result
             compared(rule, arguments, tensors, torch.ones_like(result), 0.0)
 
 

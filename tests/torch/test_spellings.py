@@ -50,6 +50,10 @@ def adapted() -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
                 yield name, target, (x, *args), more
             yield name, target, (x,), {"axis": 1, "unbiased": False, "keepdims": True}
             yield name, target, (x3, (1, 2)), {"correction": 0.5}
+    for name in ("var_mean", "std_mean"):
+        target = getattr(torch, name)
+        for args, more in (((), {}), ((1,), {}), ((0, False, True), {}), ((False,), {}), ((1,), {"correction": 2})):
+            yield name, target, (x, *args), more
     for target in (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, T.norm):
         yield "vector_norm", target, (x,), {}
         for order in (1, 2, 3, math.inf, -math.inf):

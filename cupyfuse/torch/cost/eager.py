@@ -61,6 +61,8 @@ _TABLE: dict[str, Kernels] = {
     "prod": Kernels(rate=0.6, backward=6, moved=6),
     "var": Kernels(rate=0.5, backward=3, moved=3),
     "std": Kernels(rate=0.5, backward=4, moved=3),
+    "var_mean": Kernels(rate=0.5, backward=6, moved=5),
+    "std_mean": Kernels(rate=0.5, backward=7, moved=5),
     "vector_norm": Kernels(rate=0.85, backward=3, moved=2),
     "group_norm": Kernels(full=2, small=1, reads=2, rate=0.7, backward=3, moved=2),
     "normalize": Kernels(full=2, small=1, reads=2, rate=0.85, backward=5, moved=3),

@@ -59,7 +59,7 @@ class ResolvedGraph:
             return "it writes in place to a tensor that others alias"
         if operation.ordered and not rule.updates:
             return "it has no tensor among its arguments"
-        results = list(operation.results[:1])
+        results = list(operation.results if rule.several else operation.results[:1])
         updates: list[tuple[int, int]] = []
         for target in rule.updated(arguments):
             if not isinstance(target, Ref):
@@ -85,7 +85,8 @@ class ResolvedGraph:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
-        if not found.rule.updates and any(n in self._used for n in operation.results[1:]):
+        several = found.rule.several or found.rule.updates
+        if not several and any(n in self._used for n in operation.results[1:]):
             return "more than its first result is used"
         return found
 

@@ -200,6 +200,16 @@ def std(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = Fa
     return _sqrt_zero_slope(_variance(input, dim, correction, keepdim, "std"), masked=True)
 
 
+@rule(adapt=_variance_arguments, reduces=True, several=True)
+def var_mean(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> tuple[Value, Value]:
+    return var(input, dim, correction, keepdim), mean(input, dim, keepdim)
+
+
+@rule(adapt=_variance_arguments, reduces=True, several=True)
+def std_mean(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> tuple[Value, Value]:
+    return std(input, dim, correction, keepdim), mean(input, dim, keepdim)
+
+
 def _variance(value: Value, dim: Dim, correction: float, keepdim: bool, name: str) -> Value:
     """Trace `var`, with PyTorch's derivative where no degrees of freedom are left."""
     dims = normalize_dims(None if dim == () else dim, require_float(value, name).ndim, name)

@@ -30,6 +30,7 @@ class Rule:
     no_op : whether nothing is computed
     reduces : whether it reduces rows or columns, which is worth a fused launch by itself
     product : whether it is a matrix product
+    several : whether it has several results; of other operations' the first one alone is computed
     updates : parameters that are updated in place, in training; `eager` and `traced` then return a tuple of the result
         and their new values, None for one that does not change
     """
@@ -42,6 +43,7 @@ class Rule:
     no_op: bool = False
     reduces: bool = False
     product: bool = False
+    several: bool = False
     updates: tuple[str, ...] = ()
 
     def updated(self, arguments: Sequence[Any]) -> list[Any]:
