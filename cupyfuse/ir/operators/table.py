@@ -1,4 +1,4 @@
-"""Rows of the operator tables `elementary.py`, `activations.py` and `reductions.py`, and units of accuracy."""
+"""Rows of the tables of operators, and units of accuracy."""
 
 from __future__ import annotations
 
