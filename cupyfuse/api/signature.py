@@ -114,7 +114,8 @@ class Signature(Walk):
         self.key.append(Identity(function.__code__))
         self.functions.append(function)
         is_kept = self._compared_only or self._reads_itself
-        self.kept += [function] if is_kept else []
+        if is_kept:
+            self.kept.append(function)
         role, scope = self._role, self._scope
         self._role = role if is_kept else Role.AROUND
         code = id(function.__code__)

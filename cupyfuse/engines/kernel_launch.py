@@ -308,9 +308,10 @@ def _thread_blocks(config: Config, rows: int, cols: int, at_once: int) -> int:
     elif config.template == "elementwise":
         # As many as elementwise.cu counts.
         packs = 1 + (cols + config.vec - 2) // config.vec if config.shifted else cols // config.vec
-        blocks = -(-rows * packs // config.threads)
-        several = max(1, min(_PACKS_A_THREAD, blocks // _ENOUGH_BLOCKS))
-        blocks = -(-(-(-rows // several) * packs if rows >= several else -(-packs * rows // several)) // config.threads)
+        several = max(1, min(_PACKS_A_THREAD, -(-rows * packs // config.threads) // _ENOUGH_BLOCKS))
+        # Of the same columns in several rows, if there are so many.
+        packs_at_once = -(-rows // several) * packs if rows >= several else -(-rows * packs // several)
+        blocks = -(-packs_at_once // config.threads)
     else:
         teams = _teams(config, rows, at_once) if config.template == "row_shared" else -(-rows // config.rows)
         blocks = min(teams, _MAX_BLOCKS // config.cluster) * config.cluster
