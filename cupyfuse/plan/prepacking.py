@@ -40,12 +40,14 @@ def scheduled_for(
     """Schedule a graph, and fuse epilogues into its products; `cost_as_written` and `most_flops` as for `schedule`.
 
     Steps with guards cannot share launches (see `share_launches`). Where that may keep column reductions apart, the
-    graph is scheduled again with the exact forms of all guards of elements, which is taken if it moves fewer bytes.
+    graph is scheduled again with the exact forms of all guards of elements, which is taken if fewer steps move fewer
+    bytes: in as many steps exact forms only take longer, such as a division for a multiplication.
     """
     scheduled = _scheduled(graph, layouts, settings, cost_as_written, most_flops)
     if settings.on_gpu and guards_keep_apart(scheduled.steps):
         exact = _scheduled(drop_guards_of_elements(graph), layouts, settings, cost_as_written, most_flops)
-        if cost_of(exact.steps).bytes < cost_of(scheduled.steps).bytes:
+        fewer_steps = len(exact.steps) < len(scheduled.steps)
+        if fewer_steps and cost_of(exact.steps).bytes < cost_of(scheduled.steps).bytes:
             return exact
     return scheduled
 

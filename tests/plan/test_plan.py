@@ -134,6 +134,13 @@ def test_head_softmax_in_training_is_a_product_the_statistics_and_one_launch(sha
     assert plan.launches == 3 or shape != SHAPES[0]
 
 
+def test_elements_of_head_softmax_in_training_are_not_divided_by_their_deviation() -> None:
+    """The exact form of a folded scale, a division, is taken only where it lets steps share a launch."""
+    arguments = specs(head_softmax_training, *SHAPES[0])
+    step = cf.fuse(head_softmax_training).plan(*arguments, None).steps[-1]
+    assert step.fused.count("divide") == 1 and "guard" in step.fused
+
+
 def test_counting_batches_costs_no_launch_of_its_own() -> None:
     arguments = specs(head_softmax_training, *SHAPES[0])
     fused = cf.fuse(head_softmax_training, precision="ieee")
