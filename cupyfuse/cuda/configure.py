@@ -75,14 +75,16 @@ def _evicts_last(program: Program, config: Config) -> bool:
     rows, cols = program.domain
     moved = rows * cols * (program.input_bytes + program.output_bytes)
     whole = [ITEMSIZE[p.dtype] for p in program.full_inputs if config.vec * ITEMSIZE[p.dtype] == 16]
-    if config.template == "row_lanes":
-        # Registers do not suffice for lanes with many packs of a log_softmax.
-        suited = config.items < 8 or not _sums_exponentials_alone(program)
-    else:
+    # Registers do not suffice for threads with many packs of a log_softmax.
+    roomy = config.items < 8 or not _sums_exponentials_alone(program)
+    if config.template == "row_block":
         # Threads with few packs have too little in flight. One block of a multiprocessor waits for itself, which the
-        # policy makes longer where exponentials are summed, else shorter: 1.02 to 1.03 times as fast.
+        # policy makes longer where exponentials are summed of up to 6 packs: softmax takes 1.0 to 1.025 of the time, of
+        # more 0.98 to 1.0, norms 0.97 to 0.98.
         waits = config.blocks == 1 and program.sums_exponentials
-        suited = config.template == "row_block" and config.items > 2 and not waits
+        suited = config.items > (6 if waits else 2) and (roomy or not waits)
+    else:
+        suited = config.template == "row_lanes" and roomy
     return (
         suited
         and not (config.apart or program.is_double)

@@ -60,7 +60,8 @@ def test_what_gains_nothing_is_loaded_as_usual() -> None:
     assert not configured(softmax, cf.spec((rows * 16, 256), "bfloat16"))[0].evict_last
     assert not configured(softmax, cf.spec((rows, 4096), "float64"))[0].evict_last
     assert not configured(of_silu, large, vector, vector)[0].evict_last
-    assert not configured(softmax, cf.spec((rows, 65536), "bfloat16"))[0].evict_last
+    assert not configured(softmax, cf.spec((rows, 49152), "bfloat16"))[0].evict_last
+    assert configured(softmax, cf.spec((rows, 65536), "bfloat16"))[0].evict_last
     assert not configured(softmax, large, clusters=False)[0].evict_last
     program = program_of(softmax, large)
     assert default_config(program, Access(8), clusters=True).evict_last

@@ -443,6 +443,21 @@ def test_threads_hold_whole_rows(dtype: str, cols: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "cols", "template"), [(8192, 20480, "row_block"), (8192, 32768, "row_shared"), (512, 20480, "row_shared")]
+)
+def test_many_norms_with_one_array_of_columns_have_a_block_of_their_own(rows: int, cols: int, template: str) -> None:
+    """In the registers of up to 7 packs a thread; where exponentials are summed, or few rows, in shared memory."""
+    matrix, vector = cf.spec((rows, cols)), cf.spec(cols)
+
+    def config(function: Any) -> Config:
+        program = program_of(function, matrix, vector)
+        return default_config(program, next(accesses(program)), clusters=True)
+
+    assert config(lambda y, a: y / np.sqrt((y * y).mean(axis=1, keepdims=True)) * a).template == template
+    assert config(lambda y, a: cf.softmax(y + a, axis=1)).template == "row_shared"
+
+
+@pytest.mark.parametrize(
     ("program", "shapes", "template"),
     [
         (softmax, [(3, 1024)], "row_lanes"),
