@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch_models as models
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch_steps import Code, same_steps
 from torch_support import close, fused_chains, pair
 
 import cupyfuse.torch as ct
@@ -74,6 +75,18 @@ def test_gradcheck(head: type[nn.Module], device: str) -> None:
     values = [p.detach().clone().requires_grad_() for p in fused.parameters()]
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), *values))
     assert torch.autograd.gradgradcheck(run, (x, *values))
+
+
+def test_data_of_a_tensor_is_in_a_chain(fresh_dynamo: None) -> None:
+    """As `detach` is: a straight-through estimator, such as that of a quantised activation, is one chain."""
+
+    def quantised(module: nn.Module, y: Tensor) -> Tensor:
+        return (y + ((y * 4).round() / 4 - y).data).exp()
+
+    fused = same_steps(Code(quantised))
+    (operations,) = fused_chains(fused)
+    assert operations[0] == "linear" and operations[-1] == "exp"
+    same_steps(Code(lambda module, y: (y.data.clamp_(-0.5, 0.5), y.cos())[1]))  # what is written to is not
 
 
 def test_what_is_detached_gets_no_gradient(device: str) -> None:

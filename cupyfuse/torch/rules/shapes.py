@@ -68,6 +68,8 @@ def _getter_arguments(input: Any, *_: Any) -> Any:
 
 
 overload("detach", T.data.__get__, adapt=_getter_arguments)
+if hasattr(torch._C._autograd, "_get_data_attr"):  # PyTorch 2.13's, for `x.data` in captured code
+    overload("detach", torch._C._autograd._get_data_attr)
 
 # Sizes --------------------------------------------------------------------------------------------------------------
 
