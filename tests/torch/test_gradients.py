@@ -89,6 +89,18 @@ def test_data_of_a_tensor_is_in_a_chain(fresh_dynamo: None) -> None:
     same_steps(Code(lambda module, y: (y.data.clamp_(-0.5, 0.5), y.cos())[1]))  # what is written to is not
 
 
+def test_results_that_are_changed_through_data(fresh_dynamo: None) -> None:
+    """PyTorch's formulas read what they saved as it is in the backward pass: here, what `.data` has made of it."""
+    for of_part in (False, True):
+
+        def doubled(module: nn.Module, y: Tensor, of_part: bool = of_part) -> Tensor:
+            z = y.sigmoid()
+            (z.data[:2] if of_part else z.data).mul_(2)
+            return z * 3
+
+        same_steps(Code(doubled))
+
+
 def test_what_is_detached_gets_no_gradient(device: str) -> None:
     plain, fused, x = pair(models.Products(), device, torch.float64)
     for got, wanted in zip(gradients(fused, x), gradients(plain, x), strict=True):

@@ -25,6 +25,7 @@ from ..chains.prepacked import Budget
 from ..chains.runner import Activity, Runner
 from ..chains.runtime import device_of
 from ..chains.tensors import concrete_sizes, folds
+from ..rules.shapes import DATA_GETTERS
 from .captured import is_dense, storage_of
 from .importer import ImportedGraph
 from .inplace import SWITCHES, restore_in_place
@@ -161,6 +162,9 @@ class _Lowerer:
         # What is changed in place is not read from a copy, nor from before the copy.
         self._written = written_storages(self.captured)
         computed = [self.captured.tensors[n] for o in self.captured.operations for n in o.results]
+        # What may be written to through `x.data`, which PyTorch does not count.
+        data = [n for o in self.captured.operations if o.target in DATA_GETTERS for n in o.results]
+        self._data = {storage_of(self.captured.tensors[n]) for n in data}
         self._records_gradients = torch.is_grad_enabled() or any(t.requires_grad for t in computed)
 
     def run(self, partition: Partition) -> None:
@@ -235,6 +239,8 @@ class _Lowerer:
         needs = [bool(t.requires_grad) and any(e.requires_grad for e in examples) for t in tensors]
         if sharded and any(needs) and changed & set(map(storage_of, tensors)):
             raise TraceError("what its backward pass may read is changed in place later")
+        if any(needs) and self._data & changed & set(map(storage_of, [*tensors, *examples])):
+            raise TraceError("what PyTorch's backward pass may read is changed later, through `.data`")
         if sharded or not any(needs) or (self.call_maker.differentiates and not changed):
             return _Prepared(orders, "[]", needs)
         chain = fused.with_hints()

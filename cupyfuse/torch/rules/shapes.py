@@ -68,8 +68,9 @@ def _getter_arguments(input: Any, *_: Any) -> Any:
 
 
 overload("detach", T.data.__get__, adapt=_getter_arguments)
-if hasattr(torch._C._autograd, "_get_data_attr"):  # PyTorch 2.13's, for `x.data` in captured code
-    overload("detach", torch._C._autograd._get_data_attr)
+# What reads `x.data` in captured code; PyTorch 2.13 has a function for it.
+DATA_GETTERS = [T.data.__get__, *filter(None, [getattr(torch._C._autograd, "_get_data_attr", None)])]
+overload("detach", *DATA_GETTERS[1:])
 
 # Sizes --------------------------------------------------------------------------------------------------------------
 
