@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -91,12 +92,12 @@ def _is_numpy_scalar(cls: type) -> bool:
 
 
 def is_stateless(value: Any) -> bool:
-    """Whether an object always behaves the same: a ufunc, a SciPy distribution, a C function of no instance."""
+    """Whether an object is always the same: a ufunc, a SciPy distribution, a logger, a C function of no instance."""
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
-    if isinstance(value, np.ufunc):
-        return True
     cls = type(value)
+    if isinstance(value, np.ufunc) or cls in _LOGGERS:
+        return True
     if cls in _C_DESCRIPTORS or cls is _NUMPY_FUNCTION or cls.__name__ == "cython_function_or_method":
         return True
     if cls.__module__ == "typing" or is_distribution(value) or is_multimethod(value):
@@ -114,4 +115,5 @@ _C_DESCRIPTORS = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )
+_LOGGERS = (logging.Logger, logging.RootLogger)
 _NUMPY_FUNCTION = type(np.sum)  # a function that dispatches by __array_function__

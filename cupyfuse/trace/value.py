@@ -140,7 +140,8 @@ class TracedValue:
     def __format__(self, form: str) -> str:
         if form and not self._is_scalar:
             raise TypeError(f"unsupported format string passed to numpy.ndarray.__format__\n  at {user_line()}")
-        format(self.__class__(), form)  # which raises for what is none of the type's
+        if form:
+            format(self.__class__(), form)  # which raises for what is none of the type's
         return str(self)
 
     def _needs_value(self, *_: Any, **__: Any) -> NoReturn:

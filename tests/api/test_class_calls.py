@@ -75,7 +75,7 @@ def test_what_init_reads_may_be_of_any_kind(cls: Any) -> None:
 def test_what_init_reads_is_refused_where_the_class_is_called() -> None:
     layer = Linear(4)
     for function in (lambda x, l: type(l)(4).forward(x), lambda x, l: Linear(4).forward(x) + l.forward(x)):
-        with pytest.raises(TypeError, match=r"(Linear.__init__ assigns|'LOG.debug.__self__'|'RNG.standard_normal)"):
+        with pytest.raises(TypeError, match=r"(Linear.__init__ assigns|'RNG.standard_normal)"):
             cf.fuse(function)(X, layer)
 
 

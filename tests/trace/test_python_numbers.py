@@ -276,7 +276,7 @@ def test_printed_scalars_may_have_a_format(capsys: Any) -> None:
     """As without one, what is printed tells no value; a format that the type does not have is an error."""
 
     def logged(x: Any) -> Any:
-        print(f"mean {x.mean():.2f}, {x.sum().item():8.3e} of {x.argmax():d}")
+        print(f"mean {x.mean():.2f}, {x.sum().item():8.3e} of {x.argmax():d} in {x} and {x.sum()}")
         return x.mean()
 
     x = np.arange(4, dtype=np.float32)

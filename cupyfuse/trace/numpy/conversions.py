@@ -3,8 +3,9 @@
 `np.asarray` and its like, and functions and ufuncs of a list of arrays (`lists`), cannot return anything but NumPy's
 own arrays. While a trace runs, these attributes of the module `numpy` are functions that take traced arrays too. They
 hand everything else on to the originals, so other threads, which meet no traced arrays, see no difference. The same
-holds for creation functions (`creation`), SciPy's (`scipy`) and those of `math` (`mathematics`). Compiled code of
-libraries keeps the originals (`compiled`). `replacement_of` is for functions that the user imported by name.
+holds for creation functions (`creation`), SciPy's (`scipy`), those of `math` (`mathematics`) and messages of loggers
+(`logs`). Compiled code of libraries keeps the originals (`compiled`). `replacement_of` is for functions that the user
+imported by name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..masked_reductions import refuse
 from ..tracer import TraceProtocol, Tracer
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
-from . import choices, compiled, creation, lists, mathematics, scipy
+from . import choices, compiled, creation, lists, logs, mathematics, scipy
 from .steps import REFUSED, VANDERS
 
 _lock = threading.Lock()
@@ -46,7 +47,7 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
             for namespace, name in compiled.holders():
                 _originals.append((namespace, {name: np}))
                 namespace[name] = own
-            for space, name, replacement in (*choices.REPLACED, _VECTORIZE, *scipy.replacements()):
+            for space, name, replacement in (*choices.REPLACED, _VECTORIZE, logs.REPLACED, *scipy.replacements()):
                 _replaced.append((space, name, getattr(space, name)))
                 setattr(space, name, replacement)
             for module, replacements in (*_BY_MODULE.items(), *scipy.ufuncs().items()):  # hundreds of names

@@ -1,0 +1,90 @@
+"""Loggers around fused functions, in objects and among arguments: what is logged is so while a call is traced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyfuse as cf
+from cupyfuse.settings import force_plans
+
+X = np.arange(6.0).reshape(2, 3)
+log = logging.getLogger(__name__)
+
+
+def helper(x: Any) -> Any:
+    log.debug("rows %d", len(x))
+    return x * 2
+
+
+def with_levels(x: Any) -> Any:
+    if log.isEnabledFor(logging.WARNING):
+        log.warning(f"mean {x.mean():.3f} of {x}")
+    return helper(x) + 1
+
+
+def with_errors(x: Any) -> Any:
+    try:
+        if x.ndim < 3:
+            raise ValueError("two dimensions")
+    except ValueError:
+        log.exception("failed")
+    return x + 1
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.log, self.w = log, np.ones(3)
+
+    def __call__(self, x: Any) -> Any:
+        self.log.info("shape %s, %s", x.shape, x.mean())
+        return x * self.w
+
+
+FUNCTIONS: list[Callable[..., Any]] = [
+    helper,
+    with_levels,
+    with_errors,
+    Layer(),
+    lambda x, logger=log: (logger.info("called"), x * 3)[1],
+    lambda x: (logging.getLogger().getChild("a").info("called"), x * 3)[1],
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_functions_that_log(function: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    fused = cf.fuse(function)
+    with force_plans(), caplog.at_level(logging.DEBUG):
+        for k in range(3):
+            np.testing.assert_array_equal(fused(X * k), function(X * k))
+    assert len(fused.plans) == 1 and caplog.records
+
+
+def test_messages_show_what_stands_for_a_value(caplog: pytest.LogCaptureFixture) -> None:
+    def logged(x: Any) -> Any:
+        log.info("loss %.4f after %03d of %5s, 100%% %+g", x.mean(), 7, "ab", x.sum().item())
+        log.info("%(rate)5.2f %(loss).3e %(name)r", {"rate": 0.5, "loss": x.max(), "name": "a"})
+        log.info("rows %02d, 50%%", len(x))
+        return x * 2
+
+    with force_plans(), caplog.at_level(logging.INFO):
+        cf.fuse(logged)(X)
+    text = "<traced array, shape (), float64>"
+    messages = [f"loss {text} after 7 of    ab, 100% {text}", f"0.5 {text} 'a'", "rows 02, 50%"]
+    assert [record.getMessage() for record in caplog.records] == 2 * messages
+
+
+def test_a_logger_among_arguments_and_another_one() -> None:
+    def called(x: Any, logger: Any) -> Any:
+        logger.info("called")
+        return x * len(logger.name)
+
+    fused = cf.fuse(called)
+    with force_plans():
+        for name in ("a", "abc", "a"):
+            np.testing.assert_array_equal(fused(X, logging.getLogger(name)), X * len(name))
+    assert len(fused.plans) == 2
