@@ -8,7 +8,7 @@ class TraceError(TypeError):
 
 
 class TraceAttributeError(TraceError, AttributeError):
-    """A traced array lacks an attribute of NumPy's arrays; `hasattr` is False for it."""
+    """A traced array lacks an attribute of NumPy's arrays; `hasattr` is False for it in code of libraries."""
 
 
 class EngineError(RuntimeError):

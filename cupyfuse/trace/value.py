@@ -11,6 +11,7 @@ from .. import dtypes
 from ..errors import TraceAttributeError
 from ..ir import graph as g
 from .axes import Axes
+from .memory import UNKNOWN, Flags
 from .user_code import NEEDED_INTEGER, fail, user_line
 
 # Array methods that are NumPy's functions of the same name, and those of them that change the array in place.
@@ -36,10 +37,9 @@ def filled_with(number: Any, dtype: Any) -> Any:
 # How traced arrays are printed, by which text that was made of one is found.
 DESCRIPTION = "<traced array"
 
-_MEMORY = "how an array lies in memory is not known while the function is traced"
 WAYS_OUT = {
-    "strides": f"{_MEMORY}; take windows by slices or np.lib.stride_tricks.sliding_window_view",
-    **dict.fromkeys(("flags", "base", "data", "ctypes"), f"{_MEMORY}; call it outside of the fused function"),
+    "strides": f"{UNKNOWN}; take windows by slices or np.lib.stride_tricks.sliding_window_view",
+    **dict.fromkeys(("base", "data", "ctypes"), f"{UNKNOWN}; call it outside of the fused function"),
     **dict.fromkeys(
         ("as_integer_ratio", "bit_count", "bit_length", "hex", "numerator", "denominator", "to_bytes"),
         "values are not known while the function is traced; return the number, and call it outside",
@@ -70,6 +70,7 @@ class TracedValue:
 
     __slots__ = ("_axes", "_node", "_trace")
     _is_scalar: Any
+    _strides: Any
     _node: g.Node
     _axes: Axes
     _trace: Any
@@ -98,6 +99,10 @@ class TracedValue:
     @property
     def nbytes(self) -> int:
         return self.size * self.itemsize
+
+    @property
+    def flags(self) -> Flags:
+        return Flags(self)
 
     @property
     def device(self) -> str:
@@ -174,6 +179,8 @@ class TracedValue:
             )
         if name in METHODS:
             return functools.partial(self._trace.call_method, name, self)
+        if name == "strides" and (self._strides is not None or not self.ndim):
+            return self._strides or ()
         is_numpys = hasattr(np.ndarray, name) or name in WAYS_OUT
         reason = WAYS_OUT.get(name, _OTHERS) if is_numpys else "NumPy's arrays have none of this name"
         raise TraceAttributeError(f"cannot fuse the array attribute or method .{name}: {reason}\n  at {user_line()}")

@@ -90,7 +90,7 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.array([x, "a"]), r"an array of a list with 'a' in it: .*list or tuple of arrays"),
     (lambda x: x * len({x.sum(), x.max()}), r"a number computed from arrays as a key, or in a set: .*list"),
     (lambda x: {x.sum(): 1}.get(x.sum(), 0), r"a number computed from arrays as a key"),
-    (lambda x: x.strides, r"\.strides: .*sliding_window_view"),
+    (lambda x: (x * 2).strides, r"\.strides: .*sliding_window_view"),
     (lambda x: x[x > 0] + x[0], r"masked elements and an array"),
     (lambda x: max(x[0, 0], x[:1, 1]), r"branch on an array's values"),
     (lambda x: x[x[:, 0] > 0].T @ x, r"a product of masked elements"),
@@ -299,11 +299,6 @@ def test_a_result_of_masked_elements_names_the_line_that_selects_them() -> None:
 
 def test_trace_error_is_a_type_error() -> None:
     assert issubclass(cf.TraceError, TypeError)
-
-
-def test_probing_for_attributes_is_not_an_error() -> None:
-    fused = cf.fuse(lambda x: x + 1 if not hasattr(x, "strides") and getattr(x, "ctypes", None) is None else x)
-    np.testing.assert_array_equal(fused(X), X + 1)
 
 
 def test_a_failed_trace_leaves_nothing_behind() -> None:

@@ -110,6 +110,34 @@ def _class_it_stands_for(*args: Any, **options: Any) -> Any:
     return args[0].__class__ if stands_for_another else type(*args, **options)
 
 
+def _stands_for_another(value: Any) -> bool:
+    return type(value) is Tracer or isinstance(value, (Masked, TracedNumber))
+
+
+@wraps(hasattr)
+def _has_attribute(value: Any, name: str, /) -> bool:
+    """Tell it of the class that a traced value stands for, whatever traced values have."""
+    if not _stands_for_another(value):
+        return hasattr(value, name)
+    return any(name in vars(cls) for cls in value.__class__.__mro__)
+
+
+@wraps(getattr)
+def _attribute(value: Any, name: str, /, *default: Any) -> Any:
+    """Return an attribute; what traced values have not, but the class that they stand for has, is an error."""
+    if default and _stands_for_another(value) and _has_attribute(value, name):
+        default = ()
+    return getattr(value, name, *default)
+
+
+@wraps(isinstance)
+def _is_instance(value: Any, classes: Any, /) -> bool:
+    """Tell it of a traced number's class: it has no length, and is no iterable, as traced values are."""
+    if not _stands_for_another(value) or value.__class__ is np.ndarray:
+        return isinstance(value, classes)
+    return isinstance(value.__class__(), classes)
+
+
 def _in_dtype(dtype: str) -> Callable[[Any], Any]:
     """Return what converts a traced scalar to a dtype, as a number of Python's."""
     return lambda value: as_python(value.astype(dtype)._as_result())
@@ -167,6 +195,9 @@ REPLACED_BUILTINS = {
     "max": _extreme(builtins.max, "greater"),
     "any": _quantifier(builtins.any, True),
     "all": _quantifier(builtins.all, False),
+    "hasattr": _has_attribute,
+    "getattr": _attribute,
+    "isinstance": _is_instance,
 }
 # The replacements are no types, so they take the place of these only where code calls them.
 REPLACED_TYPES = {
