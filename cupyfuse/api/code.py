@@ -29,6 +29,8 @@ class Reads:
         The globals among the variables.
     called : frozenset of str
         Those of them that the code calls.
+    called_attributes : frozenset of (str, str)
+        A global and the attribute of it that the code calls, as in `np.float32(x)`.
     attributes : frozenset of str
         The names of all attributes that are read of anything; `ANY` among them where names may be computed, `CLASS`
         where the class of any object may be got.
@@ -43,6 +45,7 @@ class Reads:
     variables: dict[str, frozenset[AttributePath]]
     globals: tuple[str, ...]
     called: frozenset[str]
+    called_attributes: frozenset[tuple[str, str]]
     attributes: frozenset[str]
     strings: frozenset[str]
     assigned: tuple[str, ...]
@@ -66,6 +69,7 @@ def reads_of(code: types.CodeType) -> Reads:
     variables: dict[str, set[AttributePath]] = {}
     attributes: set[str] = set()
     called: set[str] = set()
+    called_attributes: set[tuple[str, str]] = set()
     strings: set[str] = set()
     assigned: list[str] = []
     imported: list[str] = []
@@ -73,6 +77,7 @@ def reads_of(code: types.CodeType) -> Reads:
         # A nested function may have a variable of its own by the name of one outside.
         outside = set(code.co_freevars) - (set(inner.co_cellvars) if inner is not code else set())
         instructions = instructions_of(inner)
+        called_attributes.update((name, load.argval) for name, load in attribute_calls(inner))
         path: list[str] | None = None  # attributes read so far of `variable`, which was loaded last
         variable = ""
         constant: Any = ()  # loaded last; before MATCH_CLASS the names of the pattern's attributes
@@ -111,6 +116,7 @@ def reads_of(code: types.CodeType) -> Reads:
         found,
         global_names,
         frozenset(called),
+        frozenset(called_attributes),
         frozenset(attributes),
         frozenset(strings),
         tuple(assigned),
@@ -140,6 +146,29 @@ def is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
         if above < 0 or following.opcode in (*dis.hasjrel, *dis.hasjabs):
             return False
     return False
+
+
+def attribute_calls(code: types.CodeType) -> list[tuple[str, dis.Instruction]]:
+    """Return the instructions that load attributes of globals to call them, with the names of the globals."""
+    found = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    return [
+        (plain_name(before.argval), load)
+        for before, load, after in zip(found, found[1:], found[2:])  # noqa: B905 (of three lengths)
+        if before.opname == "LOAD_GLOBAL" and _calls_attribute(before, load, after)
+    ]
+
+
+def _calls_attribute(before: dis.Instruction, load: dis.Instruction, after: dis.Instruction) -> bool:
+    """Whether an instruction loads an attribute for a call; those before and after it tell."""
+    if load.opname == "LOAD_METHOD":
+        return True
+    if load.opname != "LOAD_ATTR" or after.opname in _ATTRIBUTES:
+        return False
+    if sys.version_info >= (3, 12) and (load.arg or 0) & 1:
+        return True  # as a method
+    if sys.version_info >= (3, 13):
+        return after.opname == "PUSH_NULL"
+    return sys.version_info >= (3, 11) and bool((before.arg or 0) & 1)  # the global was loaded behind NULL
 
 
 def _reads_class(instructions: Sequence[dis.Instruction], place: int) -> bool:

@@ -1,8 +1,8 @@
 """Functions that a trace runs without rebuilding them, as methods of classes: they call replacements of some builtins.
 
 Where they call `float`, their code loads `float()` while a trace runs (see `call_sites`), a name among Python's own
-builtins. The replacements hand everything but traced values on to the builtins, so other threads, which run the same
-functions, see no difference.
+builtins, and for `np.float32` an attribute of NumPy. The replacements hand everything but traced values on to the
+originals, so other threads, which run the same functions, see no difference.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..trace.numpy import REPLACED_BUILTINS, REPLACED_TYPES
-from .call_sites import name_where_called, with_calls_apart
+import numpy as np
+
+from ..trace.numpy import REPLACED_BUILTINS, REPLACED_SCALAR_TYPES, REPLACED_TYPES
+from .call_sites import name_where_called, scalar_types_called, with_calls_apart
 from .code import reads_of
 
 _BY_NAME = {**REPLACED_BUILTINS, **REPLACED_TYPES}
@@ -35,6 +37,7 @@ def calling_replacements(functions: Iterable[types.FunctionType]) -> Iterator[No
     """Let functions call the replacements of builtins where they call these, within a `with` block."""
     # They stay: code that the functions make, such as a lambda, may run later.
     vars(builtins).update({name_where_called(name): new for name, new in _BY_NAME.items()})
+    vars(np).update({name_where_called(name): new for name, new in REPLACED_SCALAR_TYPES.items()})
     taken: list[types.FunctionType] = []
     try:
         with _lock:
@@ -51,12 +54,13 @@ def _take(function: types.FunctionType) -> bool:
     found = _changed.get(function)
     if found is None:
         own = function.__code__
-        hidden = function.__globals__.keys()
-        names = frozenset(name for name in reads_of(own).called & _BY_NAME.keys() if name not in hidden)
+        hidden, reads = function.__globals__.keys(), reads_of(own)
+        names = frozenset(name for name in reads.called & _BY_NAME.keys() if name not in hidden)
+        _, of_numpy = scalar_types_called(function.__globals__, reads)
         given: Any = function  # whose `__builtins__` not all stubs know
-        if not names or given.__builtins__ is not vars(builtins):
+        if not (names or of_numpy) or given.__builtins__ is not vars(builtins):
             return False
-        found = _changed[function] = _Changed(own, with_calls_apart(own, names))
+        found = _changed[function] = _Changed(own, with_calls_apart(own, names, of_numpy))
         function.__code__ = found.other
     found.traces += 1
     return True

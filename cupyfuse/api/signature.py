@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..trace.numpy import REPLACED_BUILTINS, REPLACED_TYPES
 from .around import Changes, Role
+from .call_sites import scalar_types_called
 from .code import CLASS, AttributePath, Reads, reads_of
 from .constants import NUMBERS, Identity, constant_key
 from .members import MISSING
@@ -191,7 +192,7 @@ class Signature(Walk):
         builtins = [label for label in reads.globals if label not in function.__globals__]
         self.probes += [(function.__globals__, label, MISSING) for label in builtins]
         replaced = [b for b in builtins if b in REPLACED_BUILTINS or (b in REPLACED_TYPES and b in reads.called)]
-        self.captured = self.captured or bool(replaced)
+        self.captured = self.captured or bool(replaced) or any(scalar_types_called(function.__globals__, reads))
 
     def _add_variable(self, holder: Any, label: str, value: Any, reads: Reads) -> None:
         """Add a variable in a closure cell or in a dict of globals: its value, or the attributes read of it.

@@ -185,7 +185,7 @@ def weak_in_loop_dtypes(ufunc: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
     except TypeError:
         return tuple(operands)
     pairs = zip(operands, loop[: len(operands)], strict=True)
-    return tuple(_checked(o, d.name) if is_weak(o) else o for o, d in pairs)
+    return tuple(in_dtype_or_raise(o, d.name) if is_weak(o) else o for o, d in pairs)
 
 
 def _type_of(operand: Any) -> Any:
@@ -201,7 +201,7 @@ def _is_any_integer(dtype: str) -> bool:
     return dtypes.is_integer(dtype) or dtype == "uint64"
 
 
-def _checked(x: Any, dtype: str) -> Any:
+def in_dtype_or_raise(x: Any, dtype: str) -> Any:
     """Return a number in a dtype; in one of integers that may not hold it by a step that raises NumPy's error."""
     if x._node.dtype != "int64" or dtype == "int64" or not _is_any_integer(dtype):
         return x.astype(dtype, copy=False)

@@ -60,7 +60,7 @@ def page() -> str:
         "`len(x[mask])`, also where the function catches the error; `x.sum().item()` is a number that the call "
         "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, except in "
         "code of more than 128 names that also uses `float` as a type, `float(x.sum())` and the like of `int`, `bool` "
-        "and `complex`; "
+        "and `complex`. NumPy's types of numbers convert where they are called by name, `np.float32(x.sum())`; "
         "Python's `min` and `max` of scalars are `np.where`, also by a `key`, and its `any` and `all` take them, "
         'too. What is printed of them (`f"{x.sum():.3f}"`) tells no value.',
         "## SciPy\nThe ufuncs of `scipy.special` trace: those of the operator table fused, others as library steps. "

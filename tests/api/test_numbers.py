@@ -181,7 +181,7 @@ def test_against_numpy(number: int, rng: np.random.Generator) -> None:
 
 READING: list[Callable[[Any, float], Any]] = [
     lambda x, k: x * np.exp(k, dtype=np.float32),
-    lambda x, k: x * np.float64(k),
+    lambda x, k: x * np.float64(str(k)),
     lambda x, k: x + len(str(k)),
     lambda x, k: x + len(f"{k:.1f}"),
     lambda x, k: x + {0.5: 1.0}.get(k, 7.0),
@@ -197,6 +197,7 @@ BRANCHING: list[tuple[Callable[[Any, float], Any], int]] = [
     (lambda x, k: x * (1 - k if k < 1 else k - 1), 2),
     (lambda x, k: x * (3 if k == "auto" or k is None else k), 1),
     (lambda x, k: (x, k), 1),
+    (lambda x, k: x * np.float64(k) + np.int64(k) * x + np.float32(k), 1),
     (lambda x, k: x * round(k) + round(k, 1) * x + divmod(k, 2.0)[1] + divmod(9, k)[0], 1),
     (lambda x, k: x * k.real + k.imag + k.conjugate() + np.exp(k).item() + k.is_integer(), 2),
     (lambda x, k: x * np.clip(k, 0, 0.9) + np.round(k, 1) + np.sinc(k) + np.isnan(k) + np.real(k), 1),

@@ -1533,9 +1533,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "float is replaced where it is a type",
         "cupyfuse/api/call_sites.py",
-        "for k in uses if is_called(instructions, k)]",
-        "for k in uses]",
+        "if name in names and is_called(instructions, k)]",
+        "if name in names]",
         ("tests/trace/test_python_numbers.py", "-k", "used_as_types"),
+    ),
+    Mutant(
+        "np.float32 is replaced where it is a type",
+        "cupyfuse/api/code.py",
+        "return sys.version_info >= (3, 11) and bool((before.arg or 0) & 1)",
+        "return True",
+        ("tests/trace/test_scalar_types.py",),
+    ),
+    Mutant(
+        "flags of arrays that are not known are False",
+        "cupyfuse/trace/memory.py",
+        "        if found is None:\n            fail(",
+        "        if False:\n            fail(",
+        ("tests/trace/test_probing.py",),
     ),
     Mutant(
         "shapes may depend on a number that a library step takes",
@@ -1554,7 +1568,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the number of a new name loses what its instruction has no room for",
         "cupyfuse/api/call_sites.py",
-        "return _argument(number) <= 255 or (load.arg or 0) > 255",
+        "return _argument(load, number) <= 255 or (load.arg or 0) > 255",
         "return True",
         ("tests/trace/test_python_numbers.py", "-k", "many_names"),
     ),
