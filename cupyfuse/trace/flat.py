@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .tracer import LONGEST_ITERATION, Tracer
+from .tracer import Tracer
 from .user_code import fail
+from .value import LONGEST_ITERATION
 
 
 class Flat:

@@ -27,7 +27,7 @@ from .watched import unwatched
 
 
 def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
-    """Return a value as a tracer: a number, an array that the function created, or a list of these.
+    """Return a value as a tracer: a number, an array that the function created, a list of these, or a range.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
     value = unwatched(value)
     if type(value) is np.ndarray or hasattr(value, "__cuda_array_interface__"):
         return trace.constant(value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         made = np.asarray(value)  # while a trace runs, also of traced arrays (`numpy/conversions`)
         return made if isinstance(made, Tracer) else trace.constant(made)
     if hasattr(value, "shape") and not isinstance(value, type):

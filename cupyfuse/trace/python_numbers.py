@@ -15,8 +15,8 @@ import numpy as np
 from .. import dtypes
 from ..ir.library import PYTHON_INTEGER
 from ..ir.operators import COMPARISONS, POINTWISE
-from .user_code import user_line
-from .value import NamedConstant, TracedValue
+from .user_code import fail, user_line
+from .value import LONGEST_ITERATION, NamedConstant, TracedValue
 
 _WEAK = (int, float, complex)  # Python's True is as strong as NumPy's
 _CLASSES = (bool, *_WEAK, NamedConstant)
@@ -65,6 +65,18 @@ def item_of(array: Any, *index: Any) -> Any:
     if found._node.dtype == "uint64":  # an integer of Python's, as int64 if that holds it
         return as_python(scalar._trace.call_library(PYTHON_INTEGER, [scalar, "int64"])._as_result())
     return as_python(scalar.astype(_WIDE.get(found.dtype.kind, "float64"))._as_result())
+
+
+def list_of(array: Any) -> Any:
+    """Return the elements of an array as numbers of Python's in lists, of a 0-d one its number: `ndarray.tolist`."""
+    if not array.ndim:
+        return item_of(array)
+    if array.size > LONGEST_ITERATION:
+        fail(
+            f"a list of {array.size} numbers",
+            "each would be traced by itself; return the array, and make it a list outside of the fused function",
+        )
+    return [list_of(array[i]) for i in range(len(array))]
 
 
 def as_integer(scalar: Any) -> Any:

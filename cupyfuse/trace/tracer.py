@@ -19,12 +19,11 @@ from ..ir.parts import View
 from .arithmetic import takes_over
 from .axes import Axes, AxisLabels, normalize_axes
 from .changes import Changes
-from .python_numbers import as_python_like, class_of, item_of, rounded, weak_in_loop_dtypes
+from .python_numbers import as_python_like, class_of, item_of, list_of, rounded, weak_in_loop_dtypes
 from .user_code import fail, is_called_from_compiled_code, user_line
-from .value import NUMPY_NUMBERS, filled_with
+from .value import LONGEST_ITERATION, NUMPY_NUMBERS, filled_with
 from .watched import Site
 
-LONGEST_ITERATION = 64  # rows, each of which is traced by itself
 # Others stand for these in the module `numpy` while a trace runs.
 _OF_NUMPY = frozenset(value for value in vars(np).values() if isinstance(value, np.ufunc))
 _CLIP, _DOT, _COMPRESS, _ANY, _ALL = np.clip, np.dot, np.compress, np.any, np.all
@@ -112,6 +111,7 @@ class Tracer(Changes):
         return self.dtype.type if self._is_scalar else np.ndarray
 
     __round__ = rounded
+    tolist = list_of
 
     @property
     def T(self) -> Tracer:

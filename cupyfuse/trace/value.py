@@ -34,6 +34,8 @@ def filled_with(number: Any, dtype: Any) -> Any:
     return held[()]
 
 
+LONGEST_ITERATION = 64  # rows or numbers, each of which is traced by itself
+
 # How traced arrays are printed, by which text that was made of one is found.
 DESCRIPTION = "<traced array"
 
@@ -159,7 +161,7 @@ class TracedValue:
     def __index__(self) -> NoReturn:
         fail(*NEEDED_INTEGER.split(": ", 1))
 
-    __float__ = __int__ = __complex__ = tolist = __dlpack__ = _needs_value
+    __float__ = __int__ = __complex__ = __dlpack__ = _needs_value
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         fail(

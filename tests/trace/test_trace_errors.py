@@ -38,10 +38,10 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x * (1 if x.any() else 2), "branch on an array's values"),
     (lambda x: x.max() and x, "branch on an array's values"),
     (lambda x: x * float(x), "conversion .* value"),
-    (lambda x: x * next(map(float, x.max(axis=1))), "conversion .* value"),
-    (lambda x: x * sum(map(float, x[0])), r"conversion .* value(.|\n)*\.item\(\)"),
+    (lambda x: x * (lambda number: number(x.max()))(float), r"conversion .* value(.|\n)*\.item\(\)"),
     (lambda x: x * int(x), "conversion .* value"),
-    (lambda x: x + x.tolist(), "conversion .* value"),
+    (lambda x: x + x.__float__(), "conversion .* value"),
+    (lambda x: np.tile(x, 99).tolist(), "a list of .* numbers: .*return the array"),
     (lambda x: range(x.max()), "conversion .* value, as a length"),
     (lambda x: np.full(x.argmax(), 2.0), "conversion .* value, as a length"),
     (lambda x: np.ones(x[x > 1].size), "conversion .* value, as a length"),
@@ -218,7 +218,7 @@ def test_mistakes_that_numpy_refuses_too(function: Callable[..., Any], error: ty
 
 def tried(x: Any) -> Any:
     try:
-        scale = x.sum().tolist()
+        scale = x.sum().__float__()
     except Exception:
         scale = 1.0
     return x * scale

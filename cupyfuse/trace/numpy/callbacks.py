@@ -9,8 +9,9 @@ import numpy as np
 
 from ..axes import normalize_axes
 from ..operations import as_tracer
-from ..tracer import LONGEST_ITERATION, Tracer
+from ..tracer import Tracer
 from ..user_code import fail, user_line
+from ..value import LONGEST_ITERATION
 
 
 def _apply_along_axis(func1d: Any, axis: Any, arr: Tracer, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from ..tracer import Tracer
 from ..user_code import fail
 from ..watched import Watched
 from .lists import numbers_as_scalars
+from .scalar_types import REPLACED_SCALAR_TYPES, SCALAR_TYPES
 
 _OWN = __name__.partition(".")[0] + "."  # where the classes are that stand for others: arrays, numbers, functions
 
@@ -100,6 +101,12 @@ def _converter(original: Callable[..., Any], convert: Callable[[Any], Any]) -> C
         return original(*args, **options)
 
     return call
+
+
+def _map(function: Any, *iterables: Any, **options: Any) -> Any:
+    """Call `map`, with what converts traced values for a type of numbers."""
+    convert = _CONVERTERS.get(function) if isinstance(function, type) else None
+    return map(function if convert is None else convert, *iterables, **options)
 
 
 def _class_it_stands_for(*args: Any, **options: Any) -> Any:
@@ -206,4 +213,9 @@ REPLACED_TYPES = {
     "float": _converter(float, _in_dtype("float64")),
     "complex": _converter(complex, _in_dtype("complex128")),
     "type": _class_it_stands_for,
+    "map": _map,
+}
+_CONVERTERS: dict[type, Callable[..., Any]] = {
+    **{cls: REPLACED_TYPES[cls.__name__] for cls in (bool, int, float, complex)},
+    **{cls: REPLACED_SCALAR_TYPES[name] for name, cls in SCALAR_TYPES.items()},
 }
