@@ -186,13 +186,16 @@ def run(
 
 
 def _check_effects(plan: Plan, leaves: list[Any]) -> None:
-    """Check that arguments modified in place are writable, and share no memory with other arguments."""
+    """Check that arguments modified in place are writable, and share no memory with other arguments.
+
+    The same array may be several arguments, which one traced array has stood for.
+    """
     for arg, _ in plan.graph.effects:
         changed, name = leaves[arg], plan.graph.inputs[arg].name
         if isinstance(changed, np.ndarray) and not changed.flags.writeable:
             raise ValueError(f"argument {name!r}: the function changes it in place, but the array is read-only")
         for other, leaf in enumerate(leaves):
-            if other != arg and arrays.share_memory(changed, leaf):
+            if leaf is not changed and arrays.share_memory(changed, leaf):
                 raise ValueError(
                     f"argument {name!r}: the function changes it in place, but it shares memory with argument "
                     f"{plan.graph.inputs[other].name!r}; pass a copy of one of them"

@@ -186,3 +186,20 @@ def test_the_cache_is_bounded() -> None:
 def test_dtypes_of_results(rng: np.random.Generator) -> None:
     for name in ("float16", "bfloat16", "float32", "float64"):
         assert scaled(normal(rng, (2, 2), name)).dtype == dtype_of(name)
+
+
+def test_the_array_that_is_changed_may_be_another_argument_too(engine: Engine) -> None:
+    def shifted(x: Any, y: Any, to: Any) -> Any:
+        np.subtract(x, y.mean(axis=0), out=to)
+        return to.sum() + y.sum()
+
+    fused = cf.fuse(shifted)
+    for places in ((0, 0, 0), (0, 1, 0), (0, 1, 2), (1, 0, 0), (0, 0, 1), (0, 0, 0)):
+        arrays, expected = ([make(X + i) for i in range(3)] for make in (engine.array, np.array))
+        assert_equal(engine.host(fused(*(arrays[p] for p in places))), shifted(*(expected[p] for p in places)))
+        for a, b in zip(arrays, expected, strict=True):
+            assert_equal(engine.host(a), b)
+    a, b = engine.array(X), np.array(X)
+    fused.bind(y=a)(a, a)
+    shifted(b, b, b)
+    assert_equal(engine.host(a), b)
