@@ -58,7 +58,8 @@ PARTS = (
     "np.diag(v)[2]; np.diag(v)[2:3, ::2]; np.diag(v, 1)[::-2, 1:]; np.diag(v).reshape(7, 7, 1)[1:, 2]; "
     "m[True]; m[False]; m[np.True_].sum(0); v.sum()[True]; m[True, ...]; m[None, True]; m[True, 1]; m[0, True, 2:]; "
     "m[1, False]; m[True, :, 1]; m[:, True, 1]; m[:, 1, None, False]; x[..., True, 2]; "
-    "x[0, ..., np.True_, None, True]; m[np.array(False)]; m[True, [0, 2]]"
+    "x[0, ..., np.True_, None, True]; m[np.array(False)]; m[True, [0, 2]]; "
+    "m[:, (1, 3)]; m[(0, 2), 1:]; m[((0, 1), (2, 5))]; x[..., (0, 0)]; m[((0, 1), (2, 0)), 1]; m[(), 0]; m[((2,),)]"
 )
 CHOICES = (
     "m[np.arange(5), lab]; m[np.arange(len(m)), lab - 7]; m.T[lab, np.arange(5)]; "
@@ -128,7 +129,8 @@ GATHERS = (
     "m[np.argsort(v)[:3] % 5]; m[np.arange(5), m.argmax(1)]; lab[np.arange(5)]; m[np.argmax(m[:, 0])]"
 )
 SCATTERS = (
-    "m[[0, 2]] = 1; m + 1 | m[np.arange(5), lab] = 0; m * 2 | z = m.copy(); z[lab % 5] = v; z | m[:, lab] += 1; m | "
+    "m[[0, 2]] = 1; m + 1 | m[:, (1, 3)] = 2; m[((0, 1), (2, 0))] -= 3; m | "
+    "m[np.arange(5), lab] = 0; m * 2 | z = m.copy(); z[lab % 5] = v; z | m[:, lab] += 1; m | "
     "z = np.zeros_like(m); np.add.at(z, lab % 5, m); z | z = m.copy(); np.subtract.at(z, (lab % 5, lab), 2.0); z | "
     "z = v.copy(); np.maximum.at(z, lab, m[:, 0]); z | np.add.at(lab, [0, 0], 1); lab | m[range(5), lab] -= 1; m | "
     "z = x.copy(); z[:, lab % 5, 0] = 3; z | z = m.copy(); z[:, m[0] > 0] = 5; z | "
