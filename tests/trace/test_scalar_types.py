@@ -38,6 +38,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
     lambda x: np.float32(x.sum()) * x,
     lambda x: (np.float64(x.mean()), np.float16(x.max()), np.int64(x.sum()), np.intp(x.argmax()), np.bool_(x.sum())),
     lambda x: (np.complex64(x.sum()), np.complex128(x), np.complex64((x * 1j).sum())),
+    lambda x: (np.float32((x * (2 + 1j)).sum()), np.int64((x * (2 + 1j))[0, 1]), np.float64(x + 1j)),
     lambda x: (np.int32(x), np.float32(x) / 255, np.bool_(x), np.uint8(x * 50 + 200), np.float64(x) * 2),
     lambda x: (np.float32([x.sum(), 1]), np.int64([[x[0, 0]], [x[1, 1]]]), np.float32((x[0], x[1]))),
     lambda x: (np.uint8(x.sum() * 20), np.int8(x.argmax()), np.uint8(x.sum().item()), np.int64(x.mean().item())),

@@ -23,8 +23,10 @@ def _converter(original: type[np.generic]) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         (value,) = args if len(args) == 1 and not options else (None,)
         if type(value) is Tracer and not value.ndim:
-            is_kept = value.dtype.kind != "c" or issubclass(original, np.complexfloating)
-            return _scalar_of(value, original) if is_kept else original(value)
+            is_refused = (
+                isinstance(value, complex) and value._is_python and not issubclass(original, np.complexfloating)
+            )
+            return original(value) if is_refused else _scalar_of(value, original)
         if isinstance(value, (Masked, Tracer)) or (isinstance(value, (list, tuple)) and holds_tracers(value)):
             return np.asarray(value, original)
         if isinstance(value, TracedNumber):
