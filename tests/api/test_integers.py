@@ -74,7 +74,7 @@ FUNCTIONS: list[tuple[Callable[[Any, Any, int], Any], int]] = [
     (lambda x, z, t: np.where(x > 0, t, 0), 8),
     (lambda x, z, t: np.where(x > 0, t, 0.5), 8),
     (lambda x, z, t: x**t, 8),
-    (lambda x, z, t: x * np.float32(t) + np.sqrt(t), 8),
+    (lambda x, z, t: x * np.float32(t) + np.sqrt(t), 2),
     (lambda x, z, t: x * math.sqrt(t) * math.cos(math.pi * min(t, 5) / 5) / math.log(t + 1), 3),
     (lambda x, z, t: x * math.factorial(t), 2),
     (lambda x, z, t: x[t % 3] + x[:, : t % 4 + 1].sum(), 8),

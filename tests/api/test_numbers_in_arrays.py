@@ -49,10 +49,10 @@ SERVED: list[Callable[[Any, float], Any]] = [
     lambda x, k: (np.dot(x + 1, k), np.outer(x[0], k), np.r_[x[0], k], np.r_[x[0], x.max().item()], np.asarray(k) > 1),
     lambda x, k: x * float(np.full(3, k)[0]),
     lambda x, k: x * complex(np.full(3, k)[0]).real,
+    lambda x, k: x * np.full(3, k).tolist()[0],
 ]
 # Others need the values of the array.
 READ: list[Callable[[Any, float], Any]] = [
-    lambda x, k: x * np.full(3, k).tolist()[0],
     lambda x, k: x[:, np.arange(4) > k],
     lambda x, k: x if (np.full(4, k) > 0.7).all() else -x,
     lambda x, k: (x, str(np.full(2, k)), np.array([k, "a"]).dtype.kind),
