@@ -34,6 +34,7 @@ class Identity:
 
 # Types of arguments and variables that may be numbers of a plan, which are no constants of it.
 NUMBERS = (int, float, *NUMPY_NUMBERS)
+LOGGERS = (logging.Logger, logging.RootLogger)  # their levels may change, which are compared in each call
 _PLAIN = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), type(np._NoValue))
 
 
@@ -63,6 +64,9 @@ def constant_key(value: Any) -> Hashable:
         return (cls, value.dtype, value.tobytes())
     if cls is object or isinstance(value, enum.Enum) or is_stateless(value):
         return Identity(value)
+    if cls in LOGGERS:
+        levels = value.level, value.getEffectiveLevel(), value.manager.disable
+        return (Identity(value), value.name, value.disabled, *levels)
     return None
 
 
@@ -92,12 +96,12 @@ def _is_numpy_scalar(cls: type) -> bool:
 
 
 def is_stateless(value: Any) -> bool:
-    """Whether an object is always the same: a ufunc, a SciPy distribution, a logger, a C function of no instance."""
+    """Whether an object always behaves the same: a ufunc, a SciPy distribution, a C function of no instance."""
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
-    cls = type(value)
-    if isinstance(value, np.ufunc) or cls in _LOGGERS:
+    if isinstance(value, np.ufunc):
         return True
+    cls = type(value)
     if cls in _C_DESCRIPTORS or cls is _NUMPY_FUNCTION or cls.__name__ == "cython_function_or_method":
         return True
     if cls.__module__ == "typing" or is_distribution(value) or is_multimethod(value):
@@ -115,5 +119,4 @@ _C_DESCRIPTORS = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )
-_LOGGERS = (logging.Logger, logging.RootLogger)
 _NUMPY_FUNCTION = type(np.sum)  # a function that dispatches by __array_function__

@@ -78,6 +78,30 @@ def test_messages_show_what_stands_for_a_value(caplog: pytest.LogCaptureFixture)
     assert [record.getMessage() for record in caplog.records] == 2 * messages
 
 
+def test_levels_that_change_are_noticed() -> None:
+    own, child = logging.getLogger("own"), logging.getLogger("own.child")
+
+    def checked(x: Any, logger: Any = own) -> Any:
+        return x * 2 if child.isEnabledFor(logging.DEBUG) or logger.isEnabledFor(logging.ERROR) else x
+
+    class Checked:
+        def __init__(self) -> None:
+            self.log = child
+
+        def __call__(self, x: Any) -> Any:
+            return x + self.log.getEffectiveLevel()
+
+    for function in (checked, Checked(), lambda x: x - child.level):
+        fused = cf.fuse(function)
+        with force_plans():
+            for level in (logging.INFO, logging.DEBUG, logging.CRITICAL, logging.DEBUG):
+                own.setLevel(level)
+                child.setLevel(level)
+                np.testing.assert_array_equal(fused(X), function(X))
+                child.setLevel(logging.NOTSET)
+                np.testing.assert_array_equal(fused(X), function(X))
+
+
 def test_a_logger_among_arguments_and_another_one() -> None:
     def called(x: Any, logger: Any) -> Any:
         logger.info("called")
