@@ -4,7 +4,8 @@
 //   rows, cols                               the domain
 //   stages, reduces(S), slot                 number of stages; whether stage S reduces; bytes of the largest totals
 //   packed, keep(tile)                       whether each stage computes what it needs from the tile as loaded; see keep_packed
-//   one_tile, column_bytes                   whether all stages have Tile0; bytes of an element's per-column inputs
+//   one_tile                                 whether all stages have Tile0
+//   column_arrays, column_bytes              per-column inputs, and their bytes of an element
 //   shifted, misaligned<V>(row)              whether rows may begin between packs; elements before the first pack
 //   apart                                    whether those that are read may begin elsewhere than those that are written
 //   shared_finish(S)                         whether all threads need the per-row values that follow stage S

@@ -12,9 +12,13 @@
 // Where the packs of a row are: at aligned addresses. If P::shifted, up to V - 1 elements before the first pack and behind the
 // last one are single; else there are none. Of rows that are read apart, a pack is read from two: V - 1 elements behind it have
 // to be in the row, so that nothing behind an array is read. Index counts the columns.
+//
+// Where a program reads more arrays of columns than `most_known_ahead`, the addresses of their packs are computed for each row: else
+// the compiler computes them once for all rows, more than there are registers for.
 template <class P, int V, class Index>
 struct Span {
     static constexpr bool has_singles = P::shifted && V > 1;
+    static constexpr int most_known_ahead = 4;
     bool exists;                 // else the row is missing, and the span empty
     Index before, packed, cols;  // single elements before the first pack; elements in packs; all
 
@@ -26,6 +30,9 @@ struct Span {
                 before = p.template misaligned<V>(row);
                 packed = (cols - before - (P::apart ? V - 1 : 0)) / V * V;
             }
+        }
+        if constexpr (P::column_arrays > most_known_ahead) {
+            known_from_here(before);
         }
     }
     // The column of the k-th element in packs.

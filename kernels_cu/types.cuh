@@ -149,6 +149,18 @@ __device__ __forceinline__ void arrived(u64& loaded) {
 #endif
 }
 
+// Keep the compiler from computing before this point what depends on a number.
+__device__ __forceinline__ void known_from_here(int& number) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(number));
+#endif
+}
+__device__ __forceinline__ void known_from_here(i64& number) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+l"(number));
+#endif
+}
+
 // Return a pointer, and keep the compiler from computing it again where it is used.
 template <class T>
 __device__ __forceinline__ T* computed_once(T* pointer) {

@@ -39,14 +39,19 @@ MANY_ROWS = 1 << 12
 # takes up to 1.5 times as long.
 _MOST_PACKS_OF_TWO = 10
 # Where values of so many arrays of columns are read, blocks leave each thread registers for what it loads of the row,
-# for those values of a pack, and so many to compute with, `_MORE_TO_COMPUTE` where stages compute much again. With
-# fewer some are spilled: on an H200 the softmax of 16384 x 8192 float32 behind BatchNorm takes 351 us in three blocks
-# of 320 threads, 294 in two of 512, its backward pass 712 in two blocks of 512, 552 in two of 256.
-_MANY_ARRAYS, _TO_COMPUTE, _MORE_TO_COMPUTE = 3, 32, 40
-# Packs of 16 bytes up to which a block that has a multiprocessor to itself does not lose by values of one array of
-# columns beside one matrix: on an H200 norms of 20480 to 28672 float32 columns run at 0.995 to 1.01 of a copy's rate
-# so, in shared memory at 0.93 to 0.95, of 17408 at 0.92 to 0.96 and 0.92 to 0.93; of 32768, with 8 packs, at 0.90 and
-# 0.94. Where exponentials are summed, it is 0.81 to 0.98 and 0.89 to 0.93.
+# for those values of a pack, of `_MOST_ARRAYS_AT_ONCE`, and so many to compute with, `_MORE_TO_COMPUTE` where stages
+# compute much again. With fewer some are spilled: on an H200 the softmax of 16384 x 8192 float32 behind BatchNorm takes
+# 351 us in three blocks of 320 threads, 294 in two of 512, its backward pass 712 in two blocks of 512, 552 in two of
+# 256. Behind a bias, too, it takes 359 us in two of 512, 388 in three of 256.
+_MANY_ARRAYS, _MOST_ARRAYS_AT_ONCE, _TO_COMPUTE, _MORE_TO_COMPUTE = 3, 4, 32, 40
+# Packs that a thread holds of few rows where values of more arrays are read, if a block has threads enough: behind a
+# bias and BatchNorm the softmax of 1024 x 8192 float32 takes 30.7 us in two blocks of 512 threads with 4 packs each,
+# 34.3 in three of 256 with 8.
+_FEW_PACKS = 4
+# Packs of a thread up to which a block that has a multiprocessor to itself does not lose by values of one array of
+# columns beside one matrix. The rate on an H200, as a share of a copy's, in registers and in shared memory: norms of
+# 17408 float32 columns 0.92 to 0.96 and 0.92 to 0.93, of 20480 to 28672 columns 0.995 to 1.01 and 0.93 to 0.95, of
+# 32768, with 8 packs, 0.90 and 0.94; where exponentials are summed, of 17408 to 24576, 0.81 to 0.98 and 0.89 to 0.93.
 _MOST_PACKS_WITH_ONE_ARRAY = 7
 # Threads that have a row in values, and how many elements each may hold, in order of preference.
 _THREADS_WITH_VALUES = (128, 16), (256, 16), (512, 16), (_MOST_THREADS, 32)
@@ -62,7 +67,7 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     """
     vec, many = access.vec, program.domain[0] >= MANY_ROWS
     narrow = program.input_bytes <= ITEMSIZE["float32"] or not many
-    reads_much = program.reads_columns > 0 and narrow and not _reads_little(program, packs, vec)
+    reads_much = program.reads_columns > 0 and narrow and not (many and _is_norm_of_few_packs(program, packs, vec))
     waits = clusters and (access.shifted or reads_much)
     most_threads = _MOST_THREADS // 2 if waits else _MOST_THREADS
     if not many:
@@ -88,11 +93,10 @@ def as_loaded(program: Program, packs: int, access: Access, clusters: bool) -> C
     return (_two_blocks(packs, vec) if alone else None) or best[1]
 
 
-def _reads_little(program: Program, packs: int, vec: int) -> bool:
-    """Whether values of columns keep no block waiting that has a multiprocessor to itself."""
-    one_of_each = len(program.full_inputs) == program.reads_columns == 1 and vec == widest_vec(program)
-    many_rows_of_few_packs = program.domain[0] >= MANY_ROWS and packs <= _MOST_PACKS_WITH_ONE_ARRAY * _MOST_THREADS
-    return one_of_each and many_rows_of_few_packs and not program.sums_exponentials
+def _is_norm_of_few_packs(program: Program, packs: int, vec: int) -> bool:
+    """Whether a program of one matrix reads one array of columns, and sums no exponentials."""
+    one_of_each = len(program.full_inputs) == program.reads_columns == 1 and not program.sums_exponentials
+    return one_of_each and vec == widest_vec(program) and packs <= _MOST_PACKS_WITH_ONE_ARRAY * _MOST_THREADS
 
 
 def _left_with_columns(program: Program, vec: int) -> float:
@@ -109,7 +113,8 @@ def _blocks(program: Program, threads: int, items: int, vec: int) -> int:
     blocks = resident_blocks(threads)
     if len(program.column_sizes) < _MANY_ARRAYS:
         return blocks
-    loaded = vec * (items * program.input_bytes + sum(program.column_sizes)) // ITEMSIZE["float32"]
+    of_columns = sum(sorted(program.column_sizes)[-_MOST_ARRAYS_AT_ONCE:])
+    loaded = vec * (items * program.input_bytes + of_columns) // ITEMSIZE["float32"]
     computing = _MORE_TO_COMPUTE if program.recomputed_flops > _MUCH_RECOMPUTED else _TO_COMPUTE
     return min(blocks, REGISTERS // (threads * (loaded + computing)))
 
@@ -131,10 +136,12 @@ def most_as_loaded(program: Program) -> int:
 
 
 def _of_few_rows(program: Program, packs: int, vec: int, most_threads: int) -> Config | None:
-    """Choose the least of four numbers of threads that hold a row: fewer would leave a multiprocessor idle."""
+    """Choose the least number of threads that hold a row: fewer blocks of more would leave multiprocessors idle."""
     most = most_as_loaded(program)
     options = [(128, min(most, 32 if vec == 8 else 16)), (256, min(most, 32))]
     options += [(256, most)] * (packs * vec > 8192) + [(512, most), (1024, min(most, 32))]
+    if len(program.column_sizes) > _MOST_ARRAYS_AT_ONCE:
+        options = [*((threads, min(elements, _FEW_PACKS * vec)) for threads, elements in options), *options]
     for threads, elements in options:
         items = -(-packs // threads)
         blocks = _blocks(program, threads, items, vec)

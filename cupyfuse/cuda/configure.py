@@ -78,9 +78,9 @@ def _evicts_last(program: Program, config: Config) -> bool:
     # Registers do not suffice for threads with many packs of a log_softmax.
     roomy = config.items < 8 or not _sums_exponentials_alone(program)
     if config.template == "row_block":
-        # Threads with few packs have too little in flight. One block of a multiprocessor waits for itself, which the
-        # policy makes longer where exponentials are summed of up to 6 packs: softmax takes 1.0 to 1.025 of the time, of
-        # more 0.98 to 1.0, norms 0.97 to 0.98.
+        # Threads with few packs have too little in flight. One block of a multiprocessor waits for itself. So softmax
+        # and log_softmax of up to 6 packs take 1.0 to 1.025 of the time, of 7 or 8 packs 0.98 to 1.0; norms take 0.97
+        # to 0.98, and so does all that several blocks compute.
         waits = config.blocks == 1 and program.sums_exponentials
         suited = config.items > (6 if waits else 2) and (roomy or not waits)
     else:

@@ -77,6 +77,11 @@ PROGRAMS: dict[str, tuple[cf.Fused, int, int]] = {
     "softmax, backward from its operand": (cf.fuse(softmax_backward), 2, 0),
     "layer norm, backward": (cf.fuse(layer_norm_backward), 2, 1),
     "BatchNorm and softmax": (cf.fuse(lambda y, *vectors: cf.softmax(standardised(y, *vectors), axis=1)), 1, 4),
+    "bias, BatchNorm and softmax": (
+        cf.fuse(lambda y, bias, *vectors: cf.softmax(standardised(y + bias, *vectors), axis=1)),
+        1,
+        5,
+    ),
     "BatchNorm and softmax, backward": (cf.fuse(batch_norm_softmax_backward), 2, 4),
     "logsumexp and four activations": (cf.fuse(head_tail), 1, 0),
     "sum": (row_programs.PROGRAMS["sum"].fused, 1, 0),

@@ -671,7 +671,9 @@ def test_programs_with_many_values_an_element_spill_no_registers(program, dtype,
     assert all(registers.resources_of(cubin(k.source, "sm_90")).stack <= 16 for k in kernels)
 
 
-@pytest.mark.parametrize("program", ["BatchNorm and softmax", "BatchNorm and softmax, backward"])
+@pytest.mark.parametrize(
+    "program", ["BatchNorm and softmax", "bias, BatchNorm and softmax", "BatchNorm and softmax, backward"]
+)
 @pytest.mark.parametrize(("rows", "cols"), [(1024, 8192), (1024, 4096), (16384, 8192), (16384, 2048)])
 def test_several_arrays_of_columns_leave_registers_to_compute_with(program, rows, cols):
     registers = docs_script("registers")

@@ -162,9 +162,9 @@ class _Lowerer:
         # What is changed in place is not read from a copy, nor from before the copy.
         self._written = written_storages(self.captured)
         computed = [self.captured.tensors[n] for o in self.captured.operations for n in o.results]
-        # What may be written to through `x.data`, which PyTorch does not count.
+        # What may be written to through `x.data`, of which PyTorch's version counters do not know.
         data = [n for o in self.captured.operations if o.target in DATA_GETTERS for n in o.results]
-        self._data = {storage_of(self.captured.tensors[n]) for n in data}
+        self._read_as_data = {storage_of(self.captured.tensors[n]) for n in data}
         self._records_gradients = torch.is_grad_enabled() or any(t.requires_grad for t in computed)
 
     def run(self, partition: Partition) -> None:
@@ -239,7 +239,7 @@ class _Lowerer:
         needs = [bool(t.requires_grad) and any(e.requires_grad for e in examples) for t in tensors]
         if sharded and any(needs) and changed & set(map(storage_of, tensors)):
             raise TraceError("what its backward pass may read is changed in place later")
-        if any(needs) and self._data & changed & set(map(storage_of, [*tensors, *examples])):
+        if any(needs) and self._read_as_data & changed & set(map(storage_of, [*tensors, *examples])):
             raise TraceError("what PyTorch's backward pass may read is changed later, through `.data`")
         if sharded or not any(needs) or (self.call_maker.differentiates and not changed):
             return _Prepared(orders, "[]", needs)

@@ -68,9 +68,11 @@ def _getter_arguments(input: Any, *_: Any) -> Any:
 
 
 overload("detach", T.data.__get__, adapt=_getter_arguments)
-# What reads `x.data` in captured code; PyTorch 2.13 has a function for it.
-DATA_GETTERS = [T.data.__get__, *filter(None, [getattr(torch._C._autograd, "_get_data_attr", None)])]
-overload("detach", *DATA_GETTERS[1:])
+# What reads `x.data` in captured code: from PyTorch 2.13 on a function.
+DATA_GETTERS = [T.data.__get__]
+if (_data_getter := getattr(torch._C._autograd, "_get_data_attr", None)) is not None:
+    DATA_GETTERS.append(_data_getter)
+    overload("detach", _data_getter)
 
 # Sizes --------------------------------------------------------------------------------------------------------------
 
