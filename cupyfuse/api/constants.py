@@ -34,7 +34,7 @@ class Identity:
 
 # Types of arguments and variables that may be numbers of a plan, which are no constants of it.
 NUMBERS = (int, float, *NUMPY_NUMBERS)
-LOGGERS = (logging.Logger, logging.RootLogger)  # their levels may change, which are compared in each call
+_LOGGERS = (logging.Logger, logging.RootLogger)
 _PLAIN = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), type(np._NoValue))
 
 
@@ -44,7 +44,10 @@ def value_key(number: float) -> Hashable:
 
 
 def constant_key(value: Any) -> Hashable:
-    """Return a key that is equal only for constants that no function can tell apart; None if not a constant."""
+    """Return a key that is equal only for constants that no function can tell apart; None if not a constant.
+
+    Of loggers the key has what decides whether they log, but for handlers and filters.
+    """
     cls = type(value)
     if cls in _PLAIN:
         return (cls, value)
@@ -64,10 +67,15 @@ def constant_key(value: Any) -> Hashable:
         return (cls, value.dtype, value.tobytes())
     if cls is object or isinstance(value, enum.Enum) or is_stateless(value):
         return Identity(value)
-    if cls in LOGGERS:
+    if cls in _LOGGERS:
         levels = value.level, value.getEffectiveLevel(), value.manager.disable
         return (Identity(value), value.name, value.disabled, *levels)
     return None
+
+
+def may_change(value: Any) -> bool:
+    """Whether a constant, or one in it, gets another key while it stays the same object, as a logger by its level."""
+    return any(map(may_change, value)) if isinstance(value, (tuple, frozenset)) else type(value) in _LOGGERS
 
 
 def enums_in(value: Any) -> list[type]:

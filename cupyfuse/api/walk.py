@@ -17,7 +17,7 @@ from ..trace.numpy import replacement_of
 from . import arrays
 from .around import Changes, Role
 from .code import ANY, is_library_module
-from .constants import LOGGERS, NUMBERS, Identity, constant_key, enums_in, value_key
+from .constants import NUMBERS, Identity, constant_key, enums_in, may_change, value_key
 from .objects import HeldObject, Span, is_plain, is_singular, names_of
 from .refusals import describe_refusal
 from .registry import is_own_type, registration
@@ -251,7 +251,7 @@ class Walk(abc.ABC):
             self.captured = True
         if not isinstance(value, type) and (key := constant_key(value)) is not None:
             self.key.append(key)
-            if cls in LOGGERS:
+            if may_change(value):
                 self.stable, self.opaque = False, True
             self._add_enums_in(value, name)
             if isinstance(origin := typing.get_origin(value), type):  # of a class with type arguments, called as it is

@@ -91,15 +91,36 @@ def test_levels_that_change_are_noticed() -> None:
         def __call__(self, x: Any) -> Any:
             return x + self.log.getEffectiveLevel()
 
-    for function in (checked, Checked(), lambda x: x - child.level):
+    several = frozenset({child})
+    functions = [
+        checked,
+        Checked(),
+        lambda x: x - child.level,
+        lambda x: x * sum(each.isEnabledFor(logging.INFO) for each in several),
+    ]
+    for function in functions:
         fused = cf.fuse(function)
+
+        def check(function: Any = function, fused: Any = fused) -> None:
+            np.testing.assert_array_equal(fused(X), function(X))
+
         with force_plans():
-            for level in (logging.INFO, logging.DEBUG, logging.CRITICAL, logging.DEBUG):
+            for level in (logging.INFO, logging.DEBUG, logging.CRITICAL, logging.NOTSET, logging.DEBUG):
                 own.setLevel(level)
                 child.setLevel(level)
-                np.testing.assert_array_equal(fused(X), function(X))
+                check()
                 child.setLevel(logging.NOTSET)
-                np.testing.assert_array_equal(fused(X), function(X))
+                check()
+            child.disabled = True
+            check()
+            child.disabled = False
+            check()
+            logging.disable(logging.INFO)
+            try:
+                check()
+            finally:
+                logging.disable(logging.NOTSET)
+    own.setLevel(logging.NOTSET)
 
 
 def test_a_logger_among_arguments_and_another_one() -> None:
