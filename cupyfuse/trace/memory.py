@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .user_code import fail, user_line
 
 UNKNOWN = "how an array lies in memory is not known while the function is traced"
-_ORDER = f"{UNKNOWN}, but of arguments and copies; np.ascontiguousarray(x) and np.asfortranarray(x) copy where needed"
+_ORDER = f"{UNKNOWN}, but of arguments, copies in C order and their views; np.ascontiguousarray(x) copies where needed"
 
 
 class Flags:
@@ -21,19 +20,25 @@ class Flags:
         object.__setattr__(self, "_x", x)
 
     def __getattr__(self, name: str) -> bool:
-        if name not in _NAMES:
-            raise AttributeError(
-                f"'numpy._core.multiarray.flagsobj' object has no attribute {name!r}\n  at {user_line()}"
-            )
-        return self[name.upper()]
+        key = name.upper()
+        is_flag = (_is_key(key) and key not in _LETTERS) or name in _ATTRIBUTES_ALONE
+        if not is_flag or name == key:
+            text = f"'numpy._core.multiarray.flagsobj' object has no attribute {name!r}"
+            raise AttributeError(f"{text}\n  at {user_line()}")
+        return self._find(key)
 
     def __getitem__(self, name: str) -> bool:
-        if name not in _KNOWN and name.lower() not in _NAMES and name not in _SHORT:
+        if not _is_key(name):
             raise KeyError("Unknown flag")
-        read = _KNOWN.get(name)
-        found = None if read is None else read(self._x)
+        return self._find(name)
+
+    def _find(self, name: str) -> bool:
+        """Return a flag that has to do with the order of elements; the others are errors."""
+        if name not in _ORDERS and name not in _OF_BOTH_ORDERS:
+            fail(f"the flag {name} of an array", "only flags of the order of elements are known while it is traced")
+        found = _contiguity(self._x, name)
         if found is None:
-            fail(f"the flag {name} of an array", UNKNOWN if read is None else _ORDER)
+            fail(f"the flag {name} of an array", _ORDER)
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -42,33 +47,31 @@ class Flags:
     def __setitem__(self, name: str, value: Any) -> None:
         setattr(self, name, value)
 
-
-def _is_in_rows(x: Any) -> bool | None:
-    found: bool | None = x._is_contiguous("C")
-    return found
+    def __repr__(self) -> str:
+        fail("a text of an array's flags", UNKNOWN)
 
 
-def _is_in_columns(x: Any) -> bool | None:
-    found: bool | None = x._is_contiguous("F")
-    return found
+# The names of flags of one order, and of both.
+_ORDERS = {"C": "C", "C_CONTIGUOUS": "C", "CONTIGUOUS": "C", "F": "F", "F_CONTIGUOUS": "F", "FORTRAN": "F"}
+_OF_BOTH_ORDERS = ("FORC", "FNC")
+# The keys of other flags, and attributes that are no keys.
+_OTHERS = ("OWNDATA", "WRITEABLE", "ALIGNED", "WRITEBACKIFCOPY", "BEHAVED", "CARRAY", "FARRAY")
+_LETTERS = ("C", "F", "O", "A", "W", "B", "CA", "FA", "X")
+_ATTRIBUTES_ALONE = ("num",)
 
 
-def _is_in_either(x: Any) -> bool | None:
-    found = (_is_in_rows(x), _is_in_columns(x))
-    return True if True in found else None if None in found else False
+def _is_key(name: str) -> bool:
+    return name in _ORDERS or name in _OF_BOTH_ORDERS or name in _OTHERS or name in _LETTERS
 
 
-def _is_in_columns_alone(x: Any) -> bool | None:
-    rows, columns = _is_in_rows(x), _is_in_columns(x)
-    return None if rows is None or columns is None else columns and not rows
-
-
-_KNOWN: dict[str, Callable[[Any], bool | None]] = {
-    **dict.fromkeys(("C", "C_CONTIGUOUS", "CONTIGUOUS"), _is_in_rows),
-    **dict.fromkeys(("F", "F_CONTIGUOUS", "FORTRAN"), _is_in_columns),
-    "FORC": _is_in_either,
-    "FNC": _is_in_columns_alone,
-}
-_UNKNOWN_NAMES = ("owndata", "writeable", "aligned", "writebackifcopy", "behaved", "carray", "farray", "num")
-_NAMES = {name.lower() for name in _KNOWN if len(name) > 1}.union(_UNKNOWN_NAMES)
-_SHORT = ("O", "A", "W", "B", "CA", "FA", "X")
+def _contiguity(x: Any, name: str) -> bool | None:
+    """Return a flag of the order of a traced array's elements; None if it is not known."""
+    rows, columns = x._is_contiguous("C"), x._is_contiguous("F")
+    if name in _ORDERS:
+        found: bool | None = rows if _ORDERS[name] == "C" else columns
+        return found
+    if name == "FORC" and (rows or columns):
+        return True
+    if rows is None or columns is None:
+        return None
+    return bool(name == "FNC" and columns and not rows)
