@@ -22,7 +22,7 @@ class Flags:
     def __getattr__(self, name: str) -> bool:
         key = name.upper()
         is_flag = (_is_key(key) and key not in _LETTERS) or name in _ATTRIBUTES_ALONE
-        if not is_flag or name == key:
+        if not is_flag or name != name.lower():
             text = f"'numpy._core.multiarray.flagsobj' object has no attribute {name!r}"
             raise AttributeError(f"{text}\n  at {user_line()}")
         return self._find(key)
