@@ -72,6 +72,8 @@ class TracedValue:
 
     __slots__ = ("_axes", "_node", "_trace")
     _is_scalar: Any
+    _origin: Any
+    _parent: Any
     _strides: Any
     _node: g.Node
     _axes: Axes
@@ -171,6 +173,11 @@ class TracedValue:
             "np.array(a) of an array that NumPy's functions did not make, as of random numbers",
         )
 
+    def _knows_strides(self) -> bool:
+        """Whether strides are those of NumPy's array: along axes of one element views and copies may have any."""
+        is_argument = self._parent is None and self._origin is not None
+        return not self.ndim or (self._strides is not None and (is_argument or min(self.shape) > 1))
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -181,7 +188,7 @@ class TracedValue:
             )
         if name in METHODS:
             return functools.partial(self._trace.call_method, name, self)
-        if name == "strides" and (self._strides is not None or not self.ndim):
+        if name == "strides" and self._knows_strides():
             return self._strides or ()
         is_numpys = hasattr(np.ndarray, name) or name in WAYS_OUT
         reason = WAYS_OUT.get(name, _OTHERS) if is_numpys else "NumPy's arrays have none of this name"

@@ -82,6 +82,9 @@ _FLAGS = ("c_contiguous", "f_contiguous", "contiguous", "fortran", "fnc", "forc"
         lambda x: x[0],
         lambda x: x[:, None, ::-1],
         lambda x: x.copy(),
+        lambda x: np.array(x, order="F"),
+        lambda x: np.array(x, order="C"),
+        lambda x: np.asarray([x[0], x[1]], order="F"),
         lambda x: x[0] * 2,
         lambda x: x[0, 0],
     ],
@@ -91,11 +94,33 @@ def test_flags_and_strides_of_arguments_and_their_views(layout: str, view: Calla
         y = view(x)
         flags = y.flags
         by_key = [flags[name.upper()] for name in _FLAGS], flags["C"], flags["F"]
-        return y + 1, [getattr(flags, name) for name in _FLAGS], by_key, y.strides if x.ndim == y.ndim else None
+        strides = y.strides if x.ndim == y.ndim and 1 not in y.shape else None
+        return y + 1, [getattr(flags, name) for name in _FLAGS], by_key, strides
 
     x = lay_out(np, X, layout)
     with force_plans():
         assert cf.fuse(told)(x)[1:] == told(x)[1:]
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 1), (0, 4), (3, 0)])
+def test_strides_of_arguments_along_axes_of_one_element(shape: tuple[int, int]) -> None:
+    fused = cf.fuse(lambda x: (x + 1, x.strides))
+    with force_plans():
+        for x in (X[: shape[0], : shape[1]], np.ones(shape), np.ones(shape, order="F")):
+            assert fused(x)[1] == x.strides
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("flat", [lambda y: y.ravel(), lambda y: y.ravel("F"), lambda y: y.reshape(-1)])
+def test_changes_of_flat_views_of_copies_in_an_order(flat: Callable[[Any], Any], order: Any, layout: str) -> None:
+    def function(x: Any) -> Any:
+        copied = np.array(x, order=order)
+        flat(copied)[1] = 100
+        return copied
+
+    with force_plans():
+        np.testing.assert_array_equal(cf.fuse(function)(lay_out(np, X, layout)), function(lay_out(np, X, layout)))
 
 
 def test_branches_on_flags() -> None:
@@ -111,6 +136,9 @@ def test_branches_on_flags() -> None:
     [
         (lambda x: x.flags.writeable, cf.TraceError, "the flag WRITEABLE of an array"),
         (lambda x: x.flags["O"], cf.TraceError, "the flag O of an array"),
+        (lambda x: x[:1].strides, cf.TraceError, "how an array lies in memory"),
+        (lambda x: x.reshape(3, 4, 1).strides, cf.TraceError, "how an array lies in memory"),
+        (lambda x: x[:0].copy().strides, cf.TraceError, "how an array lies in memory"),
         (lambda x: (x * 2).flags.c_contiguous, cf.TraceError, "np.ascontiguousarray"),
         (lambda x: x.flags.fnord, AttributeError, "fnord"),
         (lambda x: x.flags["c"], KeyError, "Unknown flag"),

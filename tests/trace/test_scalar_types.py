@@ -81,6 +81,13 @@ def test_arguments_without_dimensions() -> None:
         assert_same(cf.fuse(function)(np.array(2.5)), function(np.array(2.5)))
 
 
+def test_methods_of_types_called_with_unpacked_arguments() -> None:
+    arguments = [b"a", "big"]
+    function = lambda x: (x * int.from_bytes(*arguments), float(x.sum()) * float.fromhex(*["0x8"]), int(x.max()))  # noqa: E731
+    with force_plans():
+        assert_same(cf.fuse(function)(X), function(X))
+
+
 def test_numbers_of_the_call() -> None:
     function = lambda x, k: (x * np.float32(k), np.int64(k), np.float64(k) / 3)  # noqa: E731
     fused, x = cf.fuse(function), X.astype(np.float32)

@@ -25,7 +25,7 @@ from numpy.lib import stride_tricks
 from ..library import holds_tracers, tracers_in
 from ..masked import Masked
 from ..masked_reductions import refuse
-from ..tracer import TraceProtocol, Tracer
+from ..tracer import TraceProtocol, Tracer, contiguous_strides
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
 from . import choices, compiled, creation, lists, logs, mathematics, scipy
@@ -143,6 +143,10 @@ def _with_order(a: Any, result: Any, order: Any, copy: Any = None) -> Any:
         if order not in (None, "K", "A", "C"):
             refuse(f"an array of masked elements with order={order!r}")
         return result
+    if result is not a and order in ("C", "F"):
+        lengths = result.shape if order == "C" else result.shape[::-1]
+        strides = contiguous_strides(lengths, result.itemsize)
+        result._strides = strides if order == "C" else strides[::-1]
     ordered = result._in_order(order) if result is a else result
     if ordered is not result and copy is False:
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
