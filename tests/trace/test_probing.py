@@ -17,7 +17,14 @@ from cupyfuse.settings import force_plans
 X = np.arange(12.0).reshape(3, 4)
 # `mT` raises an error for vectors.
 _NAMES = sorted({*dir(np.ndarray), *dir(np.float64), *dir(float), "device", "fnord", "__name__", "itemset"} - {"mT"})
-_PROTOCOLS = (collections.abc.Iterable, collections.abc.Sized, collections.abc.Sequence, numbers.Number, np.generic)
+_PROTOCOLS = (
+    collections.abc.Hashable,
+    collections.abc.Iterable,
+    collections.abc.Sized,
+    collections.abc.Sequence,
+    numbers.Number,
+    np.generic,
+)
 
 
 @runtime_checkable
@@ -25,12 +32,33 @@ class Shaped(Protocol):
     shape: tuple[int, ...]
 
 
+class _OfRank(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return getattr(value, "ndim", None) == 2
+
+
+class Matrix(metaclass=_OfRank): ...
+
+
+class _OfSign(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return bool(value > 0)
+
+
+class Positive(metaclass=_OfSign): ...
+
+
 def _has(x: Any) -> list[str]:
     return [name for name in _NAMES if hasattr(x, name)]
 
 
 def _is(x: Any) -> list[bool]:
-    return [*(isinstance(x, cls) for cls in _PROTOCOLS), isinstance(x, Shaped), isinstance(x, (list, np.ndarray))]
+    return [
+        *(isinstance(x, cls) for cls in _PROTOCOLS),
+        isinstance(x, (Shaped, Matrix)),
+        isinstance(x, Matrix),
+        isinstance(x, (list, np.ndarray)),
+    ]
 
 
 PROBES: list[Callable[[Any], Any]] = [
@@ -64,6 +92,12 @@ def test_attributes_that_are_refused_have_no_defaults() -> None:
     for function in (lambda x: getattr(x, "base", None) is None, lambda x: getattr(x * 2, "strides", None) is None):
         with force_plans(), pytest.raises(cf.TraceError, match=r"in memory is not known(.|\n)*test_probing"):
             cf.fuse(lambda x, f=function: x if f(x) else x + 1)(X)  # type: ignore[misc]
+
+
+def test_classes_that_decide_by_values() -> None:
+    for function in (lambda x: isinstance(x.sum(), Positive), lambda x: isinstance(x.sum().item(), Positive)):
+        with force_plans(), pytest.raises(cf.TraceError, match="branch on an array's values"):
+            cf.fuse(lambda x, f=function: x if f(x) else -x)(X)  # type: ignore[misc]
 
 
 LAYOUTS = ["contiguous", "fortran", "column_gap", "reversed"]

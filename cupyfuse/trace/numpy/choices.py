@@ -139,10 +139,19 @@ def _attribute(value: Any, name: str, /, *default: Any) -> Any:
 
 @wraps(isinstance)
 def _is_instance(value: Any, classes: Any, /) -> bool:
-    """Tell it of a traced number's class: it has no length, and is no iterable, as traced values are."""
-    if not _stands_for_another(value) or value.__class__ is np.ndarray:
-        return isinstance(value, classes)
-    return isinstance(value.__class__(), classes)
+    """Tell it of a traced value and of one of NumPy's or Python's: arrays have no hash, and numbers no length.
+
+    A class that decides by the value itself, in its metaclass, reads the traced one, which is an error.
+    """
+    return isinstance(value, classes) and (not _stands_for_another(value) or isinstance(_like(value), classes))
+
+
+def _like(value: Any) -> Any:
+    """Return a number of a traced number's class, or an array of a traced array's dtype and shape, if it is known."""
+    if value.__class__ is not np.ndarray:
+        return value.__class__()
+    shape = value.shape if type(value) is Tracer else (0,) * value.ndim
+    return np.ndarray(shape, value.dtype, bytes(value.dtype.itemsize), strides=(0,) * value.ndim)
 
 
 def _in_dtype(dtype: str) -> Callable[[Any], Any]:
