@@ -78,6 +78,24 @@ def test_messages_show_what_stands_for_a_value(caplog: pytest.LogCaptureFixture)
     assert [record.getMessage() for record in caplog.records] == 2 * messages
 
 
+@pytest.mark.parametrize(
+    ("message", "arguments"), [("%d of %d", 1), ("%.*f", 2), ("%(loss)s of %(rows)d", 0), ("%q", 1), ("loss", 1)]
+)
+def test_messages_that_do_not_fit_are_reported_by_handlers(
+    message: str, arguments: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = logging.Logger("own")  # without pytest's handlers, which raise
+    own.addHandler(logging.StreamHandler())
+
+    def logged(x: Any) -> Any:
+        own.warning(message, *[[{"loss": x.sum()}], [x.sum()], [2, x.sum()]][arguments])
+        return x * 2
+
+    with force_plans():
+        np.testing.assert_array_equal(cf.fuse(logged)(X), X * 2)
+    assert "--- Logging error ---" in capsys.readouterr().err
+
+
 def test_levels_that_change_are_noticed() -> None:
     own, child = logging.getLogger("own"), logging.getLogger("own.child")
 

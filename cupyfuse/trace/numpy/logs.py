@@ -23,10 +23,20 @@ def _with_texts(original: Callable[..., Any]) -> Callable[..., Any]:
         values = record.args.values() if isinstance(record.args, dict) else record.args or ()
         if any(isinstance(value, TracedValue) for value in values):
             form = _NUMBER.sub(lambda found: found[0] if found[0] == "%%" else f"%{found[1] or ''}s", str(record.msg))
-            record.msg, record.args = form % record.args, ()
+            try:
+                record.msg, record.args = form % record.args, ()
+            except (TypeError, ValueError, KeyError):  # which handlers report, and do not raise
+                record.msg, record.args = form, _shown(record.args)
         return record
 
     return call
+
+
+def _shown(args: Any) -> Any:
+    """Return the arguments of a message with texts for those that are traced."""
+    if isinstance(args, dict):
+        return {name: _shown((value,))[0] for name, value in args.items()}
+    return tuple(str(value) if isinstance(value, TracedValue) else value for value in args)
 
 
 REPLACED = (logging.Logger, "makeRecord", _with_texts(logging.Logger.makeRecord))
