@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..trace.numpy import SCALAR_TYPES
+from ..trace.numpy import SCALAR_CONVERTERS, SCALAR_TYPES
 from .code import CALLED, Reads, attribute_calls, instructions_of, is_called
 
 # Of a name's number above the bit that tells a call, in instructions that have it.
@@ -23,8 +23,8 @@ def name_where_called(name: str) -> str:
 
 
 def scalar_types_called(namespace: dict[str, Any], reads: Reads) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
-    """Return the globals, and the attributes of NumPy, that are NumPy's types of numbers and that code calls."""
-    own = {name for name in reads.called & SCALAR_TYPES.keys() if namespace.get(name) is SCALAR_TYPES[name]}
+    """Return the globals, of any name, and the attributes of NumPy that are its types of numbers and that code calls."""
+    own = {n for n in reads.called if isinstance(cls := namespace.get(n), type) and cls in SCALAR_CONVERTERS}
     of_numpy = {
         (name, label)
         for name, label in reads.called_attributes

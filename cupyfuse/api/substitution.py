@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..trace import NumbersOfCall, Trace, Tracer, traced_number
-from ..trace.numpy import REPLACED_BUILTINS, REPLACED_SCALAR_TYPES, REPLACED_TYPES, replacement_of
+from ..trace.numpy import REPLACED_BUILTINS, REPLACED_TYPES, SCALAR_CONVERTERS, replacement_of
 from . import arrays
 from .call_sites import name_where_called, scalar_types_called, with_calls_apart
 from .code import reads_of
@@ -212,7 +212,7 @@ class Substitution:
         namespace.update({label: REPLACED_BUILTINS[label] for label in builtins & REPLACED_BUILTINS.keys()})
         namespace.update({name_where_called(label): REPLACED_TYPES[label] for label in types_called})
         own_scalars, of_numpy = scalar_types_called(own, reads)
-        namespace.update({name_where_called(label): REPLACED_SCALAR_TYPES[label] for label in own_scalars})
+        namespace.update({name_where_called(label): SCALAR_CONVERTERS[own[label]] for label in own_scalars})
         return with_calls_apart(function.__code__, types_called | own_scalars, of_numpy), namespace
 
     def _around(self, holder: Any, label: str, value: Any) -> Any:

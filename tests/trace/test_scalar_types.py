@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy import float32, uint8
+from numpy import float32 as f32
 
 import cupyfuse as cf
 from cupyfuse.settings import force_plans
@@ -57,6 +58,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
         np.float32(np.float32(x.sum())),
         np.float64(),
     ),
+    lambda x: (f32(x.sum()) * x, f32 is float32, {f32: 1}[np.float32], x.astype(f32), isinstance(f32(x.sum()), f32)),
     lambda x: x[np.int64(x.sum() * 0)] if x.size < 0 else np.asarray([np.float32(x.max()), np.float32(2)]),
     lambda x: np.float32(x[x > 1].sum()) + np.float32(x[x > 1]).sum(),
     Scaler(),
@@ -109,6 +111,16 @@ def test_a_name_that_is_another_type_stays() -> None:
     exec("def function(x): return float32(x.sum()), np.float32(x.sum())", namespace)
     with force_plans():
         assert_same(cf.fuse(namespace["function"])(X), namespace["function"](X))
+
+
+def test_a_name_of_a_type_that_changes() -> None:
+    namespace: dict[str, Any] = {"real": np.float32}
+    exec("def function(x): return real(x.sum()), x.astype(real)", namespace)
+    fused = cf.fuse(namespace["function"])
+    with force_plans():
+        for real in (np.float32, np.float16, np.float64, np.float32):
+            namespace["real"] = real
+            assert_same(fused(X), namespace["function"](X))
 
 
 def test_numpy_is_as_it_was_for_others() -> None:

@@ -11,7 +11,7 @@ where code calls them (`scalar_types`).
 from .choices import REPLACED_BUILTINS, REPLACED_TYPES
 from .conversions import replacement_of, traced_conversions
 from .dispatch import FUNCTIONS, call_function, call_method
-from .scalar_types import REPLACED_SCALAR_TYPES, SCALAR_TYPES
+from .scalar_types import REPLACED_SCALAR_TYPES, SCALAR_CONVERTERS, SCALAR_TYPES
 from .scipy import is_distribution, is_multimethod
 from .ufuncs import call_ufunc
 
@@ -20,6 +20,7 @@ __all__ = [
     "REPLACED_BUILTINS",
     "REPLACED_SCALAR_TYPES",
     "REPLACED_TYPES",
+    "SCALAR_CONVERTERS",
     "SCALAR_TYPES",
     "call_function",
     "call_method",

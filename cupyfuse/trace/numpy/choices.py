@@ -18,7 +18,7 @@ from ..tracer import Tracer
 from ..user_code import fail
 from ..watched import Watched
 from .lists import numbers_as_scalars
-from .scalar_types import REPLACED_SCALAR_TYPES, SCALAR_TYPES
+from .scalar_types import SCALAR_CONVERTERS
 
 _OWN = __name__.partition(".")[0] + "."  # where the classes are that stand for others: arrays, numbers, functions
 
@@ -226,5 +226,5 @@ REPLACED_TYPES = {
 }
 _CONVERTERS: dict[type, Callable[..., Any]] = {
     **{cls: REPLACED_TYPES[cls.__name__] for cls in (bool, int, float, complex)},
-    **{cls: REPLACED_SCALAR_TYPES[name] for name, cls in SCALAR_TYPES.items()},
+    **SCALAR_CONVERTERS,
 }

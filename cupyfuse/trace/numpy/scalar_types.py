@@ -58,5 +58,5 @@ def _is_supported(value: Any) -> bool:
 
 # By the names that they have in NumPy, some several.
 SCALAR_TYPES: dict[str, type] = {name: value for name, value in vars(np).items() if _is_supported(value)}
-_CONVERTERS = {cls: _converter(cls) for cls in {*SCALAR_TYPES.values()}}
-REPLACED_SCALAR_TYPES = {name: _CONVERTERS[cls] for name, cls in SCALAR_TYPES.items()}
+SCALAR_CONVERTERS = {cls: _converter(cls) for cls in {*SCALAR_TYPES.values()}}
+REPLACED_SCALAR_TYPES = {name: SCALAR_CONVERTERS[cls] for name, cls in SCALAR_TYPES.items()}
