@@ -115,6 +115,12 @@ def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     tracer._mark_shared()
     view._mark_shared()
     view._is_array = True
+    held = contiguous_strides(tracer.shape, tracer.itemsize) if tracer._is_contiguous("C") else tracer._strides
+    if held is not None:
+        new = len(shape) - tracer.ndim
+        view._strides = (0,) * new + tuple(
+            s if m == n else 0 for s, m, n in zip(held, tracer.shape, shape[new:], strict=True)
+        )
     return view
 
 

@@ -41,7 +41,8 @@ class Flat:
         return self[self._position - 1]
 
     def __getitem__(self, index: Any) -> Any:
-        return self._array.flatten()[index]
+        found = self._array.flatten()[index]
+        return found.copy() if isinstance(index, slice) else found
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Assign; of an array, its elements in turn: again from the first if they are fewer than those assigned to."""

@@ -364,9 +364,20 @@ class Tracer(Changes):
         )
 
 
-def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the strides, in bytes, of a contiguous array in C order."""
+def contiguous_strides(shape: tuple[int, ...], itemsize: int, order: str = "C") -> tuple[int, ...]:
+    """Return the strides, in bytes, of a contiguous array in the order "C" or "F"."""
+    if order == "F":
+        return contiguous_strides(shape[::-1], itemsize)[::-1]
     return tuple(itemsize * math.prod(shape[p + 1 :]) for p in range(len(shape)))
+
+
+def strides_like(array: Any, shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...] | None:
+    """Return the strides of what `numpy.empty_like` creates of a shape in an order; None if unknown."""
+    if order in ("C", "F"):
+        return contiguous_strides(shape, itemsize, order)
+    in_rows = array._is_contiguous("C") if isinstance(array, Tracer) else array.flags.c_contiguous
+    known = in_rows or (order == "K" and len(shape) != array.ndim)
+    return contiguous_strides(shape, itemsize) if known else None
 
 
 def _in_loop_dtypes(ufunc: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -119,6 +119,15 @@ _FLAGS = ("c_contiguous", "f_contiguous", "contiguous", "fortran", "fnc", "forc"
         lambda x: np.array(x, order="F"),
         lambda x: np.array(x, order="C"),
         lambda x: np.asarray([x[0], x[1]], order="F"),
+        lambda x: np.full(x.shape, x.sum(), order="F"),
+        lambda x: np.full((2, 3), x[0, 0]),
+        lambda x: np.full_like(x, x.sum(), order="F"),
+        lambda x: np.zeros_like(x, order="F"),
+        lambda x: np.broadcast_to(x[0], x.shape),
+        lambda x: np.broadcast_to(x.sum(), 3),
+        lambda x: np.broadcast_to(x.sum(axis=1)[:1], 3),
+        lambda x: np.broadcast_to(x.sum(axis=1), 3),
+        lambda x: x.flat[::2],
         lambda x: x[0] * 2,
         lambda x: x[0, 0],
     ],
@@ -155,6 +164,22 @@ def test_changes_of_flat_views_of_copies_in_an_order(flat: Callable[[Any], Any],
 
     with force_plans():
         np.testing.assert_array_equal(cf.fuse(function)(lay_out(np, X, layout)), function(lay_out(np, X, layout)))
+
+
+def test_arrays_like_others_and_traced_numbers_are_not_taken_for_contiguous() -> None:
+    function = lambda x: np.ravel(np.full_like(x, x.sum()))  # noqa: E731
+
+    def changed(x: Any) -> Any:
+        made = np.full_like(x.T, x.sum())
+        made.ravel()[1] = 100
+        return made
+
+    with force_plans():
+        for x in (X, np.asfortranarray(X)):
+            np.testing.assert_array_equal(cf.fuse(function)(x), function(x))
+        np.testing.assert_array_equal(cf.fuse(changed)(np.asfortranarray(X)), changed(np.asfortranarray(X)))
+        with pytest.raises(cf.TraceError, match="change in place of a reshaped one"):
+            cf.fuse(changed)(X)  # in NumPy a copy, which is not known
 
 
 def test_branches_on_flags() -> None:

@@ -144,9 +144,7 @@ def _with_order(a: Any, result: Any, order: Any, copy: Any = None) -> Any:
             refuse(f"an array of masked elements with order={order!r}")
         return result
     if result is not a and order in ("C", "F"):
-        lengths = result.shape if order == "C" else result.shape[::-1]
-        strides = contiguous_strides(lengths, result.itemsize)
-        result._strides = strides if order == "C" else strides[::-1]
+        result._strides = contiguous_strides(result.shape, result.itemsize, order)
     ordered = result._in_order(order) if result is a else result
     if ordered is not result and copy is False:
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")

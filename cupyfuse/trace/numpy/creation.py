@@ -21,7 +21,7 @@ from ..arithmetic import takes_over
 from ..broadcasting import expand
 from ..library import call_library
 from ..number import TracedNumber
-from ..tracer import TraceProtocol, Tracer
+from ..tracer import TraceProtocol, Tracer, contiguous_strides, strides_like
 from ..watched import Watched, created, site_of, unwatched, watched
 from .lists import stacked
 
@@ -122,13 +122,16 @@ def _full(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, *
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     result = expand(fill if dtype is None else fill.astype(dtype), shape).copy()
     result._is_array = True
+    result._strides = contiguous_strides(shape, result.itemsize, options.get("order", "C"))
     return result
 
 
 def _full_like(fill: Tracer, a: Any, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
     """Create an array with a traced fill value, as `numpy.full_like`."""
     a, shape = np.asanyarray(a), options.pop("shape", None)
-    return _full(fill, a.shape if shape is None else shape, None, a.dtype if dtype is None else dtype)
+    result = _full(fill, a.shape if shape is None else shape, None, a.dtype if dtype is None else dtype)
+    result._strides = strides_like(a, result.shape, result.itemsize, options.get("order", "K"))
+    return result
 
 
 def _linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:

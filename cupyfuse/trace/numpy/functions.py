@@ -21,7 +21,7 @@ from ..places import argwhere, nonzero
 from ..promotion import checked_number
 from ..python_numbers import as_python
 from ..shape_functions import SHAPE_FUNCTIONS
-from ..tracer import Tracer, contiguous_strides
+from ..tracer import Tracer, strides_like
 from ..user_code import fail, refuse_options, user_line
 
 
@@ -33,9 +33,7 @@ def _full_like(a: Tracer, fill_value: Any, dtype: Any = None, **options: Any) ->
         return a._trace.constant(np.full(shape, fill_value, name))
     constant = as_tracer(checked_number(name, fill_value, "unsafe"), a._trace)
     made = _as_array(expand(a._trace.array(g.cast(constant._node, name), constant._axes), shape))
-    order = options.get("order", "K")
-    if order == "C" or (order != "F" and (len(shape) != a.ndim or a._is_contiguous("C"))):
-        made._strides = contiguous_strides(shape, made.itemsize)
+    made._strides = strides_like(a, shape, made.itemsize, options.get("order", "K"))
     return made
 
 
