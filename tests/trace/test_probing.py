@@ -91,7 +91,12 @@ def test_numbers_of_the_call_have_the_attributes_of_their_types() -> None:
 def test_attributes_that_are_refused_have_no_defaults() -> None:
     for function in (lambda x: getattr(x, "base", None) is None, lambda x: getattr(x * 2, "strides", None) is None):
         with force_plans(), pytest.raises(cf.TraceError, match=r"in memory is not known(.|\n)*test_probing"):
-            cf.fuse(lambda x, f=function: x if f(x) else x + 1)(X)  # type: ignore[misc]
+            cf.fuse(lambda x, f=function: x if f(x) else x + 1)(X)
+
+
+def test_names_of_attributes_are_strings() -> None:
+    with force_plans(), pytest.raises(TypeError, match="attribute name must be string"):
+        cf.fuse(lambda x: x if hasattr(x, 3) else x + 1)(X)  # type: ignore[arg-type]
 
 
 def test_classes_that_decide_by_values() -> None:

@@ -123,10 +123,8 @@ def _stands_for_another(value: Any) -> bool:
 
 @wraps(hasattr)
 def _has_attribute(value: Any, name: str, /) -> bool:
-    """Tell it of the class that a traced value stands for, whatever traced values have."""
-    if not _stands_for_another(value):
-        return hasattr(value, name)
-    return any(name in vars(cls) for cls in value.__class__.__mro__)
+    """Tell it of one of NumPy's or Python's values, which a traced one stands for, whatever traced values have."""
+    return hasattr(_like(value) if _stands_for_another(value) else value, name)
 
 
 @wraps(getattr)
