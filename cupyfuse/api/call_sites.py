@@ -38,7 +38,7 @@ def with_calls_apart(
 ) -> types.CodeType:
     """Return code, with the functions nested in it, that loads the globals of some names otherwise where it calls them.
 
-    So with attributes of globals: pairs of names.
+    `attributes` are pairs of a global and its attribute, such as `("np", "float32")`, which are loaded alike.
     All instructions stay where they are. So where a name is not only called, a call stays as it was if its instruction
     has no room for the number of a new name: in code of 128 names of globals and attributes (256 in Python 3.10).
     """
@@ -52,7 +52,7 @@ def _with_calls_apart(
     """Compute `with_calls_apart`; equal code of two files must not share one object, since tracebacks name its file."""
     found, written = list(code.co_names), bytearray(code.co_code)
     instructions = instructions_of(code)
-    of_globals = [load for pair in attribute_calls(code) if (pair[0], (load := pair[1]).argval) in attributes]
+    of_globals = [load for name, load in attribute_calls(code) if (name, load.argval) in attributes]
     for name in names.union(load.argval for load in of_globals).intersection(found):
         uses = [k for k, i in enumerate(instructions) if i.opcode in dis.hasname and i.argval == name]
         calls = [instructions[k] for k in uses if name in names and is_called(instructions, k)]

@@ -152,6 +152,7 @@ def is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
 
 def attribute_calls(code: types.CodeType) -> list[tuple[str, dis.Instruction]]:
     """Return the instructions that load attributes of globals to call them, with the names of the globals."""
+    # With PUSH_NULL, which `instructions_of` leaves out and which tells a call in Python 3.13.
     found = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
     return [
         (plain_name(before.argval), load)
@@ -170,7 +171,8 @@ def _calls_attribute(before: dis.Instruction, load: dis.Instruction, after: dis.
         return True  # as a method
     if sys.version_info >= (3, 13):
         return after.opname == "PUSH_NULL"
-    return sys.version_info >= (3, 11) and bool((before.arg or 0) & 1)  # the global was loaded behind NULL
+    # Of calls over several lines, or with `*args`, the global was loaded behind NULL: they are no method calls.
+    return sys.version_info >= (3, 11) and bool((before.arg or 0) & 1)
 
 
 def _reads_class(instructions: Sequence[dis.Instruction], place: int) -> bool:

@@ -56,7 +56,7 @@ def page() -> str:
         "arrays, any of them. "
         "Arrays that the function makes (`np.zeros`, `np.full`, `np.array`) can be filled with what it computes; of "
         "those that compiled code makes, as random numbers, a copy by `np.array`. What "
-        "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, `str(x)`, "
+        "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, "
         "`len(x[mask])`, also where the function catches the error; `x.sum().item()` is a number that the call "
         "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, except in "
         "code of more than 128 names that also uses `float` as a type, `float(x.sum())` and the like of `int`, `bool` "

@@ -113,35 +113,39 @@ def _class_it_stands_for(*args: Any, **options: Any) -> Any:
     """Return the class of what a traced value or a replacement stands for; else call `type`."""
     if len(args) == 1 and isinstance(args[0], Watched):
         return np.ndarray
-    stands_for_another = len(args) == 1 and type(args[0]).__module__.startswith(_OWN)
-    return args[0].__class__ if stands_for_another else type(*args, **options)
+    is_own = len(args) == 1 and type(args[0]).__module__.startswith(_OWN)
+    return args[0].__class__ if is_own else type(*args, **options)
 
 
-def _stands_for_another(value: Any) -> bool:
+def _is_traced(value: Any) -> bool:
     return type(value) is Tracer or isinstance(value, (Masked, TracedNumber))
 
 
 @wraps(hasattr)
 def _has_attribute(value: Any, name: str, /) -> bool:
-    """Tell it of one of NumPy's or Python's values, which a traced one stands for, whatever traced values have."""
-    return hasattr(_like(value) if _stands_for_another(value) else value, name)
+    """Whether a value has an attribute; for a traced value, whether that of NumPy's or Python's has it.
+
+    Traced values have others.
+    """
+    return hasattr(_like(value) if _is_traced(value) else value, name)
 
 
 @wraps(getattr)
 def _attribute(value: Any, name: str, /, *default: Any) -> Any:
-    """Return an attribute; what traced values have not, but the class that they stand for has, is an error."""
-    if default and _stands_for_another(value) and _has_attribute(value, name):
+    """Return an attribute. One that NumPy's value has, but a trace does not know, is an error, not the default."""
+    if default and _is_traced(value) and _has_attribute(value, name):
         default = ()
     return getattr(value, name, *default)
 
 
 @wraps(isinstance)
 def _is_instance(value: Any, classes: Any, /) -> bool:
-    """Tell it of a traced value and of one of NumPy's or Python's: arrays have no hash, and numbers no length.
+    """Whether a value is an instance; a traced value, whether NumPy's or Python's is, too.
 
-    A class that decides by the value itself, in its metaclass, reads the traced one, which is an error.
+    Arrays have no hash, and numbers no length. A class that decides by the value itself, in its metaclass, reads the
+    traced one, which is an error.
     """
-    return isinstance(value, classes) and (not _stands_for_another(value) or isinstance(_like(value), classes))
+    return isinstance(value, classes) and (not _is_traced(value) or isinstance(_like(value), classes))
 
 
 def _like(value: Any) -> Any:
