@@ -49,9 +49,6 @@ def _logsumexp_of(fused: Fused, arguments: Arguments) -> tuple[arrays.Imported, 
         return imported, _complex_logsumexp(**arguments)
     names = ["a"] if factors is None else ["a", "b"]
     shape = np.broadcast_shapes(*(arguments[name].shape for name in names))
-    if len(shape) == 0:
-        # With keepdims=True SciPy returns at least one dimension.
-        arguments["a"] = a.reshape(1)
     if len(shape) > 2:
         arguments |= {name: _broadcast_to(arguments[name], shape) for name in names}
         return imported, with_axes_last(fused, arguments, names, shape)
@@ -127,6 +124,8 @@ def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: 
         raise ValueError(
             f"b: expected a shape that broadcasts with that of a, {np.shape(a)}, got {weights.shape}"
         ) from None
+    if not weights.ndim and not np.ndim(a):
+        weights = weights[None]
     # Promote before the exponentials: the factors may have the wider dtype. A number takes that of the factors.
     dtype = (weights * a)._node.dtype
     a = apply("where", apply("equal", weights, 0.0), -np.inf, a).astype(dtype)
@@ -152,7 +151,7 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     a : array
         Outside fused functions also complex.
     axis : None, int or tuple of int
-        The axis or axes to sum over; None sums over all.
+        The axis or axes to sum over; None sums over all. Numbers have one axis, as in SciPy.
     b : array or number, optional
         Factors of the exponentials; they broadcast with `a` and may be negative. An element with factor zero adds
         nothing, even if it is infinite or NaN.
@@ -177,9 +176,7 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     if b is not None:
         return _weighted_logsumexp(promote_integers(a, b), axis, promote_integers(b, a), keepdims, return_sign)
     a = promote_integers(a)
-    result = reduce("logsumexp", a, _axis_of(a, axis), keepdims)
-    if a.ndim == 0 and keepdims:
-        result = result[None]  # SciPy's has at least one dimension to keep
+    result = reduce("logsumexp", a if a.ndim else a[None], axis, keepdims)
     if not return_sign:
         return result
     sign = apply("where", apply("equal", result, -np.inf), 0.0, 1.0).astype(result._node.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -247,6 +248,21 @@ def test_a_number_kept_as_an_axis_is_an_axis_of_one() -> None:
         actual = cf.logsumexp(a, b=b, keepdims=True)
         assert actual.shape == expected.shape == (1,)
         np.testing.assert_allclose(actual, expected)
+
+
+@pytest.mark.parametrize("axis", [None, 0, -1, (0,), (), np.int64(0)])
+def test_a_number_has_one_axis_within_fused_functions_too(axis: Any) -> None:
+    x, ways = np.float32([2.0]).reshape(()), ({}, {"keepdims": True}, {"return_sign": True})
+    for b in (None, -3.0, np.array(2.0, np.float32), [2.0, 0.0]):
+        for way in ways:
+            expected = scipy_special.logsumexp(x, axis, b, **way)
+            for function in (cf.logsumexp, cf.fuse(functools.partial(cf.logsumexp, axis=axis, **way))):
+                actual = function(x, b=b) if function is not cf.logsumexp else function(x, axis, b, **way)
+                assert np.shape(actual) == np.shape(expected)
+                np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    if axis not in ((0,), ()):
+        assert cf.softmax(x, axis) == 1.0
+        assert cf.fuse(lambda x: cf.log_softmax(x, axis))(x) == 0.0
 
 
 @pytest.mark.parametrize("name", ["logsumexp", "softmax", "log_softmax"])
