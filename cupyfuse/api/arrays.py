@@ -131,6 +131,11 @@ def import_array(value: Any, name: str) -> Imported:
             )
         return Imported(value.view(np.ndarray))
     library = f"{type(value).__module__.partition('.')[0]} array"
+    if _is_negated(value):
+        raise TypeError(
+            f"argument {name!r}: this {library} is a view of numbers that it negates, of which DLPack loses the sign; "
+            "pass x.resolve_neg()"
+        )
     try:
         device_type, _ = value.__dlpack_device__()
         if device_type in _DLPACK_CPU:
@@ -138,12 +143,27 @@ def import_array(value: Any, name: str) -> Imported:
         if device_type in _DLPACK_CUDA:
             return Imported(_import_cupy(name).from_dlpack(value), _exporter(value))
     except (RuntimeError, BufferError, TypeError, ValueError) as error:
-        hint = " (detach it first: x.detach())" if getattr(value, "requires_grad", False) else ""
-        raise TypeError(f"argument {name!r}: this {library} cannot be exchanged by DLPack: {error}{hint}") from error
+        raise TypeError(
+            f"argument {name!r}: this {library} cannot be exchanged by DLPack: {error}{_way_out(value)}"
+        ) from error
     raise TypeError(
         f"argument {name!r}: expected an array in CPU or CUDA memory, got a {library} on DLPack device type "
         f"{device_type}; move it to a CUDA device first"
     )
+
+
+def _is_negated(value: Any) -> bool:
+    """Whether an array is a view of memory with the opposite sign, as the imaginary part of a conjugated tensor is."""
+    is_neg = getattr(value, "is_neg", None)
+    return is_neg is not None and bool(is_neg())
+
+
+def _way_out(value: Any) -> str:
+    """Return what to do about a tensor that DLPack cannot exchange, as the end of an error message."""
+    if getattr(value, "requires_grad", False):
+        return " (detach it first: x.detach())"
+    is_conj = getattr(value, "is_conj", None)
+    return " (conjugate its memory first: x.resolve_conj())" if is_conj is not None and is_conj() else ""
 
 
 def on_device_of(array: Any, constant: Any) -> Any:

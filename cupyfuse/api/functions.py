@@ -14,7 +14,7 @@ from .. import trace
 from ..ir.slices import average_pool
 from ..trace import NamedConstant, Tracer, apply, fail, reduce
 from . import lazy
-from .checks import check_integer, check_number, check_operand, check_rank
+from .checks import check_integer, check_number, check_operand, check_rank, is_number
 from .eager import Arguments, as_matrix, by_rows, traceable
 from .fuse import Fused
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
@@ -108,7 +108,8 @@ def batch_norm(
     Raises
     ------
     ValueError
-        A shape does not match, one of the running statistics is missing, or a training batch has a single row.
+        A shape does not match, one of the running statistics is missing, a training batch has a single row, or `eps` is
+        negative.
     """
     check_rank("x", x, 2, "(rows, columns)")
     columns = x.shape[1]
@@ -117,11 +118,13 @@ def batch_norm(
         if value is not None and getattr(value, "shape", None) != (columns,):
             raise ValueError(f"{name}: expected shape ({columns},), got {getattr(value, 'shape', value)}")
     check_number("eps", eps)
+    if not eps >= 0:
+        raise ValueError(f"eps: expected a number of at least 0, got {float(eps)}")
     if momentum is not None:
         check_number("momentum", momentum)
+    if (running_mean is None) != (running_var is None):
+        raise ValueError("running_mean, running_var: give both or neither")
     if training or running_mean is None or running_var is None:
-        if not training and (running_mean is not None or running_var is not None):
-            raise ValueError("running_mean, running_var: give both or neither")
         if x.shape[0] == 1:
             raise ValueError(f"x: expected more than 1 row when training, got shape {tuple(x.shape)}")
         mean = reduce("mean", x, 0)
@@ -277,16 +280,26 @@ def elu(x: Any, alpha: float = 1.0) -> Any:
 
 @traceable
 def celu(x: Any, alpha: float = 1.0) -> Any:
-    """Continuous elu: x where positive, else ``alpha * (exp(x / alpha) - 1)``; Barron 2017; any shape."""
+    """Continuous elu: x where positive, else ``alpha * (exp(x / alpha) - 1)``; Barron 2017; any shape.
+
+    Raises ValueError where `alpha` is the number 0.
+    """
     check_operand("alpha", alpha)
+    if is_number(alpha) and alpha == 0:
+        raise ValueError(f"alpha: expected a number other than 0, got {float(alpha)}; relu(x) is the limit")
     return apply("celu", x, alpha)
 
 
 @traceable
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
-    """Limit x to [min_val, max_val]; any shape, dtype kept."""
+    """Limit x to [min_val, max_val]; any shape, dtype kept.
+
+    Raises ValueError where `min_val` is a number above `max_val`.
+    """
     check_operand("min_val", min_val)
     check_operand("max_val", max_val)
+    if is_number(min_val) and is_number(max_val) and min_val > max_val:
+        raise ValueError(f"min_val: expected at most max_val, {float(max_val)}, got {float(min_val)}")
     return apply("hardtanh", x, min_val, max_val)
 
 

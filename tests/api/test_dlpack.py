@@ -137,16 +137,25 @@ def test_a_tensor_of_three_dimensions(rng: np.random.Generator) -> None:
     [
         (torch.ones(3, requires_grad=True), r"'x'.*torch.*detach"),
         (torch.ones(3, dtype=torch.bfloat16), r"'x'.*DLPack"),
+        (torch.ones(3, dtype=torch.complex64).conj(), r"'x'.*resolve_conj"),
+        (torch.ones(3, dtype=torch.complex64).conj().imag, r"'x'.*negates.*resolve_neg"),
         (torch.eye(3).to_sparse(), r"'x'"),
         (torch.ones(3, device="meta"), r"'x'"),
         (Minimal(np.ones(3), (4, 0)), r"'x'.*device type 4"),
         (Homeless(np.ones(3)), r"'x'.*from_dlpack"),
     ],
-    ids=["gradient", "bfloat16", "sparse", "meta", "another device", "no way back"],
+    ids=["gradient", "bfloat16", "conjugate", "negated", "sparse", "meta", "another device", "no way back"],
 )
 def test_arrays_that_cannot_come_in(value: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         cf.fuse(lambda x: x + 1)(value)
+
+
+def test_nothing_is_written_to_a_negated_tensor() -> None:
+    out = torch.ones(3, dtype=torch.complex64).conj().imag
+    with pytest.raises(TypeError, match=r"'out'.*resolve_neg"):
+        cf.relu(torch.ones(3), out=out)
+    assert torch.equal(out, torch.zeros(3))
 
 
 def test_integers_and_complex_numbers_of_other_libraries() -> None:
