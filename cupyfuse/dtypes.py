@@ -61,12 +61,13 @@ def name_of(dtype: Any) -> str:
     TypeError
         The dtype is not supported.
     """
-    name = dtype if isinstance(dtype, str) and dtype in ITEMSIZE else np.dtype(dtype).name
+    expected = f"expected one of {', '.join(FLOATS)}, an integer dtype, bool or complex"
+    try:
+        name = dtype if isinstance(dtype, str) and dtype in ITEMSIZE else np.dtype(dtype).name
+    except TypeError as error:
+        raise TypeError(f"{error}; {expected}") from None
     if name not in ITEMSIZE:
-        raise TypeError(
-            f"dtype {name!r} is not supported: expected one of {', '.join(FLOATS)}, an integer dtype, bool or complex; "
-            "convert first, for example x.astype(np.float32)"
-        )
+        raise TypeError(f"dtype {name!r} is not supported: {expected}; convert first, for example x.astype(np.float32)")
     return name
 
 

@@ -173,6 +173,13 @@ def check_prepared(value: int | None) -> int | None:
     return count
 
 
+def check_flag(name: str, value: bool) -> bool:
+    """Return an option, or raise TypeError unless it is a bool: any other would count as one by its truth, as "no"."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
+    return value
+
+
 def _check_bytes(name: str, value: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected a number of bytes, got {type(value).__name__}")

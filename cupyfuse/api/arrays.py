@@ -59,6 +59,8 @@ def spec(shape: Any, dtype: Any = "float32") -> Spec:
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape: lengths cannot be negative, got {lengths}")
     try:
+        if dtype is None:  # NumPy's float64
+            raise TypeError("expected a dtype, got None")
         name = dtypes.name_of(dtype)
     except TypeError as error:
         raise TypeError(f"dtype: {error}") from None

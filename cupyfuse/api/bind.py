@@ -70,6 +70,7 @@ class Bound:
         self._prepacked = Prepacked()
         functools.update_wrapper(self, fused.__wrapped__)
         self.__wrapped__ = functools.partial(fused.__wrapped__, **fixed)
+        self.__signature__ = self._parameters.free_signature()
 
     def __repr__(self) -> str:
         return f"<{self._fused!r} with {', '.join(self._fixed)} bound>"

@@ -127,9 +127,12 @@ class _Method:
     """A fused function bound to an instance as a method."""
 
     def __init__(self, fused: Fused, instance: Any):
+        self.__dict__.update(fused.__dict__)  # name, docstring and what users gave the function, as of Python's methods
         self.__func__, self.__self__ = fused, instance
         self.__wrapped__ = functools.partial(fused.__wrapped__, instance)
-        self.__doc__ = fused.__doc__
+
+    def __repr__(self) -> str:
+        return f"<{self.__func__!r} of {self.__self__!r}>"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is _Method and self.__func__ is other.__func__ and self.__self__ is other.__self__
@@ -228,7 +231,7 @@ def fuse(
     Raises
     ------
     TypeError
-        `fn` is not callable; `max_workspace` is not an int.
+        `fn` is not callable; `max_workspace` is not an int, `keep_halves` or `strict` not a bool.
     ValueError
         `precision` is not one of the names, or `max_workspace` is not positive.
 

@@ -154,6 +154,11 @@ class Parameters:
         """The names of the parameters that can be passed by position, but for `*args`."""
         return tuple(p.name for p in self._parameters if p.kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD))
 
+    def free_signature(self) -> inspect.Signature:
+        """Return the function's signature without the fixed parameters."""
+        self._read_if_replaced()
+        return self.signature.replace(parameters=self._parameters)
+
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Binding | None:
         """Return the value of each parameter, and the names of those that take their defaults, or are empty.
 

@@ -18,6 +18,7 @@ from ..plan.plan import Plan, Traced
 from ..settings import (
     DEFAULT_WORKSPACE,
     Settings,
+    check_flag,
     check_precision,
     check_workspace,
     current_precision,
@@ -102,8 +103,8 @@ class PlannedFunction:
         self.environment = Environment(function, _names_of(static), package, self.names)
         self._precision = None if precision is None else check_precision(precision)
         self._max_workspace = check_workspace(max_workspace)
-        self._keep_halves = bool(keep_halves)
-        self._strict = bool(strict)
+        self._keep_halves = check_flag("keep_halves", keep_halves)
+        self._strict = check_flag("strict", strict)
         self._runnables = PlanCache()
         self.inline_cache = InlineCache(self.environment, self.names, settings=self.settings_of_call)
         self._lock = threading.RLock()

@@ -26,7 +26,7 @@ def import_targets(results: Sequence[Result], argument: Any, out: Any) -> list[A
     given = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(given) != len(results):
         raise ValueError(f"out: expected {len(results)} array(s), one for each result, got {len(given)}")
-    targets = []
+    targets: list[Any] = []
     for position, (array, result) in enumerate(zip(given, results, strict=True)):
         name = "out" if len(given) == 1 else f"out[{position}]"
         target = array
@@ -51,6 +51,9 @@ def import_targets(results: Sequence[Result], argument: Any, out: Any) -> list[A
             raise ValueError(f"{name}: the array is read-only")
         if not flags.c_contiguous and target.size and _repeats_elements(target):
             raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
+        for earlier, other in enumerate(targets):
+            if arrays.share_memory(target, other):
+                raise ValueError(f"{name}: shares memory with out[{earlier}]; pass an array of its own for each result")
         targets.append(target)
     return targets
 

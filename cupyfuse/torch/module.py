@@ -15,8 +15,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..settings import DEFAULT_WORKSPACE
-from .chains.options import Options, check_flag
+from ..settings import DEFAULT_WORKSPACE, check_flag
+from .chains.options import Options
 from .copies import replace_modules, slot_attributes
 from .distributed import is_fsdp, share_state
 from .explain import explain

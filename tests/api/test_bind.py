@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import threading
 import weakref
 from dataclasses import dataclass
@@ -349,3 +350,12 @@ def test_parameters_of_all_kinds_inside_another_function() -> None:
         around = functools.partial(lambda bound, *a, **o: bound(*a, **o) + 1, bound)
         np.testing.assert_array_equal(cf.fuse(around)(*args, **others), expected + 1)
     np.testing.assert_array_equal(expected, named(x, y, x, k=3.0))
+
+
+def test_the_signature_is_that_of_the_remaining_parameters(arguments: list[np.ndarray[Any, Any]]) -> None:
+    x, w, b = arguments
+    bound = cf.fuse(function).bind(w=w)
+    assert str(inspect.signature(bound)) == "(x: 'Any', b: 'Any', slope: 'float' = 0.5) -> 'Any'"
+    inner, outer = cf.fuse(function).bind(w=w, slope=0.25), cf.fuse(lambda x, b: inner(x, b) + 1)
+    np.testing.assert_allclose(cf.fuse(inner)(x, b), function(x, w, b, 0.25))
+    np.testing.assert_allclose(outer(x, b), function(x, w, b, 0.25) + 1)

@@ -30,6 +30,10 @@ cf.register(Pair, lambda pair: pair.a, lambda _, children: Pair(children[0]))
 
 # What is called, and the words of the error.
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "spec None": (lambda: cf.spec(3, None), TypeError, "dtype: expected a dtype, got None"),
+    "spec name": (lambda: cf.spec(3, "f5"), TypeError, "dtype: .*expected one of float16, .*complex"),
+    "strict": (lambda: cf.fuse(cf.relu, strict="no"), TypeError, "strict: expected a bool, got str"),
+    "keep_halves": (lambda: cf.fuse(cf.relu, keep_halves=None), TypeError, "keep_halves: expected a bool, got None"),
     "x None": (lambda: cf.softmax(None), TypeError, r"argument 'x': expected an array or numbers, got NoneType"),
     "x str": (lambda: cf.relu("text"), TypeError, r"argument 'x': expected an array or numbers, got str"),
     "x dict": (lambda: cf.mean({"a": X}), TypeError, r"argument 'a': expected an array or numbers, got dict"),

@@ -130,6 +130,24 @@ class Scale:
 cf.register(Scale, lambda s: ([s.factor], ()), lambda _, children: Scale(*children))
 
 
+def test_bound_methods_have_the_names_and_attributes_of_their_functions() -> None:
+    class Scale:
+        def __repr__(self) -> str:
+            return "scale"
+
+        @cf.fuse
+        def apply(self, x: Any) -> Any:
+            """A documented method."""
+            return x * 2
+
+        apply.note = 3  # type: ignore[attr-defined]
+
+    method = Scale().apply
+    assert (method.__name__, method.__module__, method.note) == ("apply", __name__, 3)
+    assert method.__doc__ == "A documented method." and method.__qualname__.endswith("Scale.apply")
+    assert repr(method) == f"<<fused {method.__qualname__}> of scale>"
+
+
 def test_bound_methods_compare_and_pickle_as_python_s_do() -> None:
     first, second = Scale(2.0), Scale(2.0)
     assert first.apply == first.apply != second.apply

@@ -156,3 +156,14 @@ def test_out_for_some_of_the_results_in_place(workspace: bool, rng: np.random.Ge
             for result, target, expected in zip(fused(*given), out, want, strict=True):
                 assert_equal(HOST.host(target), HOST.host(result))
                 np.testing.assert_allclose(HOST.host(target), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_results_have_memory_of_their_own(engine: Engine) -> None:
+    """One buffer for two results would hold the last one written alone; interleaved views have no byte in common."""
+    both, buffer = cf.fuse(lambda x: (x + 1, x + 2)), engine.array(np.zeros((8, 3), np.float32))
+    for other in (buffer[:4], buffer[3:7]):
+        with pytest.raises(ValueError, match=r"out\[1\]: shares memory with out\[0\]; pass an array of its own"):
+            both(engine.array(X), out=(buffer[:4], other))
+    assert not engine.host(buffer).any()
+    both(engine.array(X), out=(buffer[::2], buffer[1::2]))
+    assert_equal(engine.host(buffer), np.stack([X + 1, X + 2], axis=1).reshape(8, 3))

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...devices import Device
-from ...settings import DEFAULT_WORKSPACE, Settings, check_precision, check_prepared, check_workspace
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise a TypeError unless an option is a bool: any other value would count as one by its truth, such as "no"."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
+from ...settings import DEFAULT_WORKSPACE, Settings, check_flag, check_precision, check_prepared, check_workspace
 
 
 @dataclass(frozen=True)
