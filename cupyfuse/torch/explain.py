@@ -158,10 +158,15 @@ def _shortened(operations: tuple[str, ...]) -> str:
     return f"{text[: _WIDTH - 12].rpartition(' -> ')[0]} -> ... -> {computed[-1]}"
 
 
-def explain(module: Any) -> Explanation:
-    """Explain what was fused of a module, and of fused and drop-in modules within it, and why the rest was not."""
+def check_module(module: Any) -> None:
+    """Raise TypeError if an argument is no module."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
+
+
+def explain(module: Any) -> Explanation:
+    """Explain what was fused of a module, and of fused and drop-in modules within it, and why the rest was not."""
+    check_module(module)
     fused: list[Part] = []
     left: dict[Any, Part] = {}
     kept = 0

@@ -19,7 +19,7 @@ from ..settings import DEFAULT_WORKSPACE, check_flag
 from .chains.options import Options
 from .copies import replace_modules, slot_attributes
 from .distributed import is_fsdp, share_state
-from .explain import explain
+from .explain import check_module, explain
 
 M = TypeVar("M", bound=torch.nn.Module)
 _CAPTURE = ("_cupyfuse", "_compiled_call_impl")  # the capture of a fused module, and the call that it compiled
@@ -50,6 +50,7 @@ def refresh(module: torch.nn.Module) -> None:
     matrix through `parameter.data` or from outside PyTorch; after writing a few elements in any way, before a CUDA
     graph is replayed; and after changes through `parameter.data` of a module that was fused with `frozen=True`.
     """
+    check_module(module)
     for part in module.modules():
         captured = part.__dict__.get("_cupyfuse")
         for runner in captured.runners if captured is not None else ():

@@ -428,3 +428,16 @@ def test_types_of_other_arguments() -> None:
         for dtype in ("float64", True, np.float64, 1):
             with pytest.raises(TypeError, match="dtype: expected a"):
                 function(x, 1, dtype=dtype)
+
+
+def test_unknown_forms_of_gelu_are_left_to_torch() -> None:
+    head = ct.HeadLogSumExp(4, 5, approximate="tahn")
+    with pytest.raises(RuntimeError, match="approximate argument must be either none or tanh"):
+        head(torch.ones(3, 4))
+    assert "approximate is neither 'none' nor 'tanh' but 'tahn'" in " ".join(str(head.explain()).split())
+
+
+def test_only_modules_are_refreshed_and_explained() -> None:
+    for function in (ct.refresh, ct.explain):
+        with pytest.raises(TypeError, match=r"module: expected a torch\.nn\.Module, got int"):
+            function(3)

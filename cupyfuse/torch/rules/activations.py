@@ -66,6 +66,8 @@ def prelu(input: Value, weight: Value) -> Value:
 
 @rule()
 def gelu(input: Value, approximate: str = "none") -> Value:
+    if approximate not in ("none", "tanh"):
+        refuse("gelu", f"approximate is neither 'none' nor 'tanh' but {approximate!r}")
     return pointwise("gelu_tanh" if approximate == "tanh" else "gelu", input)
 
 
