@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -80,8 +80,7 @@ def current_precision() -> str:
     return _current.get()
 
 
-@contextmanager
-def precision(value: str) -> Iterator[None]:
+def precision(value: str) -> AbstractContextManager[None]:
     """Set the precision of float32 matrix products within a `with` block.
 
     Parameters
@@ -97,8 +96,7 @@ def precision(value: str) -> Iterator[None]:
     ValueError
         Any other value.
     """
-    with _within(_current, check_precision(value)):
-        yield
+    return _within(_current, check_precision(value))
 
 
 _epilogues: ContextVar[str] = ContextVar("cupyfuse_epilogues", default="measured")
@@ -109,8 +107,7 @@ def current_epilogues() -> str:
     return _epilogues.get()
 
 
-@contextmanager
-def epilogues(value: str) -> Iterator[None]:
+def epilogues(value: str) -> AbstractContextManager[None]:
     """Choose where products have epilogues within a `with` block; for tests and benchmarks.
 
     Parameters
@@ -123,8 +120,7 @@ def epilogues(value: str) -> Iterator[None]:
     ValueError
         Any other value.
     """
-    with _within(_epilogues, _one_of("epilogues", value, EPILOGUES)):
-        yield
+    return _within(_epilogues, _one_of("epilogues", value, EPILOGUES))
 
 
 _plans_forced = False

@@ -205,6 +205,10 @@ def _check_effects(plan: Plan, leaves: list[Any]) -> None:
 def _run_into(runnable: Runnable, leaves: list[Any], numbers: Sequence[float], out: Any) -> None:
     """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
     targets = import_targets(runnable.plan.outputs, leaves[0], out)
+    for arg, _ in runnable.plan.graph.effects:
+        if any(arrays.share_memory(leaves[arg], target) for target in targets):
+            name = runnable.plan.graph.inputs[arg].name
+            raise ValueError(f"out: shares memory with argument {name!r}, which the function changes in place")
     operands = [*leaves, *runnable.kept]
     direct = []
     for position, target in enumerate(targets):

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .. import trace
+from .. import dtypes, trace
 from ..ir.slices import average_pool
 from ..trace import NamedConstant, Tracer, apply, fail, reduce
 from . import lazy
@@ -108,8 +108,8 @@ def batch_norm(
     Raises
     ------
     ValueError
-        A shape does not match, one of the running statistics is missing, a training batch has a single row, or `eps` is
-        negative.
+        A shape does not match, one of the running statistics is missing or, in training, no array of floats, a training
+        batch has a single row, or `eps` is negative.
     """
     check_rank("x", x, 2, "(rows, columns)")
     columns = x.shape[1]
@@ -143,9 +143,11 @@ def _update_statistics(
     x: Tracer, mean: Tracer, var: Tracer, running_mean: Any, running_var: Any, momentum: float | None, batches: Any
 ) -> None:
     """Record the in-place updates of the running statistics and of the batch count."""
+    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
+        if value is not None and not dtypes.is_float(dtypes.name_of(value.dtype)):
+            raise ValueError(f"{name}: expected floats, which training updates, got {value.dtype}")
     if batches is not None:
-        if not hasattr(batches, "ndim"):  # a number, whose caller would not see it advance
-            check_rank("num_batches_tracked", batches, 0, "()")
+        check_rank("num_batches_tracked", batches, 0, "()")
         batches += 1
     if x.shape[0] == 0 or (running_mean is None and running_var is None):
         return

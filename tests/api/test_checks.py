@@ -30,6 +30,7 @@ cf.register(Pair, lambda pair: pair.a, lambda _, children: Pair(children[0]))
 
 # What is called, and the words of the error.
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "precision": (lambda: cf.precision("best"), ValueError, "precision: expected one of 'highest', .*, got 'best'"),
     "spec None": (lambda: cf.spec(3, None), TypeError, "dtype: expected a dtype, got None"),
     "spec name": (lambda: cf.spec(3, "f5"), TypeError, "dtype: .*expected one of float16, .*complex"),
     "strict": (lambda: cf.fuse(cf.relu, strict="no"), TypeError, "strict: expected a bool, got str"),
@@ -70,6 +71,16 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "eps": (lambda: norm(eps=None), TypeError, "eps: expected a number, got None"),
     "eps negative": (lambda: norm(eps=-1e-5, training=True), ValueError, "eps: expected a number of at least 0, got -"),
     "eps NaN": (lambda: norm(eps=np.nan), ValueError, "eps: expected a number of at least 0, got nan"),
+    "integer statistic": (
+        lambda: norm(MEAN.astype(int), VAR.copy(), training=True),
+        ValueError,
+        "running_mean: expected floats, which training updates, got int64",
+    ),
+    "batches of columns": (
+        lambda: norm(training=True, num_batches_tracked=np.zeros(4, int)),
+        ValueError,
+        r"num_batches_tracked: expected an array of shape \(\), got \(4,\)",
+    ),
     "one statistic": (lambda: norm(MEAN, training=True), ValueError, "running_mean, running_var: give both or neither"),
     "momentum": (lambda: norm(momentum="a", training=True), TypeError, "momentum: expected a number, got 'a'"),
     "batches": (lambda: norm(training=True, num_batches_tracked=3), ValueError, r"num_batches_tracked: .*got 3"),

@@ -167,3 +167,14 @@ def test_results_have_memory_of_their_own(engine: Engine) -> None:
     assert not engine.host(buffer).any()
     both(engine.array(X), out=(buffer[::2], buffer[1::2]))
     assert_equal(engine.host(buffer), np.stack([X + 1, X + 2], axis=1).reshape(8, 3))
+
+
+def test_out_is_no_argument_that_the_function_changes(engine: Engine) -> None:
+    def centre(x: Any, mean: Any) -> Any:
+        mean[...] = x.mean(axis=0)
+        return x - mean
+
+    out = engine.array(np.zeros((4, 3), np.float32))
+    with pytest.raises(ValueError, match="out: shares memory with argument 'mean', which the function changes"):
+        cf.fuse(centre)(engine.array(X), out[1], out=out)
+    assert not engine.host(out).any()
