@@ -14,7 +14,7 @@ from .. import dtypes, trace
 from ..ir.slices import average_pool
 from ..trace import NamedConstant, Tracer, apply, fail, reduce
 from . import lazy
-from .checks import check_integer, check_number, check_operand, check_rank, is_number
+from .checks import as_operand, check_integer, check_number, check_operand, check_rank, is_number
 from .eager import Arguments, as_matrix, by_rows, traceable
 from .fuse import Fused
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
@@ -49,9 +49,12 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
     Raises
     ------
+    TypeError
+        An argument is neither an array nor a list of numbers.
     ValueError
         Shapes do not match.
     """
+    weight = as_operand("weight", weight, x._trace)
     check_rank("weight", weight, 2, "(out_features, in_features)")
     if not x.ndim:
         check_rank("x", x, 1, "(in_features,) or (rows, in_features)")
@@ -63,6 +66,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     y = x @ weight.T
     if bias is None:
         return y
+    bias = as_operand("bias", bias, x._trace)
     check_rank("bias", bias, 1, "(out_features,)")
     if bias.shape[0] != weight.shape[0]:
         raise ValueError(f"bias: expected shape ({weight.shape[0]},), got {tuple(bias.shape)}")

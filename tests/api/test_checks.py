@@ -49,6 +49,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "softmax complex": (lambda: cf.softmax(X + 1j), cf.TraceError, "softmax of complex64 arrays"),
     "log_softmax complex": (lambda: cf.log_softmax(X + 1j, 1), cf.TraceError, "log_softmax of complex64 arrays"),
     "linear x": (lambda: cf.linear(2.0, W), ValueError, r"x: expected an array of shape .*in_features\), got \(\)"),
+    "linear weight": (lambda: cf.linear(X, None), TypeError, "weight: expected an array or a number, got None"),
+    "linear bias": (lambda: cf.linear(X, W, [0.0]), ValueError, r"bias: expected shape \(5,\), got \(1,\)"),
     "logsumexp b": (lambda: cf.logsumexp(X, b=X[:2]), ValueError, r"b: expected a shape .*\(3, 4\), got \(2, 4\)"),
     "logsumexp b str": (lambda: cf.logsumexp(X, b="a"), TypeError, "b: expected an array or a number, got 'a'"),
     "slope": (lambda: cf.leaky_relu(X, "a"), TypeError, "negative_slope: expected an array or a number, got 'a'"),

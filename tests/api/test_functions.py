@@ -249,3 +249,10 @@ def test_arrays_without_dimensions_have_the_axes_of_scipy(name: str) -> None:
     for call in (function, cf.fuse(function)):
         with pytest.raises(np.exceptions.AxisError, match=f"^{name}: axis 1 is out of bounds"):
             call(np.array(1.5), 1)
+
+
+def test_linear_takes_lists() -> None:
+    x, weight, bias = [[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [0.5, -0.5]
+    for function in (cf.linear, cf.fuse(cf.linear)):
+        np.testing.assert_array_equal(function(np.array(x), weight, bias), [[11.5, 16.5]])
+        np.testing.assert_array_equal(function(x, np.array(weight), bias), [[11.5, 16.5]])
