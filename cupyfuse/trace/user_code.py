@@ -79,7 +79,7 @@ def _line_of(error: Exception) -> str:
 
 # What compiled code says of a traced array where it asked for one of NumPy's.
 _ASKED_FOR_ARRAY = re.compile(
-    r"\bTracer\b(?!.* at )|__array_(interface|struct)__|^setting an array element with a sequence"
+    r"\bTracer\b(?!.* at )|__array_(interface|struct)__|^setting an array element with a sequence(?!.*inhomogeneous)"
 )
 NEEDED_INTEGER = (
     "a conversion of a traced array to a Python value, as a length, an axis or an index of a list: values are not "

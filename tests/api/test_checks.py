@@ -39,6 +39,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "x str": (lambda: cf.relu("text"), TypeError, r"argument 'x': expected an array or numbers, got str"),
     "x dict": (lambda: cf.mean({"a": X}), TypeError, r"argument 'a': expected an array or numbers, got dict"),
     "x ragged": (lambda: cf.relu([[1.0], [1.0, 2.0]]), ValueError, r"argument 'x': .*inhomogeneous"),
+    "ragged fused": (lambda: cf.fuse(lambda x: x + np.array([[1.0], [1.0, 2.0]]))(X), ValueError, "inhomogeneous"),
+    "linear ragged": (lambda: cf.linear(X, [[1.0], [1.0, 2.0]]), ValueError, "inhomogeneous shape"),
     "x class": (lambda: cf.relu(np.ndarray), TypeError, r"argument 'x': expected an array or numbers, got type"),
     "x class fused": (lambda: cf.fuse(lambda x, y: x + y)(X, np.ndarray), cf.TraceError, "an operation with a type"),
     "keyword": (lambda: cf.softmax(X, dim=1), TypeError, r"softmax\(\) got an unexpected keyword argument 'dim'"),
