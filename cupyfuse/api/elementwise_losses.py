@@ -22,10 +22,12 @@ __all__ = [
 
 
 def _check_pair(input: Any, target: Any) -> tuple[Tracer, Tracer]:
-    """Return input and target as traced arrays, or raise ValueError if shapes differ or the input is not float."""
+    """Return input and target as traced arrays, or raise ValueError if shapes or dtypes do not fit."""
     target = as_operand("target", target, input._trace)
     if not dtypes.is_float(input._node.dtype):
         raise ValueError(f"input: expected floats, got {input._node.dtype}; convert it with .astype")
+    if dtypes.is_complex(target._node.dtype):
+        raise ValueError(f"target: expected real numbers, got {target._node.dtype}; take .real or np.abs first")
     if target.shape != input.shape:
         raise ValueError(f"target: expected the shape of input, {input.shape}, got {target.shape}; broadcast it first")
     return input, target

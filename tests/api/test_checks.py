@@ -89,6 +89,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "momentum": (lambda: norm(momentum="a", training=True), TypeError, "momentum: expected a number, got 'a'"),
     "batches": (lambda: norm(training=True, num_batches_tracked=3), ValueError, r"num_batches_tracked: .*got 3"),
     "target": (lambda: cf.cross_entropy(X, None), TypeError, "target: expected an array or a number, got None"),
+    "target complex": (lambda: cf.mse_loss(X, X + 1j), ValueError, "target: expected real numbers, got complex64"),
     "target str": (lambda: cf.mse_loss(X, "a"), TypeError, "target: expected an array or a number, got 'a'"),
     "class weight": (lambda: cf.nll_loss(X, LABELS, weight=1.0), ValueError, r"weight: .*shape \(4,\), got \(\)"),
     "pos_weight": (
