@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import _GeneratorContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+import numpy as np
 
 from . import devices
 from .devices import Device
@@ -80,7 +82,7 @@ def current_precision() -> str:
     return _current.get()
 
 
-def precision(value: str) -> AbstractContextManager[None]:
+def precision(value: str) -> _GeneratorContextManager[None]:
     """Set the precision of float32 matrix products within a `with` block.
 
     Parameters
@@ -107,7 +109,7 @@ def current_epilogues() -> str:
     return _epilogues.get()
 
 
-def epilogues(value: str) -> AbstractContextManager[None]:
+def epilogues(value: str) -> _GeneratorContextManager[None]:
     """Choose where products have epilogues within a `with` block; for tests and benchmarks.
 
     Parameters
@@ -171,9 +173,9 @@ def check_prepared(value: int | None) -> int | None:
 
 def check_flag(name: str, value: bool) -> bool:
     """Return an option, or raise TypeError unless it is a bool: any other would count as one by its truth, as "no"."""
-    if not isinstance(value, bool):
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
-    return value
+    return bool(value)
 
 
 def _check_bytes(name: str, value: int) -> int:

@@ -13,8 +13,8 @@
 // last one are single; else there are none. Of rows that are read apart, a pack is read from two: V - 1 elements behind it have
 // to be in the row, so that nothing behind an array is read. Index counts the columns.
 //
-// Where a program reads more arrays of columns than `most_known_ahead`, the addresses of their packs are computed for each row: else
-// the compiler computes them once for all rows, more than there are registers for.
+// Where a program reads more arrays of columns than `most_known_ahead` (`_MOST_ARRAYS_AT_ONCE` in block_rows.py), the addresses of
+// their packs are computed for each row. The compiler would compute them once for all rows, and spill them: they are too many.
 template <class P, int V, class Index>
 struct Span {
     static constexpr bool has_singles = P::shifted && V > 1;

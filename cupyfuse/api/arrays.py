@@ -136,7 +136,7 @@ def import_array(value: Any, name: str) -> Imported:
     if _is_negated(value):
         raise TypeError(
             f"argument {name!r}: this {library} is a view of numbers that it negates, of which DLPack loses the sign; "
-            "pass x.resolve_neg()"
+            "pass x.resolve_neg(), or as `out` an array of its own"
         )
     try:
         device_type, _ = value.__dlpack_device__()
@@ -284,6 +284,12 @@ def share_memory(a: Any, b: Any) -> bool:
         return np.shares_memory(_as_numpy(a), _as_numpy(b), _MOST_WORK)  # type: ignore[arg-type]
     except RuntimeError:  # NumPy's TooHardError
         return True
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two arrays of one library have the same elements at the same addresses."""
+    one, other = (_as_numpy(array).__array_interface__ for array in (a, b))
+    return all(one[key] == other[key] for key in ("data", "shape", "strides", "typestr"))
 
 
 class _Interface:

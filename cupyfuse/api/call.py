@@ -202,13 +202,22 @@ def _check_effects(plan: Plan, leaves: list[Any]) -> None:
                 )
 
 
+def _check_targets(plan: Plan, leaves: list[Any], targets: list[Any]) -> None:
+    """Check that targets share no memory with arguments modified in place, but for one that is given the same value."""
+    for arg, value in plan.graph.effects:
+        written = [value, *(value.inputs if value.op == "cast" and value.inputs[0].dtype == value.dtype else ())]
+        for target, output in zip(targets, plan.outputs, strict=True):
+            is_written = output.node in written and output.axes.in_order
+            is_result = is_written and arrays.is_same(target, leaves[arg])
+            if not is_result and arrays.share_memory(leaves[arg], target):
+                name = plan.graph.inputs[arg].name
+                raise ValueError(f"out: shares memory with argument {name!r}, which the function changes in place")
+
+
 def _run_into(runnable: Runnable, leaves: list[Any], numbers: Sequence[float], out: Any) -> None:
     """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
     targets = import_targets(runnable.plan.outputs, leaves[0], out)
-    for arg, _ in runnable.plan.graph.effects:
-        if any(arrays.share_memory(leaves[arg], target) for target in targets):
-            name = runnable.plan.graph.inputs[arg].name
-            raise ValueError(f"out: shares memory with argument {name!r}, which the function changes in place")
+    _check_targets(runnable.plan, leaves, targets)
     operands = [*leaves, *runnable.kept]
     direct = []
     for position, target in enumerate(targets):

@@ -24,7 +24,7 @@ def name_where_called(name: str) -> str:
 
 def scalar_types_called(namespace: dict[str, Any], reads: Reads) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
     """Return the globals, of any name, and the attributes of NumPy that are its types of numbers and are called."""
-    own = {n for n in reads.called if isinstance(cls := namespace.get(n), type) and cls in SCALAR_CONVERTERS}
+    own = {n for n in reads.called if type(cls := namespace.get(n)) is type and cls in SCALAR_CONVERTERS}
     of_numpy = {
         (name, label)
         for name, label in reads.called_attributes

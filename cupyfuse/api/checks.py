@@ -19,14 +19,14 @@ def check_rank(name: str, value: Any, ndim: int, shape: str) -> None:
         raise ValueError(f"{name}: expected an array of shape {shape}, got {getattr(value, 'shape', value)}")
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a real number, perhaps a traced one, and no array."""
-    return isinstance(value, _NUMBERS)
+def is_known_number(value: Any) -> bool:
+    """Whether a value is a real number of the call, which can be compared, not one that the call computes."""
+    return isinstance(value, _NUMBERS) and not isinstance(value, Tracer)
 
 
 def check_number(name: str, value: Any) -> None:
     """Raise TypeError if an option is no real number."""
-    if not is_number(value):
+    if not isinstance(value, _NUMBERS):
         got = "an array" if isinstance(value, (Tracer, np.ndarray)) else repr(value)
         raise TypeError(f"{name}: expected a number, got {got}")
 

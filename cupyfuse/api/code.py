@@ -135,7 +135,7 @@ def is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
     if load.opname != "LOAD_GLOBAL":
         return False
     if sys.version_info >= (3, 11):
-        # It pushes NULL, too, as calls of what is no method need it; or calls of an attribute, as `int.from_bytes(*x)`.
+        # A load that pushes NULL is of what is called, or of the global whose attribute is: `int.from_bytes(*x)`.
         of_attribute = any(i.opname in _ATTRIBUTES for i in instructions[place + 1 : place + 2])
         return bool((load.arg or 0) & 1) and not of_attribute
     # Before, nothing in the load tells: follow the stack to the call that takes the value, but not past a jump.

@@ -10,11 +10,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .. import dtypes, trace
 from ..ir.slices import average_pool
 from ..trace import NamedConstant, Tracer, apply, fail, reduce
 from . import lazy
-from .checks import as_operand, check_integer, check_number, check_operand, check_rank, is_number
+from .checks import as_operand, check_integer, check_number, check_operand, check_rank, is_known_number
 from .eager import Arguments, as_matrix, by_rows, traceable
 from .fuse import Fused
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
@@ -50,7 +52,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     Raises
     ------
     TypeError
-        An argument is neither an array nor a list of numbers.
+        An argument is neither an array nor a list of numbers, which has NumPy's dtype, float64 of floats.
     ValueError
         Shapes do not match.
     """
@@ -122,7 +124,7 @@ def batch_norm(
         if value is not None and getattr(value, "shape", None) != (columns,):
             raise ValueError(f"{name}: expected shape ({columns},), got {getattr(value, 'shape', value)}")
     check_number("eps", eps)
-    if not eps >= 0:
+    if is_known_number(eps) and not eps >= 0:
         raise ValueError(f"eps: expected a number of at least 0, got {float(eps)}")
     if momentum is not None:
         check_number("momentum", momentum)
@@ -147,27 +149,30 @@ def _update_statistics(
     x: Tracer, mean: Tracer, var: Tracer, running_mean: Any, running_var: Any, momentum: float | None, batches: Any
 ) -> None:
     """Record the in-place updates of the running statistics and of the batch count."""
-    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
-        if value is not None and not dtypes.is_float(dtypes.name_of(value.dtype)):
-            raise ValueError(f"{name}: expected floats, which training updates, got {value.dtype}")
     if batches is not None:
+        if isinstance(batches, np.generic):  # whose caller would not see it advance
+            raise ValueError("num_batches_tracked: expected an array of shape (), which training updates, got a number")
         check_rank("num_batches_tracked", batches, 0, "()")
         batches += 1
-    if x.shape[0] == 0 or (running_mean is None and running_var is None):
+    if running_mean is None:
+        return
+    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
+        if not dtypes.is_float(dtypes.name_of(value.dtype)):
+            raise ValueError(f"{name}: expected floats, which training updates, got {value.dtype}")
+    if x.shape[0] == 0:
         return
     if momentum is None:
         if batches is None:
             raise ValueError(
                 "num_batches_tracked: expected an int64 array, since momentum=None averages over all batches"
             )
-        is_wide = any(r is not None and str(r.dtype) == "float64" for r in (running_mean, running_var))
+        is_wide = any(str(r.dtype) == "float64" for r in (running_mean, running_var))
         factor = 1.0 / batches.astype("float64" if is_wide else "float32")
     else:
         factor = momentum
     unbiased = NamedConstant(x.shape[0] / (x.shape[0] - 1), "unbiased")
     for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
-        if running is not None:
-            running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
+        running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
 
 
 def _pool_eager(fused: Fused, arguments: Arguments, out: Any) -> Any:
@@ -291,7 +296,7 @@ def celu(x: Any, alpha: float = 1.0) -> Any:
     Raises ValueError where `alpha` is the number 0.
     """
     check_operand("alpha", alpha)
-    if is_number(alpha) and alpha == 0:
+    if is_known_number(alpha) and alpha == 0:
         raise ValueError(f"alpha: expected a number other than 0, got {float(alpha)}; relu(x) is the limit")
     return apply("celu", x, alpha)
 
@@ -304,7 +309,7 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
     """
     check_operand("min_val", min_val)
     check_operand("max_val", max_val)
-    if is_number(min_val) and is_number(max_val) and min_val > max_val:
+    if is_known_number(min_val) and is_known_number(max_val) and min_val > max_val:
         raise ValueError(f"min_val: expected at most max_val, {float(max_val)}, got {float(min_val)}")
     return apply("hardtanh", x, min_val, max_val)
 

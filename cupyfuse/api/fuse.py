@@ -128,6 +128,7 @@ class _Method:
 
     def __init__(self, fused: Fused, instance: Any):
         self.__dict__.update(fused.__dict__)  # name, docstring and what users gave the function, as of Python's methods
+        self.__dict__.pop("__signature__", None)  # `inspect` takes it of what is wrapped, without `self`
         self.__func__, self.__self__ = fused, instance
         self.__wrapped__ = functools.partial(fused.__wrapped__, instance)
 

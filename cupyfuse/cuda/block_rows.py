@@ -39,10 +39,10 @@ MANY_ROWS = 1 << 12
 # takes up to 1.5 times as long.
 _MOST_PACKS_OF_TWO = 10
 # Where values of so many arrays of columns are read, blocks leave each thread registers for what it loads of the row,
-# for those values of a pack, of `_MOST_ARRAYS_AT_ONCE`, and so many to compute with, `_MORE_TO_COMPUTE` where stages
-# compute much again. With fewer some are spilled: on an H200 the softmax of 16384 x 8192 float32 behind BatchNorm takes
-# 351 us in three blocks of 320 threads, 294 in two of 512, its backward pass 712 in two blocks of 512, 552 in two of
-# 256. Behind a bias, too, it takes 359 us in two of 512, 388 in three of 256.
+# for those values of a pack, of `_MOST_ARRAYS_AT_ONCE` (`most_known_ahead` in stages.cuh), and so many to compute with,
+# `_MORE_TO_COMPUTE` where stages compute much again. With fewer some are spilled. On an H200 a softmax of 16384 x 8192
+# float32 behind BatchNorm takes 351 us in three blocks of 320 threads, 294 in two of 512, its backward pass 712 in two
+# blocks of 512, 552 in two of 256. Behind a bias, too, it takes 359 us in two of 512, 388 in three of 256.
 _MANY_ARRAYS, _MOST_ARRAYS_AT_ONCE, _TO_COMPUTE, _MORE_TO_COMPUTE = 3, 4, 32, 40
 # Packs that a thread holds of few rows where values of more arrays are read, if a block has threads enough: behind a
 # bias and BatchNorm the softmax of 1024 x 8192 float32 takes 30.7 us in two blocks of 512 threads with 4 packs each,

@@ -248,7 +248,7 @@ class Masked(Reductions):
 
     def ravel(self, order: str = "C") -> Masked:
         """Return all numbers in a vector: a mask of the whole array selects them in the same order."""
-        if order != "C":
+        if order not in ("C", "c"):
             refuse("an order of masked elements other than their own")
         whole: Tracer = self.whole.copy()
         return Masked(whole, expand(self.mask, whole.shape), source=self)

@@ -50,6 +50,11 @@ class Flags:
     def __repr__(self) -> str:
         fail("a text of an array's flags", UNKNOWN)
 
+    def __eq__(self, other: object) -> bool:
+        fail("a comparison of an array's flags", UNKNOWN)
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 # The names of flags of one order, and of both.
 _ORDERS = {"C": "C", "C_CONTIGUOUS": "C", "CONTIGUOUS": "C", "F": "F", "F_CONTIGUOUS": "F", "FORTRAN": "F"}

@@ -200,10 +200,11 @@ class Tracer(Changes):
     def reshape(self, *shape: Any, order: str = "C") -> Tracer:
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
-        return self._trace.reshape(self, tuple(map(operator.index, shape)), order)
+        return self._trace.reshape(self, tuple(map(operator.index, shape)), in_upper_case(order))
 
     def ravel(self, order: str = "C") -> Tracer:
         """Return a contiguous vector: a view of a contiguous array, else a copy."""
+        order = in_upper_case(order)
         contiguous = self._is_contiguous("F" if order == "F" else "C")
         flat = self._trace.reshape(self.copy() if contiguous is False else self, (-1,), order)
         if contiguous is not None or flat._root is not self._root:
@@ -259,6 +260,7 @@ class Tracer(Changes):
         return self._trace.array(g.cast(self._node, name), self._axes)._with_kind_of(self)
 
     def copy(self, order: str = "C") -> Tracer:
+        order = in_upper_case(order)
         copied = self._as_result()._with_kind_of(self)
         if order == "C" or (order != "F" and self._is_contiguous("C")):
             copied._strides = contiguous_strides(self.shape, self.itemsize)
@@ -266,6 +268,7 @@ class Tracer(Changes):
 
     def _in_order(self, order: Any) -> Tracer:
         """Return the array itself if it is contiguous in the order "C" or "F", else a copy that may be the array."""
+        order = in_upper_case(order)
         contiguous = order not in ("C", "F") or self._is_contiguous(order)
         if contiguous:
             return self
@@ -364,15 +367,21 @@ class Tracer(Changes):
         )
 
 
+def in_upper_case(order: Any) -> Any:
+    """Return an order of elements, for which NumPy takes letters of either case, in upper case."""
+    return order.upper() if isinstance(order, str) else order
+
+
 def contiguous_strides(shape: tuple[int, ...], itemsize: int, order: str = "C") -> tuple[int, ...]:
     """Return the strides, in bytes, of a contiguous array in the order "C" or "F"."""
-    if order == "F":
+    if in_upper_case(order) == "F":
         return contiguous_strides(shape[::-1], itemsize)[::-1]
     return tuple(itemsize * math.prod(shape[p + 1 :]) for p in range(len(shape)))
 
 
 def strides_like(array: Any, shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...] | None:
     """Return the strides of what `numpy.empty_like` creates of a shape in an order; None if unknown."""
+    order = in_upper_case(order)
     if order in ("C", "F"):
         return contiguous_strides(shape, itemsize, order)
     in_rows = array._is_contiguous("C") if isinstance(array, Tracer) else array.flags.c_contiguous

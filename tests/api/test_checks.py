@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 W = np.ones((5, 4), np.float32)
@@ -152,3 +153,23 @@ def test_options_may_be_numbers_of_any_kind() -> None:
         cf.cross_entropy(X[1:], LABELS[1:], label_smoothing=0.5, temperature=2),
         rtol=1e-6,
     )
+
+
+def test_options_may_be_numbers_that_the_call_computes() -> None:
+    x = np.linspace(-2.0, 3.0, 12).reshape(4, 3)
+    mean, variance = np.zeros(3), np.ones(3)
+    for number in (lambda x: x.max(), lambda x: x.max().item(), lambda x: float(x.max())):
+        functions = [
+            lambda x, n=number: cf.celu(x, n(x)),
+            lambda x, n=number: cf.hardtanh(x, -1.0, n(x) / 2),
+            lambda x, n=number: cf.hardtanh(x, -n(x) / 3, n(x) / 2),
+            lambda x, n=number: cf.batch_norm(x, mean, variance, eps=n(x)),
+        ]
+        for function in functions:
+            with force_plans():
+                np.testing.assert_allclose(cf.fuse(function)(x), function(x), rtol=1e-12)
+
+
+def test_a_number_is_no_count_of_batches() -> None:
+    with pytest.raises(ValueError, match=r"num_batches_tracked: expected an array of shape \(\)"):
+        cf.batch_norm(np.ones((3, 2)), np.zeros(2), np.ones(2), training=True, num_batches_tracked=np.int64(3))

@@ -178,3 +178,27 @@ def test_out_is_no_argument_that_the_function_changes(engine: Engine) -> None:
     with pytest.raises(ValueError, match="out: shares memory with argument 'mean', which the function changes"):
         cf.fuse(centre)(engine.array(X), out[1], out=out)
     assert not engine.host(out).any()
+
+
+def test_out_is_the_argument_that_the_function_changes_and_returns(engine: Engine) -> None:
+    def add(x: Any, y: Any) -> Any:
+        y += x
+        return y
+
+    def add_and_multiply(x: Any, y: Any) -> Any:
+        y += x
+        return y * 2
+
+    y = engine.array(np.ones((4, 3), np.float32))
+    assert cf.fuse(add)(engine.array(X), y, out=y) is y
+    np.testing.assert_array_equal(engine.host(y), X + np.float32(1))
+    with pytest.raises(ValueError, match="out: shares memory with argument 'y', which the function changes"):
+        cf.fuse(add_and_multiply)(engine.array(X), y, out=y)
+
+    def add_and_transpose(x: Any, y: Any) -> Any:
+        y += x
+        return y.T
+
+    y = engine.array(np.ones((3, 3), np.float32))
+    with pytest.raises(ValueError, match="out: shares memory with argument 'y', which the function changes"):
+        cf.fuse(add_and_transpose)(engine.array(X[:3, :3].copy()), y, out=y)

@@ -204,7 +204,8 @@ def test_two_blocks_share_a_multiprocessor_where_each_has_room_for_a_row(dtype, 
     assert (config.template, config.blocks) == ("row_block", blocks)
     assert config.threads * config.items >= packs and config.threads * config.blocks <= 1024
     alone = config_of(lambda x: x / np.sqrt((x * x).sum(axis=1, keepdims=True)), packs * vec)
-    assert (alone.blocks, alone.evict_last, config.evict_last) == (blocks, True, blocks > 1)
+    # One block, which waits for itself, gains with 8 packs for each thread.
+    assert (alone.blocks, alone.evict_last, config.evict_last) == (blocks, True, blocks > 1 or packs == 8192)
     if packs > 4096:  # of rows that are shifted, or with values of columns, no block has a multiprocessor to itself
         assert config_of(lambda x: cf.softmax(x, axis=1), packs * vec + 1, shifted=True).template == "row_shared"
         assert config_of(lambda x, a: cf.softmax(x * a, axis=1), packs * vec, columns=1).template == "row_shared"

@@ -125,7 +125,7 @@ def _is_traced(value: Any) -> bool:
 def _has_attribute(value: Any, name: str, /) -> bool:
     """Whether a value has an attribute; for a traced value, whether that of NumPy's or Python's has it.
 
-    Traced values have others.
+    Traced values themselves have other attributes.
     """
     return hasattr(_like(value) if _is_traced(value) else value, name)
 

@@ -25,7 +25,7 @@ from numpy.lib import stride_tricks
 from ..library import holds_tracers, tracers_in
 from ..masked import Masked
 from ..masked_reductions import refuse
-from ..tracer import TraceProtocol, Tracer, contiguous_strides
+from ..tracer import TraceProtocol, Tracer, contiguous_strides, in_upper_case
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
 from . import choices, compiled, creation, lists, logs, mathematics, scipy
@@ -138,7 +138,11 @@ def _refuse_strides(x: Any, *args: Any, **options: Any) -> NoReturn:
 
 
 def _with_order(a: Any, result: Any, order: Any, copy: Any = None) -> Any:
-    """Return the result of converting `a`, copied if it is `a` itself and not contiguous in the given order."""
+    """Return the result of converting `a`, copied if it is `a` itself and not contiguous in the given order.
+
+    A result that is a new array is noted as contiguous in that order.
+    """
+    order = in_upper_case(order)
     if isinstance(result, Masked):
         if order not in (None, "K", "A", "C"):
             refuse(f"an array of masked elements with order={order!r}")

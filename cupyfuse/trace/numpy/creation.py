@@ -117,20 +117,28 @@ def creating_from_lists(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _full(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
+def _full(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, order: str = "C", **_: Any) -> Tracer:
     """Create an array with a traced fill value, as `numpy.full`."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     result = expand(fill if dtype is None else fill.astype(dtype), shape).copy()
     result._is_array = True
-    result._strides = contiguous_strides(shape, result.itemsize, options.get("order", "C"))
+    result._strides = contiguous_strides(shape, result.itemsize, order)
     return result
 
 
-def _full_like(fill: Tracer, a: Any, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
+def _full_like(
+    fill: Tracer,
+    a: Any,
+    fill_value: Any = None,
+    dtype: Any = None,
+    order: str = "K",
+    subok: bool = True,
+    **options: Any,
+) -> Tracer:
     """Create an array with a traced fill value, as `numpy.full_like`."""
     a, shape = np.asanyarray(a), options.pop("shape", None)
     result = _full(fill, a.shape if shape is None else shape, None, a.dtype if dtype is None else dtype)
-    result._strides = strides_like(a, result.shape, result.itemsize, options.get("order", "K"))
+    result._strides = strides_like(a, result.shape, result.itemsize, order)
     return result
 
 
