@@ -188,7 +188,7 @@ def run(
 def _check_effects(plan: Plan, leaves: list[Any]) -> None:
     """Check that arguments modified in place are writable, and share no memory with other arguments.
 
-    The same array may be several arguments, which one traced array has stood for.
+    The same array may be several arguments: one traced array stands for all of them.
     """
     for arg, _ in plan.graph.effects:
         changed, name = leaves[arg], plan.graph.inputs[arg].name
@@ -205,6 +205,7 @@ def _check_effects(plan: Plan, leaves: list[Any]) -> None:
 def _check_targets(plan: Plan, leaves: list[Any], targets: list[Any]) -> None:
     """Check that targets share no memory with arguments modified in place, but for one that is given the same value."""
     for arg, value in plan.graph.effects:
+        # A cast to its own dtype is the value as it is stored.
         written = [value, *(value.inputs if value.op == "cast" and value.inputs[0].dtype == value.dtype else ())]
         for target, output in zip(targets, plan.outputs, strict=True):
             is_written = output.node in written and output.axes.in_order

@@ -41,7 +41,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     x : array, (B, K) or (K,)
         Rows of features.
     weight : array, (N, K)
-        One row for each output, as in `torch.nn.functional.linear`.
+        One row for each output, as in `torch.nn.functional.linear`. Lists have NumPy's dtype, float64 of floats.
     bias : array, (N,), optional
 
     Returns
@@ -52,7 +52,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     Raises
     ------
     TypeError
-        An argument is neither an array nor a list of numbers, which has NumPy's dtype, float64 of floats.
+        An argument is neither an array nor a list of numbers.
     ValueError
         Shapes do not match.
     """

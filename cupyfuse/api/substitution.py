@@ -211,6 +211,7 @@ class Substitution:
         types_called = frozenset(builtins & reads.called & REPLACED_TYPES.keys())
         namespace.update({label: REPLACED_BUILTINS[label] for label in builtins & REPLACED_BUILTINS.keys()})
         namespace.update({name_where_called(label): REPLACED_TYPES[label] for label in types_called})
+        # What NumPy's attributes are loaded as, `kept_functions` has added to NumPy.
         own_scalars, of_numpy = scalar_types_called(own, reads)
         namespace.update({name_where_called(label): SCALAR_CONVERTERS[own[label]] for label in own_scalars})
         return with_calls_apart(function.__code__, types_called | own_scalars, of_numpy), namespace

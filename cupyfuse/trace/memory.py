@@ -7,7 +7,7 @@ from typing import Any
 from .user_code import fail, user_line
 
 UNKNOWN = "how an array lies in memory is not known while the function is traced"
-_ORDER = f"{UNKNOWN}, but of arguments, copies in C order and their views; np.ascontiguousarray(x) copies where needed"
+_ORDER = f"{UNKNOWN}, but of arguments, contiguous copies and their views; np.ascontiguousarray(x) copies where needed"
 
 
 class Flags:

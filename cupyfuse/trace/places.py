@@ -33,7 +33,7 @@ def with_masks(index: Any, shape: tuple[int, ...]) -> Any:
     """Return an index with a mask where the places of its elements along all axes are."""
     if not isinstance(index, tuple):
         index = (index,)
-    index = tuple(list(i) if isinstance(i, tuple) else i for i in index)  # an index array, but not on its own
+    index = tuple(list(i) if isinstance(i, tuple) else i for i in index)  # alone it is the items
     for k, item in enumerate(index):
         if not isinstance(item, Masked) or item.places_along != 0:
             continue

@@ -133,10 +133,11 @@ def _full_like(
     dtype: Any = None,
     order: str = "K",
     subok: bool = True,
-    **options: Any,
+    shape: Any = None,
+    **_: Any,
 ) -> Tracer:
     """Create an array with a traced fill value, as `numpy.full_like`."""
-    a, shape = np.asanyarray(a), options.pop("shape", None)
+    a = np.asanyarray(a)
     result = _full(fill, a.shape if shape is None else shape, None, a.dtype if dtype is None else dtype)
     result._strides = strides_like(a, result.shape, result.itemsize, order)
     return result

@@ -17,16 +17,19 @@ from ..tracer import Tracer
 
 
 def _converter(original: type[np.generic]) -> Callable[..., Any]:
-    """Return a type of numbers that converts traced arrays, lists of them, and numbers that each call brings."""
+    """Return what stands for a type of numbers where it is called.
+
+    It converts traced arrays, lists of them, and numbers that each call brings.
+    """
 
     @wraps(original, updated=())
     def call(*args: Any, **options: Any) -> Any:
         (value,) = args if len(args) == 1 and not options else (None,)
         if type(value) is Tracer and not value.ndim:
-            is_refused = (
-                isinstance(value, complex) and value._is_python and not issubclass(original, np.complexfloating)
-            )
-            return original(value) if is_refused else _scalar_of(value, original)
+            # NumPy refuses Python's complex numbers, and takes the real part of its own.
+            is_complex = isinstance(value, complex) and value._is_python
+            takes = not is_complex or issubclass(original, np.complexfloating)
+            return _scalar_of(value, original) if takes else original(value)
         if isinstance(value, (Masked, Tracer)) or (isinstance(value, (list, tuple)) and holds_tracers(value)):
             return np.asarray(value, original)
         if isinstance(value, TracedNumber):
