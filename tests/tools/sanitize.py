@@ -59,7 +59,8 @@ class Outcome:
     def __str__(self) -> str:
         ended = "stopped, out of time" if self.status is None else f"exit status {self.status}"
         lines = [f"{self.tool}: {'clean' if self.clean else 'NOT CLEAN'}; {self.summary}"]
-        lines += [f"  command: {' '.join(self.command)}", f"  {self.seconds:.0f} s, {ended}"]
+        command = " ".join(Path(word).name if Path(word).is_absolute() else word for word in self.command)
+        lines += [f"  command: {command}", f"  {self.seconds:.0f} s, {ended}"]
         return "\n".join([*lines, self.output.strip(), self.report.strip(), ""])
 
 
