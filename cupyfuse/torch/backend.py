@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule
 from ..errors import first_line
 from .chains.options import Options
 from .cost import decision
+from .graphs.attention import repeat_shared_heads
 from .graphs.captured import CapturedGraph
 from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_conversions_to_the_same, remove_inactive_dropouts
@@ -62,9 +63,11 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
     partitions: list[Partition] = []
     graphs: list[Graph] = []
     for body in (*regions(module), module):
-        graph = _copy(body)
-        graphs.append(graph)
         try:
+            if repeat_shared_heads(body.graph):
+                body.recompile()
+            graph = _copy(body)
+            graphs.append(graph)
             imported = _import(graph)
             parts = partition(imported.captured, judge)
             if parts.chains:
@@ -93,6 +96,7 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     if _is_wrapped_in_cpp({}):
         return
     chosen = Options(only_gains=only_gains)
+    repeat_shared_heads(graph)
     imported = _import(graph)
     lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()

@@ -1,0 +1,178 @@
+"""Float32 attention whose queries share heads, which are repeated where PyTorch has a kernel for that alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support import missing_gpu
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
+
+import cupyfuse.torch as ct
+from cupyfuse.torch.graphs import attention
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+class Block(nn.Module):
+    """Attention of 8 heads over 2, with a product and an activation behind it, so that there is a chain."""
+
+    def __init__(self, width: int = 16, **options: Any):
+        super().__init__()
+        self.options, self.width = options, width
+        self.queries, self.keys = nn.Linear(32, 8 * width), nn.Linear(32, 2 * width)
+        self.values, self.last = nn.Linear(32, 2 * width), nn.Linear(8 * width, 32)
+
+    def heads(self, x: Any) -> Any:
+        return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
+
+    def forward(self, x: Any, mask: Any = None) -> Any:
+        q, k, v = self.heads(self.queries(x)), self.heads(self.keys(x)), self.heads(self.values(x))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+        return F.gelu(self.last(y.transpose(1, 2).flatten(2)))
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch chooses as on NVIDIA's GPUs, where its kernel for float32 takes as many heads of each."""
+
+    def choose(q: Any, k: Any, v: Any, mask: Any, enable_gqa: bool = False, **options: Any) -> int:
+        alike = q.shape[1] == k.shape[1] == v.shape[1] and not enable_gqa
+        return (SDPBackend.EFFICIENT_ATTENTION if alike else SDPBackend.MATH).value
+
+    monkeypatch.setattr(attention, "_choose", choose)
+
+
+def run(block: nn.Module, *args: Any) -> list[Any]:
+    """Return the output and all gradients."""
+    x, *others = args
+    x = x.clone().requires_grad_()
+    block.zero_grad()
+    out = block(x, *others)
+    out.square().sum().backward()
+    return [out, x.grad, *(p.grad for p in block.parameters())]
+
+
+def repeated(fused: Any) -> int:
+    """How many tensors of keys or values a fused module repeats, in all captures."""
+    return sum(part.operations.count("repeat_interleave") for part in fused.explain().left)
+
+
+def lower_triangle(x: Any) -> Any:
+    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+
+
+@pytest.mark.parametrize(("causal", "masked"), [(True, False), (False, True), (False, False)])
+def test_shared_heads_are_repeated(as_on_a_gpu: None, causal: bool, masked: bool) -> None:
+    block = Block(enable_gqa=True, is_causal=causal)
+    fused = ct.fuse(copy.deepcopy(block))
+    for batch in (3, 5, 2):  # the second one makes its size a symbol
+        x = torch.randn(batch, 7, 32)
+        mask = (lower_triangle(x),) if masked else ()
+        for found, expected in zip(run(fused, x, *mask), run(block, x, *mask), strict=True):
+            torch.testing.assert_close(found, expected)
+    assert repeated(fused) == 2
+
+
+def test_graphs_of_the_backend_repeat_them(as_on_a_gpu: None) -> None:
+    block = Block(enable_gqa=True, is_causal=True)
+    seen: list[str] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        from cupyfuse.torch.backend import fuse_graph
+
+        fuse_graph(module.graph, only_gains=False)
+        module.recompile()
+        seen.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    x = torch.randn(3, 7, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(block, backend=backend)(x), block(x))
+    assert seen.count("repeat_interleave") == 2
+
+
+def test_graphs_without_a_chain_repeat_them_too(as_on_a_gpu: None) -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True)
+
+    class Alone(nn.Module):
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return attend(q, k, v)
+
+    q, k, v = torch.randn(2, 6, 5, 16), torch.randn(2, 2, 5, 16), torch.randn(2, 3, 5, 16)
+    fused = ct.fuse(Alone())
+    torch.testing.assert_close(fused(q, k, v), attend(q, k, v))
+    assert repeated(fused) == 2
+
+
+LEFT = {
+    "as many heads of each": ({}, 16),
+    "dropout": ({"enable_gqa": True, "is_causal": True, "dropout_p": 0.1}, 16),
+    "many elements a head, with gradients": ({"enable_gqa": True}, 256),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_calls_that_are_left(as_on_a_gpu: None, case: str) -> None:
+    options, width = LEFT[case]
+    block = Block(width, **options)
+    if not options:
+        block.keys, block.values = nn.Linear(32, 8 * width), nn.Linear(32, 8 * width)
+    fused, x = ct.fuse(copy.deepcopy(block)), torch.randn(3, 7, 32)
+    torch.manual_seed(1)
+    found = fused(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, block(x))
+    assert repeated(fused) == 0
+
+
+def test_a_head_of_many_elements_is_repeated_where_it_gains(as_on_a_gpu: None) -> None:
+    fused, causal = ct.fuse(Block(256, enable_gqa=True)), ct.fuse(Block(256, enable_gqa=True, is_causal=True))
+    x = torch.randn(3, 7, 32)
+    with torch.no_grad():
+        fused(x)
+    causal(x)
+    assert repeated(fused) == repeated(causal) == 2
+
+
+def test_other_dtypes_and_deterministic_algorithms_are_left(as_on_a_gpu: None) -> None:
+    block, x = Block(enable_gqa=True, is_causal=True), torch.randn(3, 7, 32)
+    wide = ct.fuse(copy.deepcopy(block).double())
+    torch.testing.assert_close(wide(x.double()), copy.deepcopy(block).double()(x.double()))
+    torch.use_deterministic_algorithms(True)
+    try:
+        exact = ct.fuse(block)
+        exact(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert repeated(wide) == repeated(exact) == 0
+
+
+def test_cpu_kernels_take_shared_heads() -> None:
+    fused = ct.fuse(Block(enable_gqa=True, is_causal=True))
+    fused(torch.randn(3, 7, 32))
+    assert repeated(fused) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(missing_gpu()), reason=missing_gpu() or "there is a GPU")
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_gpu_runs_its_kernel(masked: bool) -> None:
+    block = Block(64, enable_gqa=True, is_causal=not masked).cuda()
+    fused, x = ct.fuse(copy.deepcopy(block)), torch.randn(3, 70, 32, device="cuda")
+    mask = (lower_triangle(x),) if masked else ()
+    exact = run(copy.deepcopy(block).double(), x.double(), *mask)
+    found = run(fused, x, *mask)
+    for ours, theirs, wide in zip(found, run(block, x, *mask), exact, strict=True):
+        allowed = 2 * (theirs - wide).norm() + 2**-22 * wide.norm()  # another order of sums, a few roundings
+        assert (ours - wide).norm() <= allowed
+    assert repeated(fused) == 2
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        fused(x, *mask)
+        torch.cuda.synchronize()
+    assert any("fmha" in event.key for event in profile.key_averages())
