@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule
 from ..errors import first_line
 from .chains.options import Options
 from .cost import decision
-from .graphs.attention import repeat_shared_heads
+from .graphs.attention import prepare_attention
 from .graphs.captured import CapturedGraph
 from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_conversions_to_the_same, remove_inactive_dropouts
@@ -64,7 +64,7 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
     graphs: list[Graph] = []
     for body in (*regions(module), module):
         try:
-            if repeat_shared_heads(body.graph):
+            if prepare_attention(body.graph, compiled=not call_maker.differentiates):
                 body.recompile()
             graph = _copy(body)
             graphs.append(graph)
@@ -96,7 +96,7 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     if _is_wrapped_in_cpp({}):
         return
     chosen = Options(only_gains=only_gains)
-    repeat_shared_heads(graph)
+    prepare_attention(graph, compiled=True)
     imported = _import(graph)
     lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()
