@@ -139,6 +139,51 @@ def test_copies_are_of_the_modes_that_read_them(as_on_a_gpu: None) -> None:
     assert repeated(fused, "contiguous") == 2
 
 
+class Separate(nn.Module):
+    """Attention of queries, keys and values that code copies to contiguous memory, as Whisper's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Any, case: str = "") -> Any:
+        q, k, v = (f(x).unflatten(-1, (4, 8)).transpose(1, 2) for f in self.inputs)
+        if case == "rows of other lengths":  # of 9 elements: not aligned
+            q, k, v = (F.pad(t, (0, 1))[..., :8] for t in (q, k, v))
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        y = F.scaled_dot_product_attention(q, k, k if case == "keys for values" else v)
+        if case == "read again":
+            y = y * 2 + q + k + v
+        return F.gelu(y.transpose(1, 2).flatten(2))
+
+
+COPIES = {"": 0, "keys for values": 1, "read again": 3, "rows of other lengths": 3}
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_needless_copies_are_left_out(as_on_a_gpu: None, case: str) -> None:
+    model = Separate()
+    fused, x = ct.fuse(copy.deepcopy(model)), torch.randn(3, 7, 32)
+    model.inputs[2].requires_grad_(case != "keys for values"), fused.inputs[2].requires_grad_(case != "keys for values")
+    found, expected = run(fused, x, case), run(model, x, case)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert repeated(fused, "contiguous") == COPIES[case]
+
+
+def test_copies_of_what_changes_are_kept(as_on_a_gpu: None) -> None:
+    class Changing(nn.Module):
+        def forward(self, q: Any, k: Any) -> Any:
+            held = q.transpose(1, 2).contiguous()
+            q.mul_(0)
+            y = F.scaled_dot_product_attention(held, k, k)
+            return F.gelu(y) + q.transpose(1, 2)
+
+    q, k = torch.randn(2, 7, 4, 8), torch.randn(2, 4, 7, 8)
+    expected = Changing()(q.clone(), k)
+    torch.testing.assert_close(ct.fuse(Changing())(q.clone(), k), expected)
+
+
 def test_graphs_of_the_backend_repeat_them(as_on_a_gpu: None) -> None:
     block = Block(enable_gqa=True, is_causal=True)
     seen: list[str] = []

@@ -14,10 +14,14 @@ On an H200, 64 to 256 elements a head and 128 to 2048 tokens, that is faster tha
 
 Than Inductor, which fuses what is not a product: bfloat16 7 and 2.2 to 5.6, float32 1.2 to 2.3 and, causal, 1.3 to 1.5;
 not causal and with gradients 0.85 to 0.99.
+
+Queries, keys and values may have any strides but the last. Copies that code makes for attention alone, as the
+`.contiguous()` of Whisper and BART, are left out.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,36 +37,60 @@ from .written_memory import WrittenMemory
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _OPERANDS = _PARAMETERS[:4]
 _HEADS = -3  # the dimension
+_ALIGNMENT = 8  # elements, of strides: 16 bytes of 16 bits
 _MOST_WITH_GRADIENTS = 128  # elements of a float32 head; of more, the kernel's backward pass is slow
 
 
 def prepare_attention(graph: Graph, compiled: bool) -> bool:
-    """Copy masks and repeat heads for calls of attention that gain by it, in place.
+    """Copy masks and repeat heads for calls of attention that gain by it, and leave out needless copies, in place.
 
     `compiled` says that Inductor compiles the graph; else PyTorch's eager kernels run it. Returns whether anything was
     changed.
     """
     calls = [n for n in graph.nodes if n.target is torch.nn.functional.scaled_dot_product_attention]
-    copies = _Copies(graph)
-    changed = [_prepare(node, compiled, copies) for node in calls]
+    operands = _Operands(graph)
+    changed = [_prepare(node, compiled, operands) for node in calls]
     return any(changed)
 
 
-class _Copies:
-    """Contiguous copies of operands, for all calls that read them."""
+class _Operands:
+    """What calls of attention in a graph may read in the place of their operands."""
 
     def __init__(self, graph: Graph):
-        self._memory, self._made = WrittenMemory(graph), dict[Node, Node]()
+        self._memory, self._copies = WrittenMemory(graph), dict[Node, Node]()
         self._switches = any(node.target in SWITCHES for node in graph.nodes)
 
-    def of(self, operand: Node, place: Node) -> Node:
-        """Return the copy of an operand, made before `place` where an earlier one may be of other values or modes."""
-        if operand not in self._made or self._switches or self._memory.is_written_to(operand):
-            self._made[operand] = insert(place, "contiguous", operand)
-        return self._made[operand]
+    def copy(self, operand: Node, place: Node) -> Node:
+        """Return a contiguous copy of an operand, one for all calls if it is the same for them."""
+        if operand not in self._copies or not self._is_one_for_all(operand):
+            self._copies[operand] = insert(place, "contiguous", operand)
+        return self._copies[operand]
+
+    def original(self, operand: Node) -> Node | None:
+        """Return what an operand is a needless copy of, if kernels of attention take that."""
+        made = operand.op == "call_method" and operand.target == "contiguous" and operand.all_input_nodes
+        if not made or len(operand.args) != 1 or operand.kwargs or len(operand.users) != 1:
+            return None
+        (source,) = made
+        example = example_of(source)
+        *others, last = concrete_sizes(example.stride()) if example is not None else (0,)
+        aligned = last == 1 and all(stride % _ALIGNMENT == 0 for stride in others)
+        return source if aligned and self._is_one_for_all(source) else None
+
+    def _is_one_for_all(self, operand: Node) -> bool:
+        """Whether an operand has the same values, and is of the same modes, in the whole graph."""
+        return not self._switches and not self._memory.is_written_to(operand)
 
 
-def _prepare(node: Node, compiled: bool, copies: _Copies) -> bool:
+@dataclass(frozen=True)
+class _Changes:
+    """How a call gets a kernel: operands that are copied, and how many times the heads of others are repeated."""
+
+    copied: tuple[str, ...] = ()
+    times: dict[str, int] = field(default_factory=dict)
+
+
+def _prepare(node: Node, compiled: bool, operands: _Operands) -> bool:
     """Prepare the operands of one call, if it gains by that."""
     given = dict(zip(_PARAMETERS, node.args, strict=False)) | node.kwargs
     examples: dict[str, Any] = {name: example_of(given[name]) for name in _OPERANDS if given.get(name) is not None}
@@ -71,30 +99,44 @@ def _prepare(node: Node, compiled: bool, copies: _Copies) -> bool:
         return False  # tensors of other kinds; the conversions of autocast
     if given.get("dropout_p", 0) != 0 or torch.are_deterministic_algorithms_enabled():  # dropouts draw by kernel
         return False
-    if not _gains(query, result, given.get("is_causal") is True, compiled):
+    changes = _find_kernel(given, examples)
+    if changes is None or (
+        changes != _Changes() and not _gains(query, result, given.get("is_causal") is True, compiled)
+    ):
         return False
+    needless = {given[name]: operands.original(given[name]) for name in _OPERANDS[:3]}
+    needless = {operand: source for operand, source in needless.items() if source is not None}
+    if changes == _Changes() and not needless:
+        return False
+    given = {name: needless.get(value, value) if isinstance(value, Node) else value for name, value in given.items()}
+    for name in changes.copied:
+        given[name] = operands.copy(given[name], node)
+    for name, times in changes.times.items():
+        given[name] = insert(node, "repeat_interleave", given[name], times, _HEADS)
+        given["enable_gqa"] = False
+    node.args, node.kwargs = tuple(given.pop(name) for name in _OPERANDS[:3]), given
+    for operand in needless:
+        node.graph.erase_node(operand)
+    return True
+
+
+def _find_kernel(given: dict[str, Any], examples: dict[str, Any]) -> _Changes | None:
+    """Find how PyTorch has a kernel for a call; None if it has none."""
     options = {"is_causal": given.get("is_causal", False), "scale": given.get("scale")}
     shares = given.get("enable_gqa", False)
     operands = {name: _stand_in(t) for name, t in examples.items()}
     if not _is_decomposed(operands, **options, enable_gqa=shares):
-        return False
-    copied = [name for name, t in operands.items() if t.stride(-1) != 1]
+        return _Changes()
+    copied = tuple(name for name, t in operands.items() if t.stride(-1) != 1)
     operands |= {name: _stand_in(operands[name], contiguous=True) for name in copied}
-    times: dict[str, int] = {}
-    if _is_decomposed(operands, **options, enable_gqa=shares):
-        heads = query.shape[_HEADS] if shares is True else None
-        times = {name: heads // examples[name].shape[_HEADS] for name in ("key", "value") if type(heads) is int}
-        operands |= {name: _repeat_stand_in(operands[name], n) for name, n in times.items()}
-        if not times or _is_decomposed(operands, **options):
-            return False
-        given["enable_gqa"] = False
-    for name in copied:
-        given[name] = copies.of(given[name], node)
-    for name in (name for name, n in times.items() if n != 1):
-        given[name] = insert(node, "repeat_interleave", given[name], times[name], _HEADS)
-    node.args = tuple(given.pop(name) for name in _OPERANDS[:3])
-    node.kwargs = given
-    return True
+    if copied and not _is_decomposed(operands, **options, enable_gqa=shares):
+        return _Changes(copied)
+    heads = [examples[name].shape[_HEADS] for name in _OPERANDS[:3]]
+    if shares is not True or not all(type(n) is int for n in heads):
+        return None
+    times = {name: heads[0] // n for name, n in zip(("key", "value"), heads[1:], strict=True)}
+    operands |= {name: _repeat_stand_in(operands[name], n) for name, n in times.items()}
+    return None if _is_decomposed(operands, **options) else _Changes(copied, times)
 
 
 def _gains(query: Any, result: Any, causal: bool, compiled: bool) -> bool:
