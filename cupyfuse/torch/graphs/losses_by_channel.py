@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .captured import is_dense
+from .channels_last import transposed
 from .inplace import is_in_place
 from .nodes import example_of, find_rule, insert, replace, tensors_of
 from .rowwise import operand_of_rows
@@ -68,19 +68,11 @@ def _transposed(node: Any) -> list[Node] | None:
     found = find_rule(node) if example_of(node) is not None else None
     if found is None:
         return None
-    name, rank = found.rule.name, example_of(node).dim()
-    if name in ("transpose", "permute"):
-        source = found.arguments[0]
-        if name == "transpose":
-            order = list(range(rank))
-            a, b = (d % rank for d in found.arguments[1:])
-            order[a], order[b] = order[b], order[a]
-        else:
-            order = [d % rank for d in found.arguments[1]]
-        in_c_order = example_of(source) is not None and is_dense(example_of(source), range(rank))
-        return [source, node] if in_c_order and order == [0, rank - 1, *range(1, rank - 1)] else None
-    main = operand_of_rows(node)
-    if name == "log_softmax" and found.arguments[1] in (1, 1 - rank):
+    source = transposed(node)
+    if source is not None:
+        return [source, node]
+    main, rank = operand_of_rows(node), example_of(node).dim()
+    if found.rule.name == "log_softmax" and found.arguments[1] in (1, 1 - rank):
         main = found.arguments[0]
     if main is None or found.rule.product or len(node.users) > 1 or is_in_place(node) or len(tensors_of(node)) > 1:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -35,21 +34,25 @@ def operand_of_rows(node: Node) -> Node | None:
             return None
         wider = statically_known_true(example_of(node).shape[-1] >= example_of(first).shape[-1])
         return first if wider and len(tensors) == len({*tensors}) else None
-    by_element = not (found.rule.reduces or found.rule.product or found.rule.updates or found.rule.view)
-    if not by_element and found.rule.name not in _SAME_ELEMENTS:
-        return None
-    if found.rule.name in _BY_CHANNEL or any(isinstance(a, torch.memory_format) for a in _constants(node)):
+    if not is_by_element(node) and (found.rule.name not in _SAME_ELEMENTS or _chooses_format(node)):
         return None
     main = [t for t in tensors if same_shape(t, node)]
     others = [t for t in tensors if t not in main]
     return main[0] if len(main) == 1 and _max_rank(others) < 2 else None
 
 
+def is_by_element(node: Node) -> bool:
+    """Whether each element of an operation's result is of the elements of its operands there, in whatever order."""
+    found = find_rule(node)
+    if found is None or found.rule.reduces or found.rule.product or found.rule.updates or found.rule.view:
+        return False
+    return found.rule.name not in _BY_CHANNEL and not _chooses_format(node)
+
+
+def _chooses_format(node: Node) -> bool:
+    """Whether a call says in which order of memory its result is."""
+    return any(isinstance(a, torch.memory_format) for a in pytree.tree_leaves((node.args, node.kwargs)))
+
+
 def _max_rank(nodes: Sequence[Node]) -> int:
     return max((example_of(n).dim() for n in nodes), default=0)
-
-
-def _constants(node: Node) -> list[Any]:
-    """List what an operation is called with, tensors included."""
-    leaves: list[Any] = pytree.tree_leaves((node.args, node.kwargs))
-    return leaves

@@ -1,0 +1,91 @@
+"""Have operations on elements of a captured graph compute images with their channels last, where they were.
+
+Blocks of convolutional networks normalise and multiply rows of channels, (N, H, W, C), and transpose the result to
+(N, C, H, W) for the next convolution. What follows before that, a scale for each channel or a residual, is of the same
+rows in memory, and then of one chain with the product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .captured import is_dense
+from .inplace import is_in_place
+from .nodes import example_of, find_rule, insert, replace, same_shape, tensors_of
+from .rowwise import is_by_element
+from .written_memory import WrittenMemory
+
+
+def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
+    """Compute an operation on elements before the transpose of an operand, and transpose its result."""
+    rank = example_of(node).dim()
+    if rank < 3 or not is_by_element(node) or is_in_place(node) or memory.is_written_to(node):
+        return
+    if not is_dense(example_of(node), _order(rank)):
+        return
+    tensors = tensors_of(node)
+    if any(example_of(t) is None for t in tensors):
+        return
+    sources = [source for source in map(transposed, tensors) if source is not None]
+    if not any(find_rule(source) for source in sources):
+        return  # of what is of no chain, such as a convolution, the operation would be another step before a copy
+    if not all(_has_channels_last(t, node) or _is_of_channels(t, rank) for t in tensors):
+        return
+    operands = {t: _with_channels_last(t, node) for t in tensors}
+    whole = example_of(node)
+    with whole.fake_mode, torch.no_grad():
+        example = torch.empty_like(whole.detach().permute(_order(rank)), memory_format=torch.contiguous_format)
+    with node.graph.inserting_before(node):
+        result = node.graph.node_copy(node, lambda argument: operands.get(argument, argument))
+    result.meta = {**node.meta, "example_value": example.requires_grad_(whole.requires_grad)}
+    replace(node, insert(node, "permute", result, *_inverse(rank)))
+
+
+def _order(rank: int) -> tuple[int, ...]:
+    """Return the dimensions in the order of memory."""
+    return (0, *range(2, rank), 1)
+
+
+def _inverse(rank: int) -> tuple[int, ...]:
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def transposed(node: Any) -> Node | None:
+    """Return the value in C order that a node transposes, so that its last dimension is the second one."""
+    found = find_rule(node)
+    if found is None or found.rule.name not in ("transpose", "permute") or example_of(found.arguments[0]) is None:
+        return None
+    source, rank = found.arguments[0], example_of(node).dim()
+    if found.rule.name == "transpose":
+        order = list(range(rank))
+        a, b = (d % rank for d in found.arguments[1:])
+        order[a], order[b] = b, a
+    else:
+        order = [d % rank for d in found.arguments[1]]
+    in_c_order = is_dense(example_of(source), range(rank))
+    return source if in_c_order and tuple(order) == _inverse(rank) else None
+
+
+def _has_channels_last(operand: Node, node: Node) -> bool:
+    """Whether an operand has the shape of a result, and its channels last in memory."""
+    return same_shape(operand, node) and is_dense(example_of(operand), _order(example_of(node).dim()))
+
+
+def _is_of_channels(operand: Node, rank: int) -> bool:
+    """Whether an operand is a number, or has one element for each channel."""
+    shape = example_of(operand).shape
+    channel = len(shape) - rank + 1
+    return all(k == channel or statically_known_true(size == 1) for k, size in enumerate(shape))
+
+
+def _with_channels_last(operand: Node, place: Node) -> Node:
+    """Return an operand with its channels in the last dimension: the one that it transposes, or a view."""
+    if example_of(operand).dim() == 0:
+        return operand
+    if not same_shape(operand, place):
+        return insert(place, "flatten", operand)
+    return transposed(operand) or insert(place, "permute", operand, *_order(example_of(place).dim()))
