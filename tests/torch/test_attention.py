@@ -24,7 +24,7 @@ class Block(nn.Module):
     def __init__(self, width: int = 16, **options: Any):
         super().__init__()
         self.options, self.width = options, width
-        self.queries, self.keys = nn.Linear(32, 8 * width), nn.Linear(32, 2 * width)
+        self.queries, self.keys = nn.Linear(32, 8 * width), nn.Linear(32, 2 * width, bias=False)  # its gradient is 0
         self.values, self.last = nn.Linear(32, 2 * width), nn.Linear(8 * width, 32)
 
     def heads(self, x: Any) -> Any:
