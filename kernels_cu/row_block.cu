@@ -5,7 +5,8 @@
 //   stages, reduces(S), slot                 number of stages; whether stage S reduces; bytes of the largest totals
 //   packed, keep(tile)                       whether each stage computes what it needs from the tile as loaded; see keep_packed
 //   one_tile                                 whether all stages have Tile0
-//   column_arrays, column_bytes              per-column inputs, and their bytes of an element
+//   column_bytes, columns_known_ahead        bytes of an element of per-column inputs; whether the addresses of their packs
+//                                            may be computed once for all rows
 //   shifted, misaligned<V>(row)              whether rows may begin between packs; elements before the first pack
 //   apart                                    whether those that are read may begin elsewhere than those that are written
 //   shared_finish(S)                         whether all threads need the per-row values that follow stage S

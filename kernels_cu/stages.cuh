@@ -13,12 +13,11 @@
 // last one are single; else there are none. Of rows that are read apart, a pack is read from two: V - 1 elements behind it have
 // to be in the row, so that nothing behind an array is read. Index counts the columns.
 //
-// Where a program reads more arrays of columns than `most_known_ahead` (`_MOST_ARRAYS_AT_ONCE` in block_rows.py), the addresses of
-// their packs are computed for each row. The compiler would compute them once for all rows, and spill them: they are too many.
+// Unless P::columns_known_ahead, the addresses of packs of columns are computed for each row. The compiler would compute them once
+// for all rows, and spill them: they are too many.
 template <class P, int V, class Index>
 struct Span {
     static constexpr bool has_singles = P::shifted && V > 1;
-    static constexpr int most_known_ahead = 4;
     bool exists;                 // else the row is missing, and the span empty
     Index before, packed, cols;  // single elements before the first pack; elements in packs; all
 
@@ -31,7 +30,7 @@ struct Span {
                 packed = (cols - before - (P::apart ? V - 1 : 0)) / V * V;
             }
         }
-        if constexpr (P::column_arrays > most_known_ahead) {
+        if constexpr (!P::columns_known_ahead) {
             known_from_here(before);
         }
     }

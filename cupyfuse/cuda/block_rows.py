@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..dtypes import ITEMSIZE
 from .config import REGISTERS, Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
-from .program import Program
+from .program import MOST_ARRAYS_AT_ONCE, Program
 
 _MOST_PACKS, _MOST_THREADS = 8, 1024
 # Bytes of rows as they were loaded that a lane holds, or a thread of few rows, and that all threads of a multiprocessor
@@ -39,11 +39,11 @@ MANY_ROWS = 1 << 12
 # takes up to 1.5 times as long.
 _MOST_PACKS_OF_TWO = 10
 # Where values of so many arrays of columns are read, blocks leave each thread registers for what it loads of the row,
-# for those values of a pack, of `_MOST_ARRAYS_AT_ONCE` (`most_known_ahead` in stages.cuh), and so many to compute with,
-# `_MORE_TO_COMPUTE` where stages compute much again. With fewer some are spilled. On an H200 a softmax of 16384 x 8192
-# float32 behind BatchNorm takes 351 us in three blocks of 320 threads, 294 in two of 512, its backward pass 712 in two
-# blocks of 512, 552 in two of 256. Behind a bias, too, it takes 359 us in two of 512, 388 in three of 256.
-_MANY_ARRAYS, _MOST_ARRAYS_AT_ONCE, _TO_COMPUTE, _MORE_TO_COMPUTE = 3, 4, 32, 40
+# for those values of a pack, of `MOST_ARRAYS_AT_ONCE`, and so many to compute with, `_MORE_TO_COMPUTE` where stages
+# compute much again. With fewer some are spilled. On an H200 a softmax of 16384 x 8192 float32 behind BatchNorm takes
+# 351 us in three blocks of 320 threads, 294 in two of 512, its backward pass 712 in two blocks of 512, 552 in two of
+# 256. Behind a bias, too, it takes 359 us in two of 512, 388 in three of 256.
+_MANY_ARRAYS, _TO_COMPUTE, _MORE_TO_COMPUTE = 3, 32, 40
 # Packs that a thread holds of few rows where values of more arrays are read, if a block has threads enough: behind a
 # bias and BatchNorm the softmax of 1024 x 8192 float32 takes 30.7 us in two blocks of 512 threads with 4 packs each,
 # 34.3 in three of 256 with 8.
@@ -113,7 +113,7 @@ def _blocks(program: Program, threads: int, items: int, vec: int) -> int:
     blocks = resident_blocks(threads)
     if len(program.column_sizes) < _MANY_ARRAYS:
         return blocks
-    of_columns = sum(sorted(program.column_sizes)[-_MOST_ARRAYS_AT_ONCE:])
+    of_columns = sum(sorted(program.column_sizes)[-MOST_ARRAYS_AT_ONCE:])
     loaded = vec * (items * program.input_bytes + of_columns) // ITEMSIZE["float32"]
     computing = _MORE_TO_COMPUTE if program.recomputed_flops > _MUCH_RECOMPUTED else _TO_COMPUTE
     return min(blocks, REGISTERS // (threads * (loaded + computing)))
@@ -140,7 +140,7 @@ def _of_few_rows(program: Program, packs: int, vec: int, most_threads: int) -> C
     most = most_as_loaded(program)
     options = [(128, min(most, 32 if vec == 8 else 16)), (256, min(most, 32))]
     options += [(256, most)] * (packs * vec > 8192) + [(512, most), (1024, min(most, 32))]
-    if len(program.column_sizes) > _MOST_ARRAYS_AT_ONCE:
+    if not program.columns_known_ahead:
         options = [*((threads, min(elements, _FEW_PACKS * vec)) for threads, elements in options), *options]
     for threads, elements in options:
         items = -(-packs // threads)

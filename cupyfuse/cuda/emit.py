@@ -118,14 +118,13 @@ class Writer:
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
         exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
-        column_sizes = self.program.column_sizes
         sections = [
             "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
             f"static constexpr bool packed = {str(form.packed).lower()}, shifted = {str(form.shifted).lower()}, "
-            f"apart = {str(form.apart).lower()}, one_tile = {str(form.one_tile).lower()};\n"
-            f"static constexpr int column_arrays = {len(column_sizes)};\n"
-            f"static constexpr int column_bytes = {sum(column_sizes)};  // of an element\n"
+            f"apart = {str(form.apart).lower()}, one_tile = {str(form.one_tile).lower()}, "
+            f"columns_known_ahead = {str(self.program.columns_known_ahead).lower()};\n"
+            f"static constexpr int column_bytes = {sum(self.program.column_sizes)};  // of an element\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
             f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",

@@ -21,6 +21,8 @@ from .shares import shares_of
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
 PRODUCT = "product"  # the name of a product that the template computes
+# Per-column arrays of a program, at most, of which a thread holds what it has of a pack, values or addresses, at once.
+MOST_ARRAYS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,11 @@ class Program:
     def column_sizes(self) -> list[int]:
         """Bytes of an element of each per-column array that each row reads."""
         return [dtypes.ITEMSIZE[p.dtype] for p in self.read_by_rows if p.extent == COLUMN]
+
+    @property
+    def columns_known_ahead(self) -> bool:
+        """Whether threads have registers for the addresses of packs of all per-column arrays, from row to row."""
+        return len(self.column_sizes) <= MOST_ARRAYS_AT_ONCE
 
     @property
     def read_by_rows(self) -> list[Parameter]:

@@ -20,13 +20,12 @@ from support import HOST, docs_script
 
 import cupyfuse as cf
 from cupyfuse import heads
-from cupyfuse.cuda import block_rows, emit, split
 from cupyfuse.cuda import compile as compiling
+from cupyfuse.cuda import emit, split
 from cupyfuse.cuda.compile import cubin, load
 from cupyfuse.cuda.config import Access, Config
 from cupyfuse.cuda.configure import default_config
 from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
-from cupyfuse.cuda.kernel import header
 from cupyfuse.cuda.program import Program
 from cupyfuse.cuda.scan import scan_kernel
 from cupyfuse.cuda.sources import kernels_of
@@ -684,11 +683,6 @@ def test_several_arrays_of_columns_leave_registers_to_compute_with(program, rows
         (kernel,) = kernels_of(plan.steps[-1], plan.scheduled.storage, clusters=True)
         assert kernel.config.packed
         assert registers.resources_of(cubin(kernel.source, "sm_90")).stack <= 64, dtype
-
-
-def test_kernels_and_configurations_agree_on_the_arrays_whose_addresses_are_known_ahead():
-    known = re.search(r"most_known_ahead = (\d+);", header("stages.cuh"))
-    assert known is not None and int(known[1]) == block_rows._MOST_ARRAYS_AT_ONCE
 
 
 def test_what_a_kernel_takes_is_read_from_its_binary():
