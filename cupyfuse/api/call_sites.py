@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..trace.numpy import SCALAR_CONVERTERS, SCALAR_TYPES
-from .code import CALLED, Reads, attribute_calls, instructions_of, is_called
+from .code import CALLED, Reads, instructions_of, is_called
 
 # Of a name's number above the bit that tells a call, in instructions that have it.
 _SHIFTS = {"LOAD_GLOBAL": int(sys.version_info >= (3, 11)), "LOAD_ATTR": int(sys.version_info >= (3, 12))}
@@ -51,8 +51,8 @@ def _with_calls_apart(
 ) -> types.CodeType:
     """Compute `with_calls_apart`; equal code of two files must not share one object, since tracebacks name its file."""
     found, written = list(code.co_names), bytearray(code.co_code)
-    instructions = instructions_of(code)
-    of_globals = [load for name, load in attribute_calls(code) if (name, load.argval) in attributes]
+    instructions, attribute_calls = instructions_of(code)
+    of_globals = [load for name, load in attribute_calls if (name, load.argval) in attributes]
     for name in names.union(load.argval for load in of_globals).intersection(found):
         uses = [k for k, i in enumerate(instructions) if i.opcode in dis.hasname and i.argval == name]
         calls = [instructions[k] for k in uses if name in names and is_called(instructions, k)]

@@ -60,7 +60,8 @@ _READ_ANY = {"getattr", "vars"}  # builtins that read attributes by names that a
 ANY = "__dict__"  # stands for the names of all attributes among those that code reads
 CLASS = "__class__"  # and for all ways to get the class of any object
 CALLED = "()"  # behind the names of globals that rebuilt code calls, as `call_sites` names them
-_IGNORED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME"}
+_PREFIXES = {"CACHE", "EXTENDED_ARG"}  # parts of other instructions
+_IDLE = {"PUSH_NULL", "PRECALL", "RESUME"}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -76,8 +77,8 @@ def reads_of(code: types.CodeType) -> Reads:
     for inner in _with_nested(code):
         # A nested function may have a variable of its own by the name of one outside.
         outside = set(code.co_freevars) - (set(inner.co_cellvars) if inner is not code else set())
-        instructions = instructions_of(inner)
-        called_attributes.update((name, load.argval) for name, load in attribute_calls(inner))
+        instructions, of_globals = instructions_of(inner)
+        called_attributes.update((name, load.argval) for name, load in of_globals)
         path: list[str] | None = None  # attributes read so far of `variable`, which was loaded last
         variable = ""
         constant: Any = ()  # loaded last; before MATCH_CLASS the names of the pattern's attributes
@@ -124,9 +125,18 @@ def reads_of(code: types.CodeType) -> Reads:
     )
 
 
-def instructions_of(code: types.CodeType) -> list[dis.Instruction]:
-    """Return the instructions of code but those that do nothing."""
-    return [i for i in dis.get_instructions(code) if i.opname not in _IGNORED]
+def instructions_of(code: types.CodeType) -> tuple[list[dis.Instruction], list[tuple[str, dis.Instruction]]]:
+    """Return the instructions of code but those that do nothing, and those that load attributes of globals for calls.
+
+    The latter are with the names of the globals.
+    """
+    found = [i for i in dis.get_instructions(code) if i.opname not in _PREFIXES]
+    calls = [
+        (plain_name(before.argval), load)
+        for before, load, after in zip(found, found[1:], found[2:])  # noqa: B905 (of three lengths)
+        if before.opname == "LOAD_GLOBAL" and _calls_attribute(before, load, after)
+    ]
+    return [i for i in found if i.opname not in _IDLE], calls
 
 
 def is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
@@ -150,19 +160,8 @@ def is_called(instructions: Sequence[dis.Instruction], place: int) -> bool:
     return False
 
 
-def attribute_calls(code: types.CodeType) -> list[tuple[str, dis.Instruction]]:
-    """Return the instructions that load attributes of globals to call them, with the names of the globals."""
-    # With PUSH_NULL, which `instructions_of` leaves out and which tells a call in Python 3.13.
-    found = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
-    return [
-        (plain_name(before.argval), load)
-        for before, load, after in zip(found, found[1:], found[2:])  # noqa: B905 (of three lengths)
-        if before.opname == "LOAD_GLOBAL" and _calls_attribute(before, load, after)
-    ]
-
-
 def _calls_attribute(before: dis.Instruction, load: dis.Instruction, after: dis.Instruction) -> bool:
-    """Whether an instruction loads an attribute for a call; those before and after it tell."""
+    """Whether an instruction loads an attribute for a call; those before and after it, also idle ones, tell."""
     if load.opname == "LOAD_METHOD":
         return True
     if load.opname != "LOAD_ATTR" or after.opname in _ATTRIBUTES:
