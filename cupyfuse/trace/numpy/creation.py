@@ -126,7 +126,7 @@ def _full(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, o
     return result
 
 
-def _full_like(
+def full_like(
     fill: Tracer,
     a: Any,
     fill_value: Any = None,
@@ -136,8 +136,8 @@ def _full_like(
     shape: Any = None,
     **_: Any,
 ) -> Tracer:
-    """Create an array with a traced fill value, as `numpy.full_like`."""
-    a = np.asanyarray(a)
+    """Create an array with a traced fill value, as `numpy.full_like`, like one that may be traced."""
+    a = a if isinstance(a, Tracer) else np.asanyarray(a)
     result = _full(fill, a.shape if shape is None else shape, None, a.dtype if dtype is None else dtype)
     result._strides = strides_like(a, result.shape, result.itemsize, order)
     return result
@@ -153,7 +153,7 @@ def _linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **opt
     return np.where(np.arange(num) == num - 1, stop, spaced) if endpoint and num > 1 else spaced
 
 
-_FILLED: dict[str, Callable[..., Any]] = {"full": _full, "full_like": _full_like}
+_FILLED: dict[str, Callable[..., Any]] = {"full": _full, "full_like": full_like}
 
 
 def _trace_created(array: Any, uniform: bool = False, undefined: bool = False, depth: int = 2) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...ir import graph as g
 from ..axes import normalize_axes
 from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
@@ -21,20 +20,18 @@ from ..places import argwhere, nonzero
 from ..promotion import checked_number
 from ..python_numbers import as_python
 from ..shape_functions import SHAPE_FUNCTIONS
-from ..tracer import Tracer, strides_like
+from ..tracer import Tracer
 from ..user_code import fail, refuse_options, user_line
+from .creation import full_like
 
 
 def _full_like(a: Tracer, fill_value: Any, dtype: Any = None, **options: Any) -> Tracer:
-    shape = options.get("shape")
-    shape = a.shape if shape is None else tuple(shape) if isinstance(shape, (tuple, list)) else (int(shape),)
     name = a._node.dtype if dtype is None else dtypes.name_of(dtype)
     if dtypes.is_opaque(name) and not isinstance(fill_value, Tracer):
-        return a._trace.constant(np.full(shape, fill_value, name))
-    constant = as_tracer(checked_number(name, fill_value, "unsafe"), a._trace)
-    made = _as_array(expand(a._trace.array(g.cast(constant._node, name), constant._axes), shape))
-    made._strides = strides_like(a, shape, made.itemsize, options.get("order", "K"))
-    return made
+        shape = options.get("shape")
+        return a._trace.constant(np.full(a.shape if shape is None else shape, fill_value, name))
+    fill = as_tracer(checked_number(name, fill_value, "unsafe"), a._trace)
+    return full_like(fill, a, dtype=name, **options)
 
 
 def _where(condition: Any, *choices: Any) -> Any:
