@@ -108,6 +108,15 @@ class Axes:
         return ones if keepdims else ones.picked([p for p in range(len(self.shape)) if p not in positions])
 
 
+def as_shape(shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple; a length alone, and lists, ranges and arrays of lengths are shapes to NumPy, too."""
+    if isinstance(shape, np.ndarray):
+        shape = np.atleast_1d(shape)
+    elif not isinstance(shape, (tuple, list, range)):
+        shape = (shape,)
+    return tuple(map(operator.index, shape))
+
+
 def normalize_axes(axis: Any, ndim: int, operation: str = "axis") -> tuple[int, ...]:
     """Resolve an `axis` argument to a tuple of non-negative axes; None is all axes.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,7 @@ from ..ir.library import VIEW
 from ..ir.operators import POINTWISE
 from ..ir.parts import View
 from .arithmetic import takes_over
-from .axes import Axes, AxisLabels, normalize_axes
+from .axes import Axes, AxisLabels, as_shape, normalize_axes
 from .changes import Changes
 from .python_numbers import as_python_like, class_of, item_of, list_of, rounded, weak_in_loop_dtypes
 from .user_code import fail, is_called_from_compiled_code, user_line
@@ -198,9 +197,7 @@ class Tracer(Changes):
         return self._view([i for i in range(self.ndim) if i not in drop])
 
     def reshape(self, *shape: Any, order: str = "C") -> Tracer:
-        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
-            shape = tuple(shape[0])
-        return self._trace.reshape(self, tuple(map(operator.index, shape)), in_upper_case(order))
+        return self._trace.reshape(self, as_shape(shape[0] if len(shape) == 1 else shape), in_upper_case(order))
 
     def ravel(self, order: str = "C") -> Tracer:
         """Return a contiguous vector: a view of a contiguous array, else a copy."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from ... import dtypes
 from ..arithmetic import takes_over
+from ..axes import as_shape
 from ..broadcasting import expand
 from ..library import call_library
 from ..number import TracedNumber
@@ -119,7 +120,7 @@ def creating_from_lists(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _full(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, order: str = "C", **_: Any) -> Tracer:
     """Create an array with a traced fill value, as `numpy.full`."""
-    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    shape = as_shape(shape)
     result = expand(fill if dtype is None else fill.astype(dtype), shape).copy()
     result._is_array = True
     result._strides = contiguous_strides(shape, result.itemsize, order)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ..axes import normalize_axes
+from ..axes import as_shape, normalize_axes
 from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
 from ..number import TracedNumber
@@ -76,8 +76,7 @@ def _expand_dims(x: Tracer, axis: Any) -> Tracer:
 
 
 def _reshape(a: Tracer, shape: Any, order: str = "C", *, copy: Any = None) -> Tracer:
-    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    result = reshape(a.copy("K") if copy else a, shape, order)
+    result = reshape(a.copy("K") if copy else a, as_shape(shape), order)
     if copy is False and result._parent is not a:
         fail("np.reshape with copy=False", "whether it copies depends on how the array lies in memory; leave copy out")
     return result
@@ -273,9 +272,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.squeeze: lambda a, axis=None: a.squeeze(axis),
     np.reshape: _reshape,
     np.ravel: lambda a, order="C": a.ravel(order),
-    np.broadcast_to: lambda array, shape, subok=False: broadcast_to(
-        array, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    ),
+    np.broadcast_to: lambda array, shape, subok=False: broadcast_to(array, as_shape(shape)),
     np.zeros_like: lambda a, dtype=None, **options: _full_like(a, 0.0, dtype, **options),
     np.ones_like: lambda a, dtype=None, **options: _full_like(a, 1.0, dtype, **options),
     np.full_like: _full_like,
