@@ -7,19 +7,33 @@
 
 #include "stages.cuh"
 
-// Compute V elements at (row, col).
-template <int V, class P>
-__device__ __forceinline__ void compute_elements(const P& p, i64 row, i64 col) {
-    typename P::Row r;
-    typename P::Element e[V];
-    p.begin(row, r);
-    auto tile = p.template tile<V>(At<0>());
-    p.template load<V>(At<0>(), row, col, tile);
-    p.template load_columns<V>(At<0>(), col, tile);
-    compute_pack<P, 0, V>(p, tile, row, col, r, e);
-    if (col == 0) {
-        p.commit(row, r);
+// V elements of N rows, `apart` from each other; `columns` holds what elements of all rows depend on.
+template <class P, int N, int V, class Tile>
+__device__ __forceinline__ void compute_rows(const P& p, const Tile& columns, i64 row, i64 apart, i64 col) {
+    Tile tiles[N];
+    typename P::Row r[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        tiles[i] = columns;
+        p.begin(row + i * apart, r[i]);
+        p.template load<V>(At<0>(), row + i * apart, col, tiles[i]);
     }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        typename P::Element e[V];
+        compute_pack<P, 0, V>(p, tiles[i], row + i * apart, col, r[i], e);
+        if (col == 0) {
+            p.commit(row + i * apart, r[i]);
+        }
+    }
+}
+
+// V elements of one row.
+template <class P, int V>
+__device__ __forceinline__ void compute_row(const P& p, i64 row, i64 col) {
+    auto columns = p.template tile<V>(At<0>());
+    p.template load_columns<V>(At<0>(), col, columns);
+    compute_rows<P, 1, V>(p, columns, row, 0, col);
 }
 
 // The packs of V elements of all rows, in order. A shifted row has as many as it touches where it begins with the last element
@@ -52,35 +66,14 @@ struct Packs {
                 const i64 end = col + V < p.cols ? col + V : p.cols;
 #pragma unroll 1
                 for (col = col < 0 ? 0 : col; col < end; ++col) {
-                    compute_elements<1>(p, row, col);
+                    compute_row<P, 1>(p, row, col);
                 }
                 return;
             }
         }
-        compute_elements<V>(p, row, col);
+        compute_row<P, V>(p, row, col);
     }
 };
-
-// V elements of N rows, `apart` from each other; `columns` holds what elements of all rows depend on.
-template <class P, int N, int V, class Tile>
-__device__ __forceinline__ void compute_rows(const P& p, const Tile& columns, i64 row, i64 apart, i64 col) {
-    Tile tiles[N];
-    typename P::Row r[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        tiles[i] = columns;
-        p.begin(row + i * apart, r[i]);
-        p.template load<V>(At<0>(), row + i * apart, col, tiles[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        typename P::Element e[V];
-        compute_pack<P, 0, V>(p, tiles[i], row + i * apart, col, r[i], e);
-        if (col == 0) {
-            p.commit(row + i * apart, r[i]);
-        }
-    }
-}
 
 // V elements of every apart-th row from `row` on. What depends on the column alone is loaded once, and two rows at a time: with one a
 // thread waits up to 8 % longer for its loads. Neighbouring rows take up to 6 % longer than rows that the whole grid is apart.
