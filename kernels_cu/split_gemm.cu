@@ -84,7 +84,7 @@ __device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const floa
 // Undo the scales of the sums of a chunk of columns. If Plain, `columns` are factors (Messages), and one multiplication by the
 // product of the row's and the column's factor does it, with the same bits.
 template <bool Plain, int Count>
-__device__ __forceinline__ void undo_scales(float (&sum)[Count], const float* columns, const ThreadRows& rows) {
+__device__ __forceinline__ void undo_split_scales(float (&sum)[Count], const float* columns, const ThreadRows& rows) {
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
         const SplitRow of_row = rows.split[row_of_sum(k) / 8];
@@ -128,12 +128,12 @@ __device__ __forceinline__ void finish_chunk(
 
 // Give a warp's part of the tile at `col` to the row program from the accumulators, once the tile's message is written, and note
 // what is to be repaired element by element. A thread has pairs of neighbouring columns of two rows. `whole`: no row or column of
-// the part is beyond the last one. If Plain, it is whole, and there is nothing to take care of: only then each chunk may have code
+// the part is beyond the last one. If Plain, that is so, and there is nothing to take care of: only then each chunk may have code
 // of its own.
 template <int Columns, int V, int Chunk, int Unroll, bool Plain, int Stages, class P>
 __device__ __forceinline__ void finish_chunks(
     const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, const ThreadRows& rows, i64 col,
-    bool whole, Doubts<Columns>& noted) {
+    Doubts<Columns>& noted, bool whole = Plain) {
     constexpr int chunks = Columns / Chunk, count = Chunk / 2;
     const int pair = threadIdx.x % 4 * 2;
     typename P::Row r[2];
@@ -149,12 +149,12 @@ __device__ __forceinline__ void finish_chunks(
         take_chunk<0>(c, sum, part);
         const int first = pair + c * Chunk;
         const float* const columns = messages.columns + first;
-        const u32 outside = Plain || whole ? 0 : find_outside<Chunk>(p, rows, col + first);
+        const u32 outside = whole ? 0 : find_outside<Chunk>(p, rows, col + first);
         if (!Plain && messages.care == Care::of_sums) {
             noted.add(c * count, find_doubts(part, columns, rows) & ~outside);
         }
-        undo_scales<Plain>(part, columns, rows);
-        if (Plain || outside == 0) {  // without branches between the packs
+        undo_split_scales<Plain>(part, columns, rows);
+        if (outside == 0) {  // without branches between the packs
             finish_chunk<V, false>(p, part, rows.first, col + first, 0, r);
         } else {
             finish_chunk<1, true>(p, part, rows.first, col + first, outside, r);
@@ -171,9 +171,9 @@ __device__ __forceinline__ void finish_tile(
     const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
     Doubts<Columns> noted;
     if (whole && messages.care == Care::of_nothing) {
-        finish_chunks<Columns, V, Chunk, Unroll, true>(p, sum, messages, rows, col, true, noted);
+        finish_chunks<Columns, V, Chunk, Unroll, true>(p, sum, messages, rows, col, noted);
     } else {
-        finish_chunks<Columns, V, Chunk, Unroll, false>(p, sum, messages, rows, col, whole, noted);
+        finish_chunks<Columns, V, Chunk, Unroll, false>(p, sum, messages, rows, col, noted, whole);
     }
     if (noted.any()) {
         const TileOrder order(p.rows, p.cols, tile_rows, Columns);
