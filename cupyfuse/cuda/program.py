@@ -11,9 +11,9 @@ from itertools import count
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
+from ..ir.kinds import gives_whole_numbers
 from ..ir.operators import POINTWISE
 from ..plan.schedule import Step, base_of, stages_of, state_size
-from ..plan.schedule.extrema import gives_whole_numbers
 from .accumulators import Accumulator, find_accumulators
 from .c_types import c_type
 from .shares import shares_of

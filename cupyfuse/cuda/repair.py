@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..ir import graph as g
 from ..ir.graph import Node
+from ..ir.kinds import is_product
 from .c_types import c_type
 from .expressions import Body, Scope, indented
 from .program import Program
@@ -69,5 +70,5 @@ def _inner_product(name: str, kind: str, product: Node, scope: Scope, repair: Ca
 
 def _missing_products(program: Program, node: Node) -> list[Node]:
     """Find the outermost products beneath a value that no parameter holds."""
-    order = g.topological([node], lambda n: () if n in program.loaded or g.is_product(n) else n.inputs)
-    return [n for n in order if g.is_product(n) and n not in program.loaded]
+    order = g.topological([node], lambda n: () if n in program.loaded or is_product(n) else n.inputs)
+    return [n for n in order if is_product(n) and n not in program.loaded]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from ..ir import graph as g
 from ..ir.graph import Node
+from ..ir.kinds import is_product
 from ..plan.plan import Plan, Traced
 from ..plan.schedule import Step
 from ..plan.views import with_views_stored
@@ -110,7 +111,7 @@ def _call_seconds(call: Call) -> float:
         return _CALL + library
     if all(n.size == 1 and n.pointwise for n in nodes):
         return _SCALAR_CALL + library
-    if call.name == "einsum" and any(map(g.is_product, nodes)):
+    if call.name == "einsum" and any(map(is_product, nodes)):
         work = sum(map(g.flops, nodes)) * _EINSUM_FLOP
     elif call.name in _CALL_ELEMENT:
         work = _CALL_ELEMENT[call.name] * max(i.size for n in nodes for i in n.inputs)
@@ -156,7 +157,7 @@ def _arithmetic_seconds(node: Node) -> float:
         return _CALL_ELEMENT[node.op] * node.inputs[0].size
     if node.reduction:
         return flops * _FLOP.get(node.dtype, _OTHER_FLOP) + node.inputs[0].size * _REDUCED
-    if g.is_product(node):
+    if is_product(node):
         return flops * _PRODUCT_FLOP.get(node.dtype, _OTHER_PRODUCT_FLOP)
     return flops * _FLOP.get(node.inputs[0].dtype if node.inputs else node.dtype, _OTHER_FLOP)
 

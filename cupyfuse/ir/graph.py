@@ -304,10 +304,6 @@ def matmul(a: Node, b: Node) -> Node:
     return Node("matmul", (a, b), (a.shape[0], b.shape[1]), promoted_dtype((a, b)))
 
 
-def is_product(node: Node) -> bool:
-    return node.op in ("matmul", "split_matmul", "batched_matmul", "accumulate")
-
-
 def transpose(node: Node) -> Node:
     """Transpose a value; scalars, transposes and positions need no node of their own."""
     if node.shape == (1, 1):
@@ -377,19 +373,6 @@ def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
         for i in eager_inputs(node):
             found.setdefault(i, []).append(node)
     return found
-
-
-def squared(node: Node) -> Node | None:
-    """Return the value that a node is the square of, in either spelling; None if it is none."""
-    is_square = node.op == "square" or (node.op == "multiply" and node.inputs[0] is node.inputs[1])
-    return node.inputs[0] if is_square else None
-
-
-def is_leaf(node: Node) -> bool:
-    """Whether a node is an argument, a constant, or a view of one, readable before anything runs."""
-    while node.op in VIEWS:
-        node = node.inputs[0]
-    return node.op in ("input", "const")
 
 
 def flops(node: Node) -> int:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from . import graph as g
 from . import slices
+from .kinds import is_product
 
 # Pointwise operators that a part is computed by again; a value that takes more of them is stored, and the part read.
 MOST_COPIED = 16
@@ -57,7 +58,7 @@ def in_memory(node: g.Node) -> bool:
     """Whether a value is always stored in memory, never computed as it is read."""
     while node.op in g.VIEWS:
         node = node.inputs[0]
-    return node.op in ("input", "const", "strided", "put") or g.is_product(node) or (node.reduction and node.axis == 0)
+    return node.op in ("input", "const", "strided", "put") or is_product(node) or (node.reduction and node.axis == 0)
 
 
 @dataclass(frozen=True)

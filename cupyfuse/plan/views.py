@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.kinds import is_product
 from ..ir.parts import View, Viewed, operands_as_written
 from .schedule import MOST_FLOPS, unfused_cost
 
@@ -115,7 +116,7 @@ class _Chosen(_Rebuilt):
                 (value,) = self.operands(node)
                 self.views_of.setdefault(value, []).append(node)
         self.flops_of = {
-            n: 0 if n in self.viewed or g.is_product(n) else g.flops(n) for n in order
+            n: 0 if n in self.viewed or is_product(n) else g.flops(n) for n in order
         }  # in the graph so far
         self.flops = sum(self.flops_of.values())
         self.have: set[Node] = set()  # rebuilt nodes

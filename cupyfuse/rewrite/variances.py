@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.kinds import squared
 from ..ir.rebuild import rebuild
 from .cleanup import share_common_subexpressions
 
@@ -52,7 +53,7 @@ def _centred(node: Node) -> Node | None:
     if node.op != "sum" or node.inputs[0].shape[node.axis] < 2:
         return None
     squares = node.inputs[0]
-    distance = g.squared(squares)
+    distance = squared(squares)
     if distance is not None:
         distance = distance.inputs[0] if distance.op == "absolute" else distance
         if distance.op == "subtract":

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from ..ir import graph as g
+from ..ir.kinds import is_leaf
 from .axes import Axes, AxisLabels
 from .folds import choose_fold, in_fold, refolded
 from .tracer import Tracer, contiguous_strides
@@ -56,12 +57,12 @@ def _precedence(x: Tracer) -> tuple[int, int]:
 
     Transposing an argument is free, and pointwise work on arguments can be computed on their transposes.
     """
-    return -sum(n != 1 for n in x.shape), 2 if g.is_leaf(x._node) else int(_is_cheap_vector(x._node))
+    return -sum(n != 1 for n in x.shape), 2 if is_leaf(x._node) else int(_is_cheap_vector(x._node))
 
 
 def _transposes_freely(x: Tracer) -> bool:
     """Whether a value is a vector or one element, and an argument or cheap to compute from arguments."""
-    return sum(n != 1 for n in x.shape) <= 1 and (g.is_leaf(x._node) or _is_cheap_vector(x._node))
+    return sum(n != 1 for n in x.shape) <= 1 and (is_leaf(x._node) or _is_cheap_vector(x._node))
 
 
 _MOST_RECOMPUTED = 24  # nodes, arguments included, that may be computed once more for a transposed vector

@@ -6,6 +6,7 @@ from collections.abc import Container
 
 from ..ir import graph as g
 from ..ir.graph import Node
+from ..ir.kinds import squared
 from .cotangents import same_values, sum_to_shape, unchanged
 
 
@@ -86,5 +87,5 @@ def _is_deviation_of(x: Node, root: Node) -> bool:
     of = unchanged(value.inputs[0])
     if value.op == "moment2":
         return x.op == "subtract" and unchanged(x.inputs[0]) is of
-    base = g.squared(of)
+    base = squared(of)
     return value.op in ("mean", "sum") and base is not None and unchanged(base) is x

@@ -8,6 +8,7 @@ from functools import cache
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.kinds import is_product, squared
 from ..ir.operators import COMPARISONS
 from ..ir.products import strip_transposes, sum_with_row
 from ..ir.rebuild import expression_key
@@ -144,14 +145,14 @@ def values_of_rows(forward: Sequence[Node], gradients: Sequence[Node], saved: Co
     nearly: set[Node] = set()  # and what differs by roundings of a few of its own digits
     length: dict[Node, int] = {}  # of the rows that a value of rows has been reduced from
     for node in g.topological(forward):
-        if node.op in _EXTREMES or node.op in _EXPONENTIALS or g.is_product(node):
+        if node.op in _EXTREMES or node.op in _EXPONENTIALS or is_product(node):
             continue
         operands = [i for i in node.inputs if i.op != "const"]
         reduces_rows = node.reduction and node.axis == 1
         rounds = _has_16_bits(node) and not (_is_exact(node) or _stays_wide(node))
         of_alike = all(i in alike for i in operands)
         # Of squares, nothing cancels in the sum: it differs by as few digits.
-        of_squares = reduces_rows and node.op in ("sum", "mean") and g.squared(node.inputs[0]) in nearly
+        of_squares = reduces_rows and node.op in ("sum", "mean") and squared(node.inputs[0]) in nearly
         if of_squares or (of_alike and not rounds):
             alike.add(node)
             length[node] = max([node.inputs[0].shape[1] if reduces_rows else 0, *(length.get(i, 0) for i in operands)])

@@ -16,6 +16,7 @@ import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.api import planned_function
 from cupyfuse.ir import graph as g
+from cupyfuse.ir.kinds import is_product
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, unfused_cost
 from cupyfuse.plan.views import with_views_stored
@@ -158,7 +159,7 @@ def costs_hold(graph: Any, plan: Plan) -> None:
     for node in g.topological(plan.graph.roots):
         if node.op in ("cast", "broadcast", "library"):
             free += 2 * max(node.nbytes, *(i.nbytes for i in node.inputs))
-        elif (g.is_product(node) or node.reduction) and dtypes.compute_dtype(node.dtype) != node.dtype:
+        elif (is_product(node) or node.reduction) and dtypes.compute_dtype(node.dtype) != node.dtype:
             free += 4 * node.nbytes  # for the step that writes it, and for three that read it
     products, flops, moved = (max(f) for f in zip(*((w.products, w.repeatable, w.bytes) for w in forms), strict=True))
     assert cost.products <= products, f"products: {cost.products} > {products}"

@@ -14,6 +14,7 @@ from cupyfuse import dtypes
 from cupyfuse.engines.numpy import NumpyExecutable
 from cupyfuse.errors import TraceError
 from cupyfuse.ir import graph as g
+from cupyfuse.ir.kinds import is_leaf
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
 from cupyfuse.torch.chains.backward import cotangent_matrix
@@ -207,7 +208,7 @@ def follow(function: Any, *tensors: torch.Tensor) -> int:
     (got,) = execute(mode.trace, [value], list(tensors))
     agree(got, expected)
     nodes = g.topological([value.tracer._node])
-    return sum(n.op == "reshape" and not g.is_leaf(n) for n in nodes)
+    return sum(n.op == "reshape" and not is_leaf(n) for n in nodes)
 
 
 # What rules are called with; spellings without an adapter all take the same -----------------------------------------

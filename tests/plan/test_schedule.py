@@ -14,6 +14,7 @@ from support import FLOATS, LAYOUTS, Engine, lay_out, normal, unit
 import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.ir import graph as g
+from cupyfuse.ir.kinds import is_product
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import base_of, column_launches, column_splits
 from cupyfuse.plan.schedule import columns as separate
@@ -301,7 +302,7 @@ def test_vectors_with_gaps_are_copied() -> None:
 def check(plan: Plan) -> None:
     """Steps report what they do, and do in their domain what their kind can do; that they are sound, `build` checks."""
     for step in plan.steps:
-        assert step.fused == tuple("matmul" if g.is_product(n) else n.op for n in step.nodes)
+        assert step.fused == tuple("matmul" if is_product(n) else n.op for n in step.nodes)
         assert step.flops == sum(g.flops(n) for n in step.nodes)
         stored = plan.scheduled.storage
         assert step.writes == sum(n.size * dtypes.ITEMSIZE[stored[n]] for n in step.outputs)

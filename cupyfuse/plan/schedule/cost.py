@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...ir.kinds import is_product
 from .steps import Step
 
 MOST_FLOPS = 1.5
@@ -45,7 +46,7 @@ def unfused_cost(graph: Graph, without: Container[Node] = ()) -> Cost:
     for node in g.topological(graph.roots, g.eager_inputs):
         if node.op not in _FREE and node not in without:
             flops += g.flops(node)
-            products += g.flops(node) if g.is_product(node) else 0
+            products += g.flops(node) if is_product(node) else 0
             moved += node.nbytes + sum(i.nbytes for i in set(g.eager_inputs(node)) if i.op != "const")
     return Cost(flops, products, moved)
 
@@ -53,5 +54,5 @@ def unfused_cost(graph: Graph, without: Container[Node] = ()) -> Cost:
 def cost_of(steps: Iterable[Step]) -> Cost:
     """Count the cost of steps whose bytes are filled in."""
     steps = list(steps)
-    products = sum(g.flops(n) for s in steps if s.kind == "Gemm" for n in s.nodes if g.is_product(n))
+    products = sum(g.flops(n) for s in steps if s.kind == "Gemm" for n in s.nodes if is_product(n))
     return Cost(sum(s.flops for s in steps), products, sum(s.reads + s.writes for s in steps))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...ir.kinds import gives_whole_numbers
 from ...ir.operators import COMPARISONS, POINTWISE
 
 
@@ -24,13 +25,6 @@ def beside_extrema(graph: Graph) -> set[Node]:
     operands = [i for n in users if gives_whole_numbers(n) for i in n.inputs]
     whole = set(g.topological(operands, _pointwise_inputs))
     return {n for n in found if any(_has_forms(i, whole) for i in g.topological([n], _pointwise_inputs))}
-
-
-def gives_whole_numbers(node: Node) -> bool:
-    """Whether a value is a float rounded to a whole number, or a multiple of one subtracted."""
-    if node.op == "cast":
-        return dtypes.is_integer(node.dtype) and dtypes.is_float(node.inputs[0].dtype)
-    return node.op in ("floor", "ceil", "rint", "trunc", "floor_divide", "remainder", "fmod")
 
 
 def _readers(node: Node, users: dict[Node, list[Node]]) -> Iterator[Node]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
+from ...ir.kinds import is_leaf, is_product
 from .memory import COPIES, base_of, is_exact
 from .steps import separate_stages
 
@@ -166,7 +167,7 @@ class Placement:
     def _guard_reads(self, node: Node, exact: Node) -> bool:
         """Whether a guard's exact form reads a value rather than recompute it; it recomputes products not live."""
         if self.in_memory(node):
-            return not g.is_product(node) or node in self.live_set
+            return not is_product(node) or node in self.live_set
         if node in self.kept:
             return True
         # A guarded sum is read as its own repair leaves it.
@@ -190,7 +191,7 @@ class Placement:
 
     def _from_arguments(self, node: Node) -> bool:
         """Whether a value is an argument, or pointwise work on arguments, with no kept value beneath."""
-        return g.is_leaf(node) or (node.pointwise and self.column_layer[node] == 0 and not self.after_reduction[node])
+        return is_leaf(node) or (node.pointwise and self.column_layer[node] == 0 and not self.after_reduction[node])
 
     def frontier(self, operands: Iterable[Node], stored: Container[Node] = ()) -> list[Node]:
         """List the values that a column step reads to compute these; `stored` values need nothing beneath them.

@@ -10,6 +10,7 @@ from functools import cached_property
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node, Shape
+from ...ir.kinds import is_leaf, is_product
 from .memory import base_of
 
 
@@ -48,7 +49,7 @@ class Step:
     @property
     def product(self) -> Node:
         """The product of a Gemm, among the splits of its operands and the nodes of its epilogue."""
-        return next(n for n in self.nodes if g.is_product(n))
+        return next(n for n in self.nodes if is_product(n))
 
     @property
     def by_tiles(self) -> bool:
@@ -123,7 +124,7 @@ def _launches(node: Node) -> int:
 
 
 def _operation_name(node: Node) -> str:
-    return "matmul" if g.is_product(node) else node.op
+    return "matmul" if is_product(node) else node.op
 
 
 def _is_matvec(nodes: list[Node], domain: Shape) -> bool:
@@ -174,7 +175,7 @@ def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
         for s in steps
         if s.kind == "RowProgram"
         and s.domain == (1, 1) != host.domain
-        and all(g.is_leaf(i) for i in s.inputs)
+        and all(is_leaf(i) for i in s.inputs)
         and not s.repair_inputs
         and not {base_of(i) for i in s.inputs} & {base_of(i) for i in (*host.inputs, *host.repair_inputs)}
         and not any(base_of(i) in s.outputs for other in steps for i in (*other.inputs, *other.repair_inputs))

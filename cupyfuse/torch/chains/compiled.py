@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...ir import graph as g
+from ...ir.kinds import is_product
 from ...plan.build import build
 from ...plan.plan import Plan
 from ...settings import Settings
@@ -115,7 +115,7 @@ class CompiledChain:
     @cached_property
     def has_products(self) -> bool:
         """Whether the plan depends on the precision of products."""
-        return any(map(g.is_product, self.traced.as_traced().graph.order))
+        return any(map(is_product, self.traced.as_traced().graph.order))
 
     def prepare(self, arrays: Tensors, device: torch.device) -> None:
         """Begin to compile the kernels for arguments of these layouts, which may be tensors of the device "meta"."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
+from ...ir.kinds import is_product
 from ...plan.build import build
 from ...plan.schedule import Step, base_of, schedule
 from ...plan.schedule.tiles import own_time, share_of_rows, split_epilogue_time
@@ -155,7 +156,7 @@ def _adds_bias(step: Step, products: set[Node]) -> bool:
 def _inductor_step_time(step: Step, machine: Machine) -> Time:
     """Estimate a step as Inductor's kernels."""
     if step.kind == "Gemm":
-        products = [n for n in step.nodes if g.is_product(n)]
+        products = [n for n in step.nodes if is_product(n)]
         gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype, padded=True) for n in products)
         return Time(gpu, rates.INDUCTOR_PRODUCT * len(products), gpu)
     reads, writes = _bytes(step.inputs), _bytes(step.outputs)
@@ -182,7 +183,7 @@ def _inductor_backward_time(steps: Sequence[Step], traced: TracedChain, requires
     for step in steps:
         reads = [n for n in dict.fromkeys(step.inputs) if n in dependent]
         if step.kind == "Gemm":
-            for node in filter(g.is_product, step.nodes):
+            for node in filter(is_product, step.nodes):
                 m, k, n = _sizes(node)  # of C = A B: the gradients are dC Bᵀ and Aᵀ dC
                 for operand, sizes in zip(_operands(node), ((m, n, k), (k, m, n)), strict=True):
                     if operand in dependent:

@@ -15,6 +15,7 @@ from ... import trace
 from ...dtypes import is_float
 from ...errors import TraceError
 from ...ir import graph as g
+from ...ir.kinds import is_leaf
 from ...ir.operators import POINTWISE
 from ...trace import Axes, Trace, Tracer, exponentials
 from ...trace.broadcasting import align as align_nodes
@@ -136,7 +137,7 @@ def _refuse_copy(operation: str, shapes: Iterable[Shape]) -> NoReturn:
 def _alike(values: Sequence[Value], shape: Shape) -> list[Tracer]:
     """Return values that broadcast to a shape as tracers that do: in the shape of a computed one, if all can follow."""
     whole = [v for v in values if v.size != 1]
-    computed = [v.tracer for v in whole if not g.is_leaf(v.tracer._node) and v.tracer._axes.in_order]
+    computed = [v.tracer for v in whole if not is_leaf(v.tracer._node) and v.tracer._axes.in_order]
     if not computed or any(v.shape != shape for v in whole):
         return [v.settled for v in values]
     return [v.tracer.reshape(computed[0].shape if v in whole else ()) for v in values]
