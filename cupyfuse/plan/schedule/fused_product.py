@@ -10,7 +10,8 @@ from ...ir.graph import Node
 from .host import CALL, LAUNCH, PRODUCT
 from .memory import base_of
 from .steps import Step, last_stage, step_of, with_bytes
-from .tiles import library_time, own_time, quick_flops, split_epilogue_time, stream_time
+from .tiles import library_time, own_time, quick_flops, split_epilogue_time
+from .times import stream_time
 
 GAIN = 0.985  # of the time of the usual way, what another may take at most to be preferred
 # Of what the host takes longer than the GPU, what counts: a call by itself takes all of it, one that is part of a CUDA

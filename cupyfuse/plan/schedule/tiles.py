@@ -66,11 +66,7 @@ _UNALIGNED_FINISH = 2.4e-6
 # Seconds, measured on an H200, that the epilogue of a split product adds for each FLOP of an element and each column of
 # a tile: those of all tiles but the last of each multiprocessor run under the products of the next.
 _SPLIT_FLOP = 6e-9
-_STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
-_LONGEST_HELD = 32768  # columns of a row that a block keeps in registers; longer ones are kept in shared memory
-_SHARED_ROWS = 0.95  # of that share is reached then
-# Of that share, with columns reduced in the same launch: where a matrix has 16-bit elements, and otherwise.
-_SUMMED_NARROW, _SUMMED = 0.68, 0.9
+STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
 
 
 def takes_epilogues(settings: Settings) -> bool:
@@ -243,7 +239,7 @@ def tiles_for(shape: Shape, depth: int, finish: float, processors: int, reading:
 
 def own_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a product by our kernel with its epilogue, and of the splits of its operands."""
-    split = sum(n.inputs[0].nbytes + n.nbytes for n in _splits(step)) / (_STREAM_SHARE * device.bandwidth)
+    split = sum(n.inputs[0].nbytes + n.nbytes for n in _splits(step)) / (STREAM_SHARE * device.bandwidth)
     return _tiles_time(step, device) + split + START + LAUNCH * step.launches
 
 
@@ -282,7 +278,7 @@ def _tiles_time(step: Step, device: Device) -> float:
     beyond = _BEYOND * max(0, moved - _CACHED) / device.bandwidth * _SHALLOW / max(depth, _SHALLOW)
     return max(
         product_time(step.product.shape, depth, finish_time(step), device, reading_time(step)) + beyond,
-        moved / (_STREAM_SHARE * device.bandwidth),
+        moved / (STREAM_SHARE * device.bandwidth),
     )
 
 
@@ -300,20 +296,6 @@ def split_epilogue_time(step: Step, device: Device) -> float:
     assert epilogue is not None
     others = sum(n.nbytes for n in epilogue.inputs if n is not product)
     written = sum(n.nbytes for n in epilogue.outputs) - product.nbytes
-    moved = max(0, others + written) / (_STREAM_SHARE * device.bandwidth)
+    moved = max(0, others + written) / (STREAM_SHARE * device.bandwidth)
     width = tile_width(*product.shape, device.processors)
     return moved + _SPLIT_FLOP * width * epilogue.flops / product.size
-
-
-def stream_time(step: Step, device: Device, stages: int) -> float:
-    """Estimate the seconds of a row program of so many stages from its bytes."""
-    times, share = 1, _STREAM_SHARE
-    if step.columns is not None:
-        full = [n for n in step.inputs if n.shape == step.domain]
-        share *= _SUMMED_NARROW if any(dtypes.ITEMSIZE[n.dtype] == 2 for n in full) else _SUMMED
-    if stages > 1 and step.domain[1] > _LONGEST_HELD:
-        if device.has_warpgroups:  # and clusters
-            share *= _SHARED_ROWS
-        else:  # each stage reads the row again
-            times = stages
-    return (times * step.reads + step.writes) / (share * device.bandwidth) + LAUNCH * step.launches

@@ -29,7 +29,8 @@ CHECK = 2.0 * US  # a launch that finds prepacked weights unchanged; an estimate
 # Shares of the bandwidth
 STREAM = 0.88  # pointwise work and reductions along rows: rows, copy and logsumexp at 4.2 of 4.8 TB/s
 COLUMNS = {2: 0.65, 4: 0.85}  # reductions down columns, by itemsize: costs, gradients of scales and biases
-# Rows and reductions of their columns in one launch, ours and Inductor's: norms, backward passes of 256 to 8192 columns
+# Rows and reductions of their columns in one launch, ours (for plans, `_SUMMED` in plan/schedule/times.py) and
+# Inductor's: norms, backward passes of 256 to 8192 columns
 SUMMED_ROWS, INDUCTOR_SUMMED_ROWS = {2: 0.56, 4: 0.74}, {2: 0.53, 4: 0.64}
 # The same in eager, by itemsize: costs, gradients of biases of 4096 x 3072 in 19 and 23 us
 EAGER_COLUMNS = {2: 0.3, 4: 0.47}
