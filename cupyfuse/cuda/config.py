@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .. import dtypes
-from .program import FULL, Program
+from .parameters import FULL
+from .program import Program
 
 # A row has to be so many vectors long to be accessed in shifted ones: its single elements are fewer than its threads.
 _SHORTEST_SHIFTED = 32

@@ -8,7 +8,8 @@ from ..dtypes import ITEMSIZE
 from ..plan.schedule import COLUMN_STRIP, column_splits, row_shares, state_size
 from .block_rows import as_loaded, as_values, most_as_loaded
 from .config import MULTIPROCESSORS, REGISTERS, Access, Config, power_of_two, resident_blocks, whole_warps, widest_vec
-from .program import FULL, ROW, Program
+from .parameters import FULL, ROW
+from .program import Program
 from .shared_rows import in_shared_memory, pays_where_shifted, pays_where_waiting
 from .short_rows import SHORT, THREADS, lanes, most_of_lane, rows_at_a_time
 from .summed_rows import beside_columns

@@ -9,7 +9,8 @@ from .expressions import Body, rounded_in_pairs
 from .form import Form
 from .held import take_functions, tile_functions
 from .outlined import outlined
-from .program import COLUMN, FULL, Parameter, Program
+from .parameters import COLUMN, FULL, Parameter
+from .program import Program
 
 
 def element_functions(

@@ -20,7 +20,8 @@ from .expressions import Body, Scope, function_text, indented, rounded_in_pairs,
 from .form import Form
 from .held import held_columns, held_rows
 from .kernel import CONDITION, Kernel, translation_unit
-from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program
+from .parameters import ANY, COLUMN, FULL, SCALAR, Parameter
+from .program import Program
 from .repair import repair_function
 from .shared_rows import held_bytes
 from .totals import check_of_states, read_totals, totals_struct

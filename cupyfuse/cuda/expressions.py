@@ -15,7 +15,8 @@ from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE
 from .c_types import c_type, stored_type
-from .program import ANY, COLUMN, FULL, Parameter, Program
+from .parameters import ANY, COLUMN, FULL, Parameter
+from .program import Program
 
 
 def indented(text: str) -> str:

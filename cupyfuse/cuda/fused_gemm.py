@@ -17,7 +17,8 @@ from .c_types import stored_type
 from .config import Config, fitting_vec
 from .emit import Writer
 from .kernel import Kernel, translation_unit
-from .program import Parameter, Program
+from .parameters import Parameter
+from .program import Program
 from .staged_results import (
     CONSUMER_WARPS,
     PANEL_ALIGNMENT,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ..dtypes import ITEMSIZE
 from .c_types import stored_type
-from .program import COLUMN, FULL, Parameter, Program
+from .parameters import COLUMN, FULL, Parameter
+from .program import Program
 
 
 def held_rows(program: Program) -> str:

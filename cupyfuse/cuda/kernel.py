@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from .config import Config
-from .program import Parameter
+from .parameters import Parameter
 
 
 @dataclass(frozen=True)

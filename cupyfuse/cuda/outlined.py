@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from .c_types import stored_type
 from .expressions import rounded_in_pairs
-from .program import Parameter
+from .parameters import Parameter
 
 _FIELD = re.compile(r"\b([re])\.(\w+)")
 _WRITTEN = re.compile(r"^e\.(\w+) = ", re.MULTILINE)

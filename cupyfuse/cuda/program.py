@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,49 +15,12 @@ from ..ir.operators import POINTWISE
 from ..plan.schedule import Step, base_of, stages_of, state_size
 from .accumulators import Accumulator, find_accumulators
 from .c_types import c_type
+from .parameters import ANY, COLUMN, FULL, ROW, SCALAR, Parameter, input_name
 from .shares import shares_of
 
-# Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
-FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
 PRODUCT = "product"  # the name of a product that the template computes
 # Per-column arrays of a program, at most, of which a thread holds what it has of a pack, values or addresses, at once.
 MOST_ARRAYS_AT_ONCE = 4
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """An array or number that a kernel takes.
-
-    An array is passed as a pointer, then its row stride in elements (extents FULL, ROW and ANY), then its column stride
-    (ANY); a number as one double.
-    """
-
-    name: str
-    node: Node
-    extent: str
-    dtype: str
-    written: bool
-
-    @property
-    def is_number(self) -> bool:
-        return self.node.op == "const"
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether the kernel takes a row stride."""
-        return self.extent in (FULL, ROW, ANY) and not self.is_number
-
-    @property
-    def has_cols(self) -> bool:
-        """Whether the kernel takes a column stride."""
-        return self.extent == ANY and not self.is_number
-
-    @property
-    def element_address(self) -> str:
-        """The address of the element at (row, col) of a full or per-column array."""
-        if self.extent == COLUMN:
-            return f"{self.name} + col"
-        return f"{self.name} + row * {self.name}_rows + col"
 
 
 @dataclass
@@ -204,7 +166,7 @@ class Program:
     def _add(self, node: Node, extent: str, written: bool, used: set[str]) -> None:
         """Add a parameter of the kernel for a value, under a name that is not in `used`."""
         base = base_of(node)
-        name = f"out{len(self.outputs)}" if written else _input_name(node, base)
+        name = f"out{len(self.outputs)}" if written else input_name(node, base)
         stem, copies = name, 1
         while (members := {name, f"{name}_rows", f"{name}_cols", f"{name}_map"}) & used:
             copies += 1
@@ -414,10 +376,3 @@ def _by_operand(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
         if node.reduction:
             found.setdefault(node.inputs[0], []).append(node)
     return found
-
-
-def _input_name(node: Node, base: Node) -> str:
-    """Name a parameter after the user's argument, with a prefix that no other emitted name has."""
-    name = node.name or base.name or base.op
-    suffix = "" if base is node else "_T" if node.op == "transpose" else "_view"
-    return "in_" + re.sub(r"\W", "_", name, flags=re.ASCII) + suffix

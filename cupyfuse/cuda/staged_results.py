@@ -6,7 +6,8 @@ See `kernels_cu/gemm_results.cuh`.
 from __future__ import annotations
 
 from .. import dtypes
-from .program import COLUMN, FULL, Parameter, Program
+from .parameters import COLUMN, FULL, Parameter
+from .program import Program
 
 PANEL_ROWS = 16  # of a warp's part of a tile
 _PANEL_LINE = 128  # bytes of a row of one result, at most: as the copy engine swizzles them

@@ -17,7 +17,8 @@ from ..cuda.config import Access, Config, accesses
 from ..cuda.configure import default_config
 from ..cuda.kernel import Kernel
 from ..cuda.launch import sequence
-from ..cuda.program import FULL, SCALAR, Parameter, Program
+from ..cuda.parameters import FULL, SCALAR, Parameter
+from ..cuda.program import Program
 from ..cuda.runtime import Runtime
 from ..cuda.shared_rows import turns_of_clusters
 from ..cuda.sources import emit_kernels

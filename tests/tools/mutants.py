@@ -1159,7 +1159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # Emission and launching
     Mutant(
         "32-bit row offsets",
-        "cupyfuse/cuda/program.py",
+        "cupyfuse/cuda/parameters.py",
         'return f"{self.name} + row * {self.name}_rows + col"',
         'return f"{self.name} + int(row) * int({self.name}_rows) + int(col)"',
         (KERNELS, "-k", "32_bit"),

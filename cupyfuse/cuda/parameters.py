@@ -1,0 +1,54 @@
+"""Parameters of emitted kernels: arrays and numbers, and how far an array extends over rows and columns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..ir.graph import Node
+
+# Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
+FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An array or number that a kernel takes.
+
+    An array is passed as a pointer, then its row stride in elements (extents FULL, ROW and ANY), then its column stride
+    (ANY); a number as one double.
+    """
+
+    name: str
+    node: Node
+    extent: str
+    dtype: str
+    written: bool
+
+    @property
+    def is_number(self) -> bool:
+        return self.node.op == "const"
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the kernel takes a row stride."""
+        return self.extent in (FULL, ROW, ANY) and not self.is_number
+
+    @property
+    def has_cols(self) -> bool:
+        """Whether the kernel takes a column stride."""
+        return self.extent == ANY and not self.is_number
+
+    @property
+    def element_address(self) -> str:
+        """The address of the element at (row, col) of a full or per-column array."""
+        if self.extent == COLUMN:
+            return f"{self.name} + col"
+        return f"{self.name} + row * {self.name}_rows + col"
+
+
+def input_name(node: Node, base: Node) -> str:
+    """Name a parameter after the user's argument, with a prefix that no other emitted name has."""
+    name = node.name or base.name or base.op
+    suffix = "" if base is node else "_T" if node.op == "transpose" else "_view"
+    return "in_" + re.sub(r"\W", "_", name, flags=re.ASCII) + suffix
