@@ -13,7 +13,8 @@ from ..ir import graph as g
 from ..ir.kinds import is_leaf
 from .axes import Axes, AxisLabels
 from .folds import choose_fold, in_fold, refolded
-from .tracer import Tracer, contiguous_strides
+from .strides import contiguous_strides
+from .tracer import Tracer
 from .user_code import fail, user_line
 
 # Below, p is an axis of the user's array, and a its label: 0 for the rows of the node, 1 for the columns.

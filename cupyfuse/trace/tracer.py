@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from .arithmetic import takes_over
 from .axes import Axes, AxisLabels, as_shape, normalize_axes
 from .changes import Changes
 from .python_numbers import as_python_like, class_of, item_of, list_of, rounded, weak_in_loop_dtypes
+from .strides import are_contiguous, contiguous_strides, in_upper_case
 from .user_code import fail, is_called_from_compiled_code, user_line
 from .value import LONGEST_ITERATION, NUMPY_NUMBERS, filled_with
 from .watched import Site
@@ -162,13 +162,7 @@ class Tracer(Changes):
         if self._strides is None or self.size <= 1:
             is_result = self._parent is None and self._origin is None
             return True if self.size <= 1 or (self.ndim == 1 and is_result) else None
-        held = [(n, s) for n, s in zip(self.shape, self._strides, strict=True) if n != 1]
-        expected = self.itemsize
-        for n, stride in reversed(held) if order == "C" else held:
-            if stride != expected:
-                return False
-            expected *= n
-        return True
+        return are_contiguous(self._strides, self.shape, self.itemsize, order)
 
     def transpose(self, *order: Any) -> Tracer:
         if order in ((), (None,)):
@@ -362,28 +356,6 @@ class Tracer(Changes):
         return self._trace.call_ufunc(
             str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options
         )
-
-
-def in_upper_case(order: Any) -> Any:
-    """Return an order of elements, for which NumPy takes letters of either case, in upper case."""
-    return order.upper() if isinstance(order, str) else order
-
-
-def contiguous_strides(shape: tuple[int, ...], itemsize: int, order: str = "C") -> tuple[int, ...]:
-    """Return the strides, in bytes, of a contiguous array in the order "C" or "F"."""
-    if in_upper_case(order) == "F":
-        return contiguous_strides(shape[::-1], itemsize)[::-1]
-    return tuple(itemsize * math.prod(shape[p + 1 :]) for p in range(len(shape)))
-
-
-def strides_like(array: Any, shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...] | None:
-    """Return the strides of what `numpy.empty_like` creates of a shape in an order; None if unknown."""
-    order = in_upper_case(order)
-    if order in ("C", "F"):
-        return contiguous_strides(shape, itemsize, order)
-    in_rows = array._is_contiguous("C") if isinstance(array, Tracer) else array.flags.c_contiguous
-    known = in_rows or (order == "K" and len(shape) != array.ndim)
-    return contiguous_strides(shape, itemsize) if known else None
 
 
 def _in_loop_dtypes(ufunc: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

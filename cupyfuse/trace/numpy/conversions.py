@@ -25,7 +25,8 @@ from numpy.lib import stride_tricks
 from ..library import holds_tracers, tracers_in
 from ..masked import Masked
 from ..masked_reductions import refuse
-from ..tracer import TraceProtocol, Tracer, contiguous_strides, in_upper_case
+from ..strides import contiguous_strides, in_upper_case
+from ..tracer import TraceProtocol, Tracer
 from ..user_code import fail, user_line
 from ..value import WAYS_OUT
 from . import choices, compiled, creation, lists, logs, mathematics, scipy

@@ -22,7 +22,8 @@ from ..axes import as_shape
 from ..broadcasting import expand
 from ..library import call_library
 from ..number import TracedNumber
-from ..tracer import TraceProtocol, Tracer, contiguous_strides, strides_like
+from ..strides import contiguous_strides, in_upper_case
+from ..tracer import TraceProtocol, Tracer
 from ..watched import Watched, created, site_of, unwatched, watched
 from .lists import stacked
 
@@ -140,8 +141,18 @@ def full_like(
     """Create an array with a traced fill value, as `numpy.full_like`, like one that may be traced."""
     a = a if isinstance(a, Tracer) else np.asanyarray(a)
     result = _full(fill, a.shape if shape is None else shape, None, a.dtype if dtype is None else dtype)
-    result._strides = strides_like(a, result.shape, result.itemsize, order)
+    result._strides = _strides_like(a, result.shape, result.itemsize, order)
     return result
+
+
+def _strides_like(array: Any, shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...] | None:
+    """Return the strides of what `numpy.empty_like` creates of a shape in an order; None if unknown."""
+    order = in_upper_case(order)
+    if order in ("C", "F"):
+        return contiguous_strides(shape, itemsize, order)
+    in_rows = array._is_contiguous("C") if isinstance(array, Tracer) else array.flags.c_contiguous
+    known = in_rows or (order == "K" and len(shape) != array.ndim)
+    return contiguous_strides(shape, itemsize) if known else None
 
 
 def _linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:
