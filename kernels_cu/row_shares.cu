@@ -7,7 +7,7 @@
 // merge_shares (stages.cuh) merges the totals, and computes what follows them.
 #pragma once
 
-#include "stages.cuh"
+#include "streamed_stages.cuh"
 
 // Leave the totals of share blockIdx.x of each row in `partial`.
 template <class P, int Threads, int Items, int V>

@@ -7,7 +7,7 @@
 //   of V elements.
 #pragma once
 
-#include "stages.cuh"
+#include "streamed_stages.cuh"
 
 // Rows `first`, `first` + `step`, ..., one after the other, all by one team of threads.
 template <class P, int Items, int V, class Team>

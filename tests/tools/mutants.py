@@ -34,6 +34,7 @@ def integers(select: str) -> tuple[str, ...]:
 
 
 STAGES, LANES = "kernels_cu/stages.cuh", "kernels_cu/row_lanes.cu"
+PACKS, STREAMED = "kernels_cu/add_pack.cuh", "kernels_cu/streamed_stages.cuh"
 TYPES, COLUMNS = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu"
 HELD_ROW, MERGE, SUMMED = "kernels_cu/held_row.cuh", "kernels_cu/column_merge.cuh", "kernels_cu/row_columns.cu"
 FUNCTIONS, COPY = "kernels_cu/functions.cuh", "kernels_cu/split_copy.cuh"
@@ -430,14 +431,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a column too many in a stream",
-        STAGES,
+        STREAMED,
         "if (start + i * step < last) {\n                p.template load<V>",
         "if (start + i * step <= last) {\n                p.template load<V>",
         kernels("reductions-1x70000-float32"),
     ),
     Mutant(
         "a stream that reads its packs twice",
-        STAGES,
+        STREAMED,
         "start < last; start += Items * step",
         "start < last; start += step",
         kernels("reductions-1x70000-float32"),
@@ -805,7 +806,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "deviations of a pack from the first element",
-        REDUCTIONS,
+        PACKS,
         "terms[j] = (differences[j] - mean) * (differences[j] - mean);",
         "terms[j] = differences[j] * differences[j];",
         kernels("column_moments-40x3-float32-offset"),
@@ -964,17 +965,17 @@ MUTANTS: tuple[Mutant, ...] = (
         kernels("column_places-300x7-float32"),
     ),
     Mutant("NaN nowhere", REDUCTIONS, " || (a != a && b != b)", "", kernels("places-9x50-float32-special")),
-    Mutant("half of the pairs", REDUCTIONS, "n = V / 2; n > 0", "n = V / 4; n > 0", rows("every_way and reductions")),
+    Mutant("half of the pairs", PACKS, "n = V / 2; n > 0", "n = V / 4; n > 0", rows("every_way and reductions")),
     Mutant(
         "neighbours at one position",
-        REDUCTIONS,
+        PACKS,
         "to.add(x[j], at + j)",
         "to.add(x[j], at)",
         rows("every_way and places"),
     ),
     Mutant(
         "positions among packs",
-        STAGES,
+        STREAMED,
         "&e[i * V], span.column(start + i * step), totals",
         "&e[i * V], start + i * step, totals",
         rows("every_way and row_stream and places and 251"),
@@ -1023,7 +1024,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "moments relative to nothing",
-        REDUCTIONS,
+        PACKS,
         "to.first = to.n == T(0) ? static_cast<T>(x[0]) : to.first;",
         "",
         kernels("column_moments-40x3-float32-offset"),
