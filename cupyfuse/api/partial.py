@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..plan.plan import Traced
 from ..plan.shards import Shards
+from ..plan.traced import Traced
 from ..settings import DEFAULT_WORKSPACE
 from . import arrays
 from .constants import value_key

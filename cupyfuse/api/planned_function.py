@@ -14,7 +14,8 @@ import numpy as np
 
 from ..devices import Device
 from ..plan.build import build
-from ..plan.plan import Plan, Traced
+from ..plan.plan import Plan
+from ..plan.traced import Traced
 from ..settings import (
     DEFAULT_WORKSPACE,
     Settings,

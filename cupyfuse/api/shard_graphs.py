@@ -9,8 +9,8 @@ from typing import Any
 from .. import dtypes
 from ..ir.graph import Graph
 from ..plan.build import build
-from ..plan.plan import Traced
 from ..plan.shards import SplitError, merge
+from ..plan.traced import Traced
 from ..settings import Settings
 from ..trace import Axes
 from . import arrays

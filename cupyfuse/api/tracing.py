@@ -10,7 +10,7 @@ from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
 from ..ir.rebuild import operation_key
-from ..plan.plan import Traced
+from ..plan.traced import Traced
 from ..trace import NUMPY_NUMBERS, NumbersOfCall, Trace, Tracer, refusals_reach_the_caller
 from ..trace.numpy import traced_conversions
 from ..trace.user_code import took_array_of_compiled_code

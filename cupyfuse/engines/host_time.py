@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.kinds import is_product
-from ..plan.plan import Plan, Traced
+from ..plan.plan import Plan
 from ..plan.schedule import Step
+from ..plan.traced import Traced
 from ..plan.views import with_views_stored
 from ..trace import ASSIGNMENT, Call
 from .numpy import BLOCK

@@ -12,7 +12,7 @@ from ..settings import Settings
 from ..trace import Axes
 from .block_choice import choose_blocks
 from .block_planner import BlockPlanner
-from .plan import Output, Plan, Traced
+from .plan import Output, Plan
 from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
 from .rounding import mark_products, mark_saved_sums, may_store_rounded
 from .schedule import (
@@ -27,6 +27,7 @@ from .schedule import (
     unfused_cost,
 )
 from .soundness import check_plan
+from .traced import Traced
 from .views import with_views_stored, within_flops
 
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from .. import devices, dtypes
 from ..ir.graph import Graph, Node, Shape
-from ..ir.parts import Viewed
 from ..rewrite import Note
 from ..settings import Settings
-from ..trace import Axes, AxisLabels, Call
+from ..trace import Axes, Call
 from .picture import notebook_html, svg
 from .report import record, report
 from .schedule import Schedule, Step, assign_offsets, base_of, state_bytes, step_time
@@ -58,38 +57,6 @@ class Output:
                 array = array.swapaxes(place, other)  # which arrays of all libraries have, by this name
                 stored[place], stored[other] = axis, stored[place]
         return array.reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class Traced:
-    """The trace of a function.
-
-    Attributes
-    ----------
-    name : str
-    graph : Graph
-    axes : tuple
-        For each result.
-    calls : tuple of Call
-        The operations as written.
-    numpy_only : bool
-        Whether all of them are NumPy's functions or array operators, none this package's.
-    viewed : dict
-        For views of computed values that the graph computes again: the value, and which view of it.
-    at_risk : tuple of int
-        Positions of arguments that the function, as written, may have changed where it raises for some values.
-    saved : int
-        How many results, the last ones, are saved for a backward pass.
-    """
-
-    name: str
-    graph: Graph
-    axes: tuple[Axes | AxisLabels, ...]
-    calls: tuple[Call, ...]
-    numpy_only: bool = True
-    viewed: Viewed = field(default_factory=dict)
-    at_risk: tuple[int, ...] = ()
-    saved: int = 0
 
 
 class Source(NamedTuple):

@@ -16,7 +16,8 @@ from cupyfuse.engines.numpy import NumpyExecutable
 from cupyfuse.ir import graph as g
 from cupyfuse.ir.graph import Graph, Node
 from cupyfuse.plan.build import build
-from cupyfuse.plan.plan import Plan, Traced
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.traced import Traced
 from cupyfuse.settings import Settings
 from cupyfuse.trace.autodiff import gradients
 from cupyfuse.trace.saved import extract_graph, saved_values, stored

@@ -16,7 +16,7 @@ from cupyfuse.errors import TraceError
 from cupyfuse.ir import graph as g
 from cupyfuse.ir.kinds import is_leaf
 from cupyfuse.plan.build import build
-from cupyfuse.plan.plan import Traced
+from cupyfuse.plan.traced import Traced
 from cupyfuse.torch.chains.backward import cotangent_matrix
 from cupyfuse.torch.rules import Found, Rule, find
 from cupyfuse.torch.rules.values import Value

@@ -14,7 +14,8 @@ from cupyfuse.engines.row_blocks import load
 from cupyfuse.ir import graph as g
 from cupyfuse.ir.graph import Graph, Node
 from cupyfuse.plan.build import build
-from cupyfuse.plan.plan import Plan, Traced
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.traced import Traced
 from cupyfuse.settings import Settings
 
 R, C = 37, 45

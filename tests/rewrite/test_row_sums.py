@@ -16,7 +16,7 @@ import cupyfuse.torch as ct
 from cupyfuse import rewrite
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.build import build
-from cupyfuse.plan.plan import Traced
+from cupyfuse.plan.traced import Traced
 from cupyfuse.settings import Settings, force_plans
 from cupyfuse.torch import losses
 from cupyfuse.torch.chains import saving

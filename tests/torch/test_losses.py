@@ -13,7 +13,7 @@ from torch_rules import check, draw, not_fused, parts, positive, run, same_gradi
 
 from cupyfuse.ir.graph import Graph
 from cupyfuse.plan.build import build
-from cupyfuse.plan.plan import Traced
+from cupyfuse.plan.traced import Traced
 from cupyfuse.torch.rules import Refused, find
 from cupyfuse.torch.rules.labels import index_rows_eager
 

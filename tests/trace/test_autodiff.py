@@ -18,7 +18,7 @@ from cupyfuse.ir.graph import Node
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.ir.products import split
 from cupyfuse.plan.build import build
-from cupyfuse.plan.plan import Traced
+from cupyfuse.plan.traced import Traced
 from cupyfuse.trace.autodiff import gradients
 from cupyfuse.trace.saved import extract_graph
 

@@ -14,7 +14,8 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
-from ...plan.plan import Plan, Traced
+from ...plan.plan import Plan
+from ...plan.traced import Traced
 from ...settings import Settings
 from ...trace.saved import read_operands, stored
 from ..rules.symbols import references

@@ -17,7 +17,7 @@ import torch
 
 from ...errors import TraceError
 from ...ir import graph as g
-from ...plan.plan import Traced
+from ...plan.traced import Traced
 from ...trace import Axes, AxisLabels, Trace
 from ...trace.saved import stored
 from ..rules import RULES

@@ -18,8 +18,9 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
-from ...plan.plan import Plan, Traced
+from ...plan.plan import Plan
 from ...plan.report import duration, quantity
+from ...plan.traced import Traced
 from ...settings import Settings
 from ...trace.autodiff import gradients
 from ...trace.saved import (

@@ -9,7 +9,8 @@ import torch
 
 from ...ir.graph import Graph, topological
 from ...plan.build import build
-from ...plan.plan import Plan, Traced
+from ...plan.plan import Plan
+from ...plan.traced import Traced
 from ...settings import Settings
 from ...trace.saved import extract_graph
 from ..chains.runtime import load
