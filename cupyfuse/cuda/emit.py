@@ -97,6 +97,8 @@ class Writer:
                 pointer += f" i64 {p.name}_rows;"
             if p.has_cols:
                 pointer += f" i64 {p.name}_cols;"
+            if p.repeats:
+                pointer += f" i64 {p.name}_block; i64 {p.name}_inner;"
             declarations.append(pointer)
         declarations.append("i64 rows; i64 cols;")
         if self.form.merges:
@@ -170,7 +172,7 @@ class Writer:
         if not self.form.shifted:
             return ""
         full = [p for p in self.program.parameters if p.extent == FULL]
-        array = next((p for p in full if p.written), full[0])
+        array = min(full, key=lambda p: (not p.written, p.repeats))
         index = f"reinterpret_cast<u64>({array.name}) / sizeof({stored_type(array.dtype)}) + row * {array.name}_rows"
         head = "template <int V>\n__device__ int misaligned(i64 row) const"
         return f"{head} {{ return static_cast<int>(-({index}) & (V - 1)); }}"

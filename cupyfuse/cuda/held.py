@@ -21,7 +21,7 @@ def held_rows(program: Program) -> str:
     places = [f"h.{name} = held_from<{kind}>(memory, count, {address});" for name, kind, address in inputs]
     copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
     taken = " + ".join(f"count * int(sizeof({kind})) + 128" for _, kind, _ in inputs) or "0"
-    full = [p.name for p in program.parameters if p.extent == FULL]
+    full = [(p.name, p.row("row")) for p in program.parameters if p.extent == FULL]
     singles = " ".join(f"{kind.replace('V>', '1>')} {name};" for name, kind, _ in inputs)
     loads = " ".join(f"s.{name} = load_pack<1>({address});" for name, _, address in inputs)
     return "\n".join(
@@ -41,7 +41,7 @@ def held_rows(program: Program) -> str:
             f"__device__ void hold(i64 row, i64 col, const Held<V>& to, int at) const {{ {copies} }}",
             "__device__ Program at_row(i64 row) const {",
             "    Program p = *this;",
-            *(f"    p.{name} = computed_once({name} + row * {name}_rows); p.{name}_rows = 0;" for name in full),
+            *(f"    p.{name} = computed_once({name} + {at} * {name}_rows); p.{name}_rows = 0;" for name, at in full),
             "    return p;",
             "}",
         ]

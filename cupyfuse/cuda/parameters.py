@@ -16,7 +16,7 @@ class Parameter:
     """An array or number that a kernel takes.
 
     An array is passed as a pointer, then its row stride in elements (extents FULL, ROW and ANY), then its column stride
-    (ANY); a number as one double.
+    (ANY), then where its rows come again (see `row`); a number as one double.
     """
 
     name: str
@@ -40,11 +40,25 @@ class Parameter:
         return self.extent == ANY and not self.is_number
 
     @property
+    def repeats(self) -> bool:
+        """Whether rows come again, so that the kernel finds a row by its index."""
+        return self.node.op == "repeat" and self.has_rows
+
+    @property
+    def block_and_inner(self) -> tuple[int, int]:
+        """How often rows come again: see `repeat` in `ir/graph.py`."""
+        return self.node.dims[0]
+
+    def row(self, row: str) -> str:
+        """Return the expression of the row in memory that is a row of the step's."""
+        return f"repeated_row({row}, {self.name}_block, {self.name}_inner)" if self.repeats else row
+
+    @property
     def element_address(self) -> str:
         """The address of the element at (row, col) of a full or per-column array."""
         if self.extent == COLUMN:
             return f"{self.name} + col"
-        return f"{self.name} + row * {self.name}_rows + col"
+        return f"{self.name} + {self.row('row')} * {self.name}_rows + col"
 
 
 def input_name(node: Node, base: Node) -> str:

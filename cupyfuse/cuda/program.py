@@ -168,7 +168,9 @@ class Program:
         base = base_of(node)
         name = f"out{len(self.outputs)}" if written else input_name(node, base)
         stem, copies = name, 1
-        while (members := {name, f"{name}_rows", f"{name}_cols", f"{name}_map"}) & used:
+        while (
+            members := {name, f"{name}_rows", f"{name}_cols", f"{name}_map", f"{name}_block", f"{name}_inner"}
+        ) & used:
             copies += 1
             name = f"{stem}{copies}"
         used |= members

@@ -120,6 +120,8 @@ class KernelArguments:
             self.struct += integers(place.row_stride)
         if parameter.has_cols:
             self.struct += integers(place.col_stride)
+        if parameter.repeats:
+            self.struct += integers(*parameter.block_and_inner)
         if parameter.written and not self._stores_vectors:
             return
         found = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])
@@ -224,7 +226,7 @@ class KernelLaunch:
         program = self.program
         if program.by_columns or any(n.reduction or n.op == "positions" for n in program.step.nodes):
             return False
-        plain = all(p.is_number or p.extent in (FULL, SCALAR) for p in program.parameters)
+        plain = all(p.is_number or (p.extent in (FULL, SCALAR) and not p.repeats) for p in program.parameters)
         full = {p.extent for p in program.outputs.values()} == {FULL}
         strides = (*self.arguments.read_strides, *self.arguments.written_strides)
         return plain and full and all(stride == self.cols for stride in strides)

@@ -116,6 +116,9 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
             ((row, down), (col, across)), (rows, cols) = view.dims, view.shape
             steps = (down * value.strides[0], across * value.strides[1])
             value = np.lib.stride_tricks.as_strided(value[row:, col:], (rows, cols), steps)
+        elif view.op == "repeat":
+            ((block, inner),), numbers = view.dims, np.arange(view.shape[0])
+            value = value[numbers // block * inner + numbers % inner]
         else:
             value = value.reshape(view.shape)
     return value

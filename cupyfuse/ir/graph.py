@@ -24,6 +24,8 @@ split_matmul          (R, K) x (C, K)^T; inputs: the splits of both operands, th
 factor                a factor of such a product, by `name`: row, row_rest or column
 transpose, reshape    another view of the same elements
 slice                 a view of every `step`-th row and column; `dims` has (first, step) for each axis
+repeat                a view in which rows come again: row r is row r // block * inner + r % inner of the input, with
+                      `dims` = ((block, inner),)
 strided               a copy of a strided view of the input: (length, stride) pairs in `dims`, first element `offset`
 put                   a copy of the first input with such a view of it replaced by the second input
 cumsum, cumprod       totals of each row up to each column
@@ -53,7 +55,7 @@ from .operators import POINTWISE, REDUCTIONS, Operator
 Shape = tuple[int, int]
 T = TypeVar("T")
 
-VIEWS = ("transpose", "reshape", "slice")  # of their input in memory
+VIEWS = ("transpose", "reshape", "slice", "repeat")  # of their input in memory
 SCANS = ("cumsum", "cumprod")  # running totals along the rows
 PASS_THROUGH = ("cast", "broadcast", "stop_gradient")  # their input in another dtype or shape, or without its gradient
 
@@ -77,7 +79,7 @@ class Node:
     unscaled : of a product from splits of one part: whether the scales of its operands are still in it
     how : of a matrix product: how it is computed, and why; for reports
     rounds : of a 16-bit product: whether it may be stored rounded, see `plan/rounding.py`
-    dims, offset : of slice, strided and put: see above
+    dims, offset : of slice, repeat, strided and put: see above
     batches : of a batched product
     call, result : of a library node: the call, and which of its results this is
     number : of a const that each call brings

@@ -20,6 +20,7 @@ from ..ir.adjoints import exclusive_product, extremum_adjoint
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..ir.rebuild import expression_key
+from ..ir.slices import rows_of_copy, strided_copy
 from . import Trace, Tracer, apply
 from .cotangents import scale_cotangent, sum_to_shape, without_deviations
 from .quotients import cotangent_of_divisor, cotangent_of_share
@@ -190,6 +191,23 @@ def _reshape_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node |
     return [cotangent if uniform else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
 
 
+def _strided_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
+    """Add up the rows of the cotangent that belong to one row of the input: `node` repeats rows."""
+    (x,), cols = node.inputs, node.shape[1]
+    found = rows_of_copy(node.dims, cols, node.dtype)
+    if found is None:
+        raise NotDifferentiable("a strided copy that does more than repeat rows has no gradient")
+    block, inner = found
+    blocks, times = node.shape[0] // block, block // inner
+    whole = g.broadcast(cotangent, node.shape)
+    if blocks > 1:
+        size = inner * cols
+        dims = ((times, size), (blocks, times * size), (size, 1))
+        whole = strided_copy(whole, dims, (times, blocks * size))
+    total = g.reduce("sum", g.reshape(whole, (times, x.size)), 0)
+    return [g.reshape(total, x.shape)]
+
+
 def _custom_derivative_vjp(node: Node, cotangent: Node, forward: Container[Node]) -> list[Node | None]:
     """Multiply the cotangent by the partial derivatives that a `custom_derivative` node holds."""
     value, *rest = node.inputs
@@ -208,5 +226,6 @@ _VJPS: dict[str, Callable[[Node, Node, Container[Node]], list[Node | None]]] = {
     "transpose": lambda node, cotangent, _: [g.transpose(cotangent)],
     "reshape": _reshape_vjp,
     "matmul": _matmul_vjp,
+    "strided": _strided_vjp,
     "custom_derivative": _custom_derivative_vjp,
 }

@@ -104,6 +104,8 @@ class Conversion:
         if not op:
             return 0.0
         if op == "strided":
+            if self._repeats is not None:
+                return 2 * _VIEW_COST + self._store_cost
             if not self.x._trace.copies:
                 return math.inf
             if self._key in self.x._trace.folded:
@@ -135,6 +137,11 @@ class Conversion:
         node, strides = strides_of(self.x)
         return tuple((self.shape[p], strides.get(p - extra, 0)) for p in self.rows + self.cols), node
 
+    @property
+    def _repeats(self) -> tuple[int, int] | None:
+        """How the rows of a strided copy repeat those of the operand, which programs then read instead."""
+        return slices.rows_of_copy(self._dims[0], self.node_shape[1], self.x._node.dtype)
+
     def node(self) -> g.Node:
         """Return the node of the converted operand."""
         op, node = self.op, self.x._node
@@ -150,7 +157,7 @@ class Conversion:
             if found is not node:
                 self.x._trace.viewed[found] = (node, view)
             return found
-        if not self.x._trace.copies:
+        if not self.x._trace.copies and self._repeats is None:
             raise CopyNeeded(
                 f"an operand of shape {self.x.shape} varies along neither the first nor the last dimensions"
             )

@@ -36,6 +36,7 @@ from .moments import one_pass_product_variances
 from .padding import may_be_padded, padded_length, unaligned_operands
 from .products import choose_products
 from .recompute import best_partition
+from .repeats import can_read_repeats, reads_repeats, repeat_in_place
 from .steps import COLUMN_STRIP, Step, column_launches, column_splits, row_shares, stages_of
 from .tiles import (
     Tiles,
@@ -122,8 +123,12 @@ def schedule(
     `cost_as_written` is that of the function it was simplified from.
     """
     graph = insert_copies(results_in_memory(graph, layouts or {}), layouts or {})
+    copied, graph = graph, repeat_in_place(graph)
     while True:
         scheduler, steps = best_partition(graph, cost_as_written, most_flops)
+        if any(reads_repeats(step) and not can_read_repeats(step) for step in steps):
+            graph = copied
+            continue
         mixed = scheduler.values_rounded_for_some(steps)
         if not mixed:
             return Schedule(graph, steps, scheduler.storage(steps))

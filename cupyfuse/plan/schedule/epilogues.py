@@ -28,6 +28,7 @@ from .columns import take_columns_out
 from .fused_product import GAIN, FusedProduct, between, is_needed_before, with_epilogue
 from .memory import Layout, base_of
 from .padding import can_be_padded, operands_to_pad, unaligned_operands
+from .repeats import reads_repeats
 from .rounded import STORED_ROUNDED, WORTH, cut_behind, rounded_value
 from .steps import Step, parts_by_product, stages_of, step_of, with_bytes
 from .tiles import LINE, MOST_STAGED, takes_epilogues
@@ -320,6 +321,8 @@ def _reason_against_tail(tail: Step, step: Step, steps: list[Step]) -> str:
         return f"a {tail.kind} over {tail.domain[0]} x {tail.domain[1]} reads it"
     if any(base_of(i) is product and i is not product for i in (*tail.inputs, *tail.repair_inputs)):
         return "a view of it is read"
+    if reads_repeats(tail):
+        return "rows that come again are read with it"
     if any(n.op == "guard" and n.inputs[1].reduction for n in tail.nodes):
         return "sums of its rows may have to be repaired"
     stages = stages_of(tail)

@@ -49,6 +49,11 @@ def base_of(node: Node) -> Node:
     return node
 
 
+def stored_size(node: Node) -> int:
+    """Return the number of elements in memory that a value shows: those of repeated rows are read once."""
+    return node.inputs[0].size if node.op == "repeat" else node.size
+
+
 def source_of_copies(node: Node) -> Node:
     """Return the value that copies, and views of copies, were made of."""
     while node.op in COPIES:

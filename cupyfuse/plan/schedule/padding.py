@@ -63,6 +63,6 @@ def can_be_padded(value: Node, steps: Sequence[Step], results: Collection[Node])
         for read in (*step.inputs, *step.repair_inputs):
             if base_of(read) is value:
                 any_stride = step.kind in _ANY_STRIDE and not any(n.op in _CONTIGUOUS for n in step.nodes)
-                if not any_stride or any(view.op == "reshape" for view in view_chain(read)):
+                if not any_stride or any(view.op in ("reshape", "repeat") for view in view_chain(read)):
                     return False
     return True

@@ -11,7 +11,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node, Shape
 from ...ir.kinds import is_leaf, is_product
-from .memory import base_of
+from .memory import base_of, stored_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +328,7 @@ def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
     """
 
     def nbytes(nodes: Iterable[Node]) -> int:
-        return sum(n.size * dtypes.ITEMSIZE[storage[base_of(n)]] for n in dict.fromkeys(nodes))
+        return sum(stored_size(n) * dtypes.ITEMSIZE[storage[base_of(n)]] for n in dict.fromkeys(nodes))
 
     if step.domain[0] * step.domain[1] == 0 and all(n.size == 0 for n in step.outputs):
         return replace(step, reads=0, writes=0, launches=0)
