@@ -59,12 +59,15 @@ class Conversion:
     shape : tuple of int
     rows, cols : tuple of int
         The axes along rows and columns of the converted operand; () where that has length one.
+    has_cols : bool
+        Whether the fold has columns, all operands together.
     """
 
     x: Tracer
     shape: tuple[int, ...]
     rows: tuple[int, ...]
     cols: tuple[int, ...]
+    has_cols: bool
 
     @classmethod
     def to(cls, x: Tracer, fold: Axes) -> Conversion:
@@ -72,7 +75,7 @@ class Conversion:
         extra = len(fold.shape) - x.ndim
         own = {p + extra for p, n in enumerate(x.shape) if n != 1}
         rows, cols = (axes if own.intersection(axes) else () for axes in fold.long)
-        return cls(x, fold.shape, rows, cols)
+        return cls(x, fold.shape, rows, cols, bool(fold.long[1]))
 
     @property
     def held(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -139,7 +142,12 @@ class Conversion:
 
     @property
     def _repeats(self) -> tuple[int, int] | None:
-        """How the rows of a strided copy repeat those of the operand, which programs then read instead."""
+        """How the rows of a strided copy repeat those of the operand, which programs then read instead.
+
+        Shards have other rows.
+        """
+        if not self.has_cols or self.x._trace.for_shards:
+            return None
         return slices.rows_of_copy(self._dims[0], self.node_shape[1], self.x._node.dtype)
 
     def node(self) -> g.Node:
