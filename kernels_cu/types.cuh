@@ -170,13 +170,14 @@ __device__ __forceinline__ T* computed_once(T* pointer) {
     return pointer;
 }
 
-// The row in memory of a row of a value in which rows come again: those of a block are the same `inner` rows, one after the other.
-__device__ __forceinline__ i64 repeated_row(i64 row, i64 block, i64 inner) {
+// The row in memory of a row of a value in which rows come again: a block has `inner` rows, each `times` times, in several rounds.
+__device__ __forceinline__ i64 repeated_row(i64 row, i64 block, i64 times, i64 inner) {
     if (((row | block) >> 32) == 0) {
         const u32 number = static_cast<u32>(row);
-        return static_cast<i64>(number / static_cast<u32>(block)) * inner + number % static_cast<u32>(inner);
+        const u32 here = times == 1 ? number : number / static_cast<u32>(times);
+        return static_cast<i64>(number / static_cast<u32>(block)) * inner + here % static_cast<u32>(inner);
     }
-    return row / block * inner + row % inner;
+    return row / block * inner + row / times % inner;
 }
 
 // a b + c, rounded once; subnormal numbers count even with -ftz=true.

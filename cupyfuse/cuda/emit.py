@@ -98,7 +98,7 @@ class Writer:
             if p.has_cols:
                 pointer += f" i64 {p.name}_cols;"
             if p.repeats:
-                pointer += f" i64 {p.name}_block; i64 {p.name}_inner;"
+                pointer += f" i64 {p.name}_block; i64 {p.name}_times; i64 {p.name}_inner;"
             declarations.append(pointer)
         declarations.append("i64 rows; i64 cols;")
         if self.form.merges:

@@ -73,5 +73,5 @@ def _members(parameter: Parameter) -> dict[str, str]:
     """Return the C types of a parameter's members of the program that an element may read, by their names."""
     if parameter.is_number:
         return {parameter.name: "double"}
-    strides = {f"{parameter.name}_{member}": "i64" for member in ("rows", "cols", "block", "inner")}
+    strides = {f"{parameter.name}_{member}": "i64" for member in ("rows", "cols", "block", "times", "inner")}
     return {parameter.name: f"const {stored_type(parameter.dtype)}*", **strides}

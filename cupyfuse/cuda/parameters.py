@@ -44,14 +44,9 @@ class Parameter:
         """Whether rows come again, so that the kernel finds a row by its index."""
         return self.node.op == "repeat" and self.has_rows
 
-    @property
-    def block_and_inner(self) -> tuple[int, int]:
-        """How often rows come again: see `repeat` in `ir/graph.py`."""
-        return self.node.dims[0]
-
     def row(self, row: str) -> str:
         """Return the expression of the row in memory that is a row of the step's."""
-        return f"repeated_row({row}, {self.name}_block, {self.name}_inner)" if self.repeats else row
+        return f"repeated_row({row}, {self.name}_block, {self.name}_times, {self.name}_inner)" if self.repeats else row
 
     @property
     def element_address(self) -> str:

@@ -169,7 +169,15 @@ class Program:
         name = f"out{len(self.outputs)}" if written else input_name(node, base)
         stem, copies = name, 1
         while (
-            members := {name, f"{name}_rows", f"{name}_cols", f"{name}_map", f"{name}_block", f"{name}_inner"}
+            members := {
+                name,
+                f"{name}_rows",
+                f"{name}_cols",
+                f"{name}_map",
+                f"{name}_block",
+                f"{name}_times",
+                f"{name}_inner",
+            }
         ) & used:
             copies += 1
             name = f"{stem}{copies}"

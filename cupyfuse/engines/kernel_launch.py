@@ -121,7 +121,7 @@ class KernelArguments:
         if parameter.has_cols:
             self.struct += integers(place.col_stride)
         if parameter.repeats:
-            self.struct += integers(*parameter.block_and_inner)
+            self.struct += integers(*parameter.node.repeats)
         if parameter.written and not self._stores_vectors:
             return
         found = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])

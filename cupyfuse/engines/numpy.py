@@ -117,8 +117,8 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
             steps = (down * value.strides[0], across * value.strides[1])
             value = np.lib.stride_tricks.as_strided(value[row:, col:], (rows, cols), steps)
         elif view.op == "repeat":
-            ((block, inner),), numbers = view.dims, np.arange(view.shape[0])
-            value = value[numbers // block * inner + numbers % inner]
+            (block, times, inner), numbers = view.repeats, np.arange(view.shape[0])
+            value = value[numbers // block * inner + numbers // times % inner]
         else:
             value = value.reshape(view.shape)
     return value

@@ -24,8 +24,7 @@ split_matmul          (R, K) x (C, K)^T; inputs: the splits of both operands, th
 factor                a factor of such a product, by `name`: row, row_rest or column
 transpose, reshape    another view of the same elements
 slice                 a view of every `step`-th row and column; `dims` has (first, step) for each axis
-repeat                a view in which rows come again: row r is row r // block * inner + r % inner of the input, with
-                      `dims` = ((block, inner),)
+repeat                a view in which rows come again, as `repeats` says
 strided               a copy of a strided view of the input: (length, stride) pairs in `dims`, first element `offset`
 put                   a copy of the first input with such a view of it replaced by the second input
 cumsum, cumprod       totals of each row up to each column
@@ -79,7 +78,8 @@ class Node:
     unscaled : of a product from splits of one part: whether the scales of its operands are still in it
     how : of a matrix product: how it is computed, and why; for reports
     rounds : of a 16-bit product: whether it may be stored rounded, see `plan/rounding.py`
-    dims, offset : of slice, repeat, strided and put: see above
+    dims, offset : of slice, strided and put: see above
+    repeats : of repeat: see `slices.Repeats`
     batches : of a batched product
     call, result : of a library node: the call, and which of its results this is
     number : of a const that each call brings
@@ -103,6 +103,7 @@ class Node:
     rounds: bool = False
     dims: tuple[tuple[int, int], ...] = ()
     offset: int = 0
+    repeats: tuple[int, int, int] = (0, 0, 0)
     batches: Batches | None = None
     call: LibraryCall | None = None
     result: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from .. import dtypes
 from .graph import Node, Shape, reduce, reshape
@@ -15,9 +16,9 @@ def slice_view(node: Node, rows: tuple[int, int, int], cols: tuple[int, int, int
     return Node("slice", (node,), (rows[2], cols[2]), node.dtype, dims=(rows[:2], cols[:2]))
 
 
-def repeat_rows(node: Node, rows: int, block: int, inner: int) -> Node:
-    """View a matrix as `rows` rows, of which row r is row r // block * inner + r % inner."""
-    return Node("repeat", (node,), (rows, node.shape[1]), node.dtype, dims=((block, inner),))
+def repeat_rows(node: Node, rows: int, repeats: Repeats) -> Node:
+    """View a matrix as `rows` rows, which come again."""
+    return Node("repeat", (node,), (rows, node.shape[1]), node.dtype, repeats=repeats)
 
 
 def strided_copy(node: Node, dims: Iterable[tuple[int, int]], shape: Shape, offset: int = 0) -> Node:
@@ -29,11 +30,19 @@ def strided_copy(node: Node, dims: Iterable[tuple[int, int]], shape: Shape, offs
     return Node("strided", (node,), shape, node.dtype, dims=tuple(dims), offset=offset)
 
 
-def rows_of_copy(dims: Iterable[tuple[int, int]], cols: int, dtype: str) -> tuple[int, int] | None:
-    """Return `block` and `inner` of the rows that a strided copy repeats, as `repeat_rows` takes them.
+class Repeats(NamedTuple):
+    """How rows come again: row r is row r // block * inner + r // times % inner of a matrix."""
 
-    None if its rows of `cols` elements are not all those of a C-contiguous matrix, in order, or do not all begin where
-    kernels load vectors from.
+    block: int
+    times: int
+    inner: int
+
+
+def rows_of_copy(dims: Iterable[tuple[int, int]], cols: int, dtype: str) -> Repeats | None:
+    """Return how a strided copy repeats rows of `cols` elements of a C-contiguous matrix.
+
+    None if its rows are not all those of a matrix, in order, each several times in a row or in several rounds, or do
+    not all begin where kernels load vectors from.
     """
     if cols > 1 and cols * dtypes.ITEMSIZE[dtype] % _VECTOR:
         return None
@@ -48,14 +57,13 @@ def rows_of_copy(dims: Iterable[tuple[int, int]], cols: int, dtype: str) -> tupl
         if stride != 1 or length % cols:
             return None
         merged += [(length // cols, cols)] if length > cols else []
-    lengths, strides = [n for n, _ in merged], [stride for _, stride in merged]
-    if strides == [0, cols]:
-        return lengths[0] * lengths[1], lengths[1]
-    if strides == [cols, 0]:
-        return lengths[1], 1
-    if len(merged) == 3 and strides[1:] == [0, cols] and strides[0] == lengths[2] * cols:
-        return lengths[1] * lengths[2], lengths[2]
-    return None
+    times = merged.pop()[0] if merged and merged[-1][1] == 0 else 1
+    inner, stride = merged.pop() if merged else (1, 0)
+    rounds = merged.pop()[0] if merged and merged[-1][1] == 0 else 1
+    blocks, outer = merged.pop() if merged else (1, inner * cols)
+    if merged or stride != cols or outer != inner * cols or times * rounds == 1 or (blocks > 1 and rounds == 1):
+        return None
+    return Repeats(rounds * inner * times, times, inner)
 
 
 def put(node: Node, value: Node, dims: Iterable[tuple[int, int]], offset: int) -> Node:

@@ -193,18 +193,18 @@ def _reshape_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node |
 
 def _strided_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
     """Add up the rows of the cotangent that belong to one row of the input: `node` repeats rows."""
-    (x,), cols = node.inputs, node.shape[1]
+    (x,), (rows, cols) = node.inputs, node.shape
     found = rows_of_copy(node.dims, cols, node.dtype)
     if found is None:
         raise NotDifferentiable("a strided copy that does more than repeat rows has no gradient")
-    block, inner = found
-    blocks, times = node.shape[0] // block, block // inner
+    block, times, inner = found
+    blocks, rounds = rows // block, block // (times * inner)
     whole = g.broadcast(cotangent, node.shape)
-    if blocks > 1:
-        size = inner * cols
-        dims = ((times, size), (blocks, times * size), (size, 1))
-        whole = strided_copy(whole, dims, (times, blocks * size))
-    total = g.reduce("sum", g.reshape(whole, (times, x.size)), 0)
+    if blocks > 1 or times > 1:
+        size = times * inner * cols
+        dims = ((rounds, size), (times, cols), (blocks, rounds * size), (inner, times * cols), (cols, 1))
+        whole = strided_copy(whole, dims, (rounds * times, blocks * inner * cols))
+    total = g.reduce("sum", g.reshape(whole, (rounds * times, x.size)), 0)
     return [g.reshape(total, x.shape)]
 
 

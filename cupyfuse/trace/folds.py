@@ -141,7 +141,7 @@ class Conversion:
         return tuple((self.shape[p], strides.get(p - extra, 0)) for p in self.rows + self.cols), node
 
     @property
-    def _repeats(self) -> tuple[int, int] | None:
+    def _repeats(self) -> slices.Repeats | None:
         """How the rows of a strided copy repeat those of the operand, which programs then read instead.
 
         Shards have other rows.

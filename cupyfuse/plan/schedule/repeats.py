@@ -44,4 +44,4 @@ def _as_view(node: Node) -> Node:
     if found is None:
         return node
     matrix = source if source.shape[1] == cols else g.reshape(source, (source.size // cols, cols))
-    return repeat_rows(matrix, rows, *found)
+    return repeat_rows(matrix, rows, found)
