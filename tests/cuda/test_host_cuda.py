@@ -81,6 +81,17 @@ def test_sixteen_bit_floats_round_to_nearest_even() -> None:
     np.testing.assert_array_equal(all_the_same(run(body, values=values)), expected)
 
 
+def test_rows_come_again_beyond_32_bits() -> None:
+    rows, (block, times, inner) = [5, 2**33 + 5, 2**40 + 12345, 3 * 2**32 - 1], (2**32 + 6, 3, 7)
+    numbers = ", ".join(f"{row}ll" for row in rows)
+    body = f"""
+#include "types.cuh"
+const i64 rows[4] = {{{numbers}}};
+if (threadIdx.x < 4) {{ p.x[threadIdx.x] = repeated_row(rows[threadIdx.x], {block}ll, {times}, {inner}); }}"""
+    found = all_the_same(run(body, values=np.zeros(4, np.float32)))
+    np.testing.assert_array_equal(found, [row // block * inner + row // times % inner for row in rows])
+
+
 # What Hopper adds --------------------------------------------------------------------------------------------------
 
 HOPPER = '#include "tensor_cores.cuh"\nSHARED_DYNAMIC(s); (void)s;\n'

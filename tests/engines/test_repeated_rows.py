@@ -64,8 +64,12 @@ def copies(plan: Any) -> int:
     return sum(step.kind == "Copy" for step in plan.steps)
 
 
-@pytest.mark.parametrize("shapes", SHAPES)
-@pytest.mark.parametrize("program", PROGRAMS)
+def as_name(words: str) -> str:
+    return words.replace(" ", "_")
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=as_name)
+@pytest.mark.parametrize("program", PROGRAMS, ids=as_name)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_that_come_again(engine: Engine, shapes: str, program: str, dtype: str) -> None:
     shape, other, left_out = SHAPES[shapes]

@@ -226,7 +226,7 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "padded values that are reshaped",
         PADDING,
-        'any(view.op == "reshape" for view in view_chain(read))',
+        'any(view.op in ("reshape", "repeat") for view in view_chain(read))',
         "False",
         padded("as_it_lies and reshaped"),
     ),

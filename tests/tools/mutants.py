@@ -69,6 +69,10 @@ def anywhere(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_rows.py", "-k", f"begin_anywhere and ({select})")
 
 
+def repeated(select: str) -> tuple[str, ...]:
+    return ("tests/engines/test_repeated_rows.py", "-k", f"host and ({select})")
+
+
 def several_packs() -> tuple[str, ...]:
     return ("tests/cuda/test_rows.py", "-k", "several_packs")
 
@@ -1161,8 +1165,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "32-bit row offsets",
         "cupyfuse/cuda/parameters.py",
-        'return f"{self.name} + row * {self.name}_rows + col"',
-        'return f"{self.name} + int(row) * int({self.name}_rows) + int(col)"',
+        "{self.row('row')} * {self.name}_rows + col",
+        "int(row) * int({self.name}_rows) + int(col)",
         (KERNELS, "-k", "32_bit"),
     ),
     Mutant(
@@ -1666,6 +1670,31 @@ MUTANTS: tuple[Mutant, ...] = (
         (LAUNCHES, "-k", "own_streams"),
     ),
     Mutant(
+        "rows of the first block", TYPES, "number / static_cast<u32>(block)) * inner", "0) * inner", repeated("a_mask")
+    ),
+    Mutant("rows of one round", TYPES, "here % static_cast<u32>(inner)", "here", repeated("slope")),
+    Mutant(
+        "rows that come once",
+        TYPES,
+        "times == 1 ? number : number / static_cast<u32>(times)",
+        "number",
+        repeated("slope_for_each_head_of_each"),
+    ),
+    Mutant(
+        "rows beyond 32 bits",
+        TYPES,
+        "row / block * inner + row / times % inner",
+        "row",
+        ("tests/cuda/test_host_cuda.py", "-k", "come_again"),
+    ),
+    Mutant(
+        "one row of elements where rows come again",
+        "cupyfuse/engines/kernel_launch.py",
+        "(p.extent in (FULL, SCALAR) and not p.repeats)",
+        "p.extent in (FULL, SCALAR)",
+        repeated("elements and a_mask"),
+    ),
+    Mutant(
         "vectors taken from the pack that they begin in",
         TYPES,
         "(reinterpret_cast<u64>(from) + bytes - 1) & ~",
@@ -1682,7 +1711,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "packs where those that are read begin",
         "cupyfuse/cuda/emit.py",
-        "next((p for p in full if p.written), full[0])",
+        "min(full, key=lambda p: (not p.written, p.repeats))",
         "full[0]",
         rows("elsewhere_in_a_pack and 251 and row_gap and row_stream and softmax"),
     ),

@@ -268,8 +268,8 @@ def test_attention_copies_nothing() -> None:
 
 
 def test_a_step_of_a_copy_counts_what_it_moves() -> None:
-    (step,) = cf.fuse(lambda x, y: x + y).plan(cf.spec((2, 3, 4), "float32"), cf.spec((3, 1), "float32")).steps[:1]
-    assert (step.kind, step.reads, step.writes) == ("Copy", 3 * 4, 6 * 4)
+    (step,) = cf.fuse(lambda x, y: x + y).plan(cf.spec((2, 3, 5), "float32"), cf.spec((2, 1, 5), "float32")).steps[:1]
+    assert (step.kind, step.reads, step.writes) == ("Copy", 10 * 4, 30 * 4)
 
 
 def test_errors_name_shapes_and_line() -> None:

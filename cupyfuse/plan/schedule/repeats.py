@@ -32,7 +32,7 @@ def reads_repeats(step: Step) -> bool:
 
 def can_read_repeats(step: Step) -> bool:
     """Whether a step's kernels find rows by their index."""
-    return step.kind in ("RowProgram", "ColumnStats")
+    return step.kind in ("RowProgram", "MatVec", "ColumnStats")
 
 
 def _as_view(node: Node) -> Node:
