@@ -281,7 +281,7 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
             function = library_functions.resolve(call, self._cupy, in_place)
         except AttributeError:
             raise missing() from None
-        run = call.prepare(function, library_functions.arguments_of(call, self._cupy))
+        run = call.prepare(function, library_functions.arguments_of(call, self._cupy), stored)
         kept = [(k, self.dtype(name), k not in in_any_order) for k, name in stored.items()]
         convert, array_type, count = self._cupy.array, self._cupy.ndarray, sys.getrefcount
 

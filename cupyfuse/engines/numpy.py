@@ -199,7 +199,7 @@ class _LibraryProgram:
     def __init__(self, step: Step, storage: dict[Node, str]):
         call, operands = step.nodes[0].call, step.nodes[0].inputs
         assert call is not None
-        self._call = call.prepare(call.resolve_in(np))
+        self._call = call.prepare(call.resolve_in(np), needed=[n.result for n in step.outputs])
         self._operands, self._numbers = list(zip(operands, call.shapes, strict=True)), call.numbers
         self._stores = [(n, n.result, dtypes.to_numpy(storage[n])) for n in step.outputs]
 

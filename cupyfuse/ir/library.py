@@ -7,7 +7,7 @@ and functions that write to their first operand, or to a copy of it, and return 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, getitem, itemgetter, setitem
@@ -119,11 +119,15 @@ class LibraryCall:
         return resolve_function(self.function, namespace, in_place)
 
     def prepare(
-        self, function: Callable[..., Any], given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self,
+        function: Callable[..., Any],
+        given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        needed: Iterable[int] | None = None,
     ) -> Callable[[Sequence[Any]], list[Any]]:
         """Return a call of `function` that takes the operands, in their shapes, and numbers; it returns all results.
 
-        `given` are the arguments and options, if they are not the call's own.
+        `given` are the arguments and options, if they are not the call's own. `needed` are the results that are read,
+        all by default: the shapes of others may depend on values, as those of residuals do on the rank of a matrix.
         """
         numbers, count = self.numbers, len(self.shapes)
         arguments, options = given or (self.arguments, self.options)
@@ -132,6 +136,7 @@ class LibraryCall:
             arguments, options = replace_numbers((arguments, options), places.__getitem__)
         call = _filled_call(function, arguments, options)
         planned = list(zip(self.results, map(is_complex, self.dtypes), strict=True))
+        checked = list(range(len(planned)) if needed is None else needed)
 
         def is_as_planned(result: Any, shape: tuple[int, ...], may_be_complex: bool) -> bool:
             return getattr(result, "shape", ()) == shape and (may_be_complex or not _is_complex(result))
@@ -140,7 +145,7 @@ class LibraryCall:
             found = flatten(call(operands))
             if len(found) != len(planned):
                 raise self._mismatch(found)
-            if not all(is_as_planned(r, *each) for r, each in zip(found, planned, strict=True)):
+            if not all(is_as_planned(found[k], *planned[k]) for k in checked):
                 raise self._mismatch(found)
             return found
 

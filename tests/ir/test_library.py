@@ -52,5 +52,9 @@ def test_results_are_checked() -> None:
     for call, result in ((one, x[:1]), (one, (x, x)), (two, (x, x)), (two, (x,))):
         with pytest.raises(EngineError, match=r"np\.f: results of shapes .* were planned, for these values"):
             call.prepare(returns(result))([x])
+    assert two.prepare(returns((x, x)), needed=[0])([x]) == [x, x]
+    for call, result in ((two, (x[:1], 1j)), (two, (x,))):
+        with pytest.raises(EngineError, match="were planned"):
+            call.prepare(returns(result), needed=[0])([x])
     with pytest.raises(EngineError, match=r"np\.f: float64 results were planned, .*complex128 ones.*\.astype"):
         one.prepare(returns(x * 1j))([x])

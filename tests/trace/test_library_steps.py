@@ -240,6 +240,18 @@ def test_compress_takes_short_conditions() -> None:
     assert_equal(cf.fuse(lambda x: np.compress([False, True], x))(x), np.compress([False, True], x))
 
 
+def test_results_that_nothing_reads_may_have_other_shapes(engine: Engine) -> None:
+    """The residuals of a matrix of full rank have another shape than those of one that is not."""
+    x = np.arange(15.0).reshape(5, 3)
+    x[:, 1] = x[:, 0]
+    function = lambda x: np.linalg.lstsq(x, x[:, 2], rcond=None)  # noqa: E731
+    fused = cf.fuse(lambda x: function(x)[0])
+    for a in (x, np.vander(x[:, 0], 3), x):
+        np.testing.assert_allclose(engine.host(fused(engine.array(a))), function(a)[0], atol=1e-12)
+    with pytest.raises(cf.EngineError, match=r"np\.linalg\.lstsq: results of shapes"):
+        cf.fuse(lambda x: function(x)[:2])(engine.array(x))
+
+
 def test_options_left_out_explicitly() -> None:
     """NumPy's own code passes `np._NoValue` and `None` on."""
     x = np.arange(6.0).reshape(2, 3)

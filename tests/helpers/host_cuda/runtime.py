@@ -251,7 +251,7 @@ class HostRuntime(NumpyLikeArrays):
     def library_function(
         self, call: LibraryCall, stored: dict[int, str], in_place: bool = False, in_any_order: Container[int] = ()
     ) -> Callable[[Sequence[Any]], list[Any]]:
-        run = call.prepare(call.resolve_in(np, in_place))
+        run = call.prepare(call.resolve_in(np, in_place), needed=stored)
 
         def function(operands: Sequence[Any]) -> list[Any]:
             with np.errstate(all="ignore"):
