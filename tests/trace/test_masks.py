@@ -72,6 +72,8 @@ SELECTIONS = (
     "np.argwhere(u > 1).sum(), a[rows].reshape(-1)[1], x[:, cols].ravel()[7] | "
     "i, j = np.where(both); a[i, 0].sum(), x[i, 1].mean(0), x[i, -1, ::2].sum(0), x[i, j, 1:].max(0), x[0, j].sum() | "
     "x[np.where(rows)[0], 0].sum(), x[np.nonzero(rows)[0], 1:3, 0].max(0), a[np.flatnonzero(rows), -1].argmin() | "
+    "np.compress(rows, a, axis=0).sum(0), a.compress(cols, axis=-1).mean(1), x.compress(u > 0, 0).max(0) | "
+    "np.compress(cols[:3], x, 1).sum(1), np.compress(rows, u, axis=0).size, np.compress(w, a, 1).sum(1) | "
     "a[both].sum(where=a[both] > 1), a[both].mean(where=a[both] > 1), a[rows].sum(0, where=a[rows] > 1) | "
     "a[rows].sum(1, where=a[rows] > 1).sum(), a[both].any(where=a[both] > 1) | "
     "a[rows].max(where=a[rows] < 2, initial=0) | "

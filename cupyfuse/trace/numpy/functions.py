@@ -172,12 +172,17 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
 
 
 def _compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
-    """Select elements as `numpy.compress`; along an axis, only by a condition whose values are known."""
+    """Select elements as `numpy.compress`: along an axis as a mask there does, and none behind a shorter mask."""
     if not isinstance(condition, Tracer):
         return np.take(a, np.flatnonzero(condition), axis=axis)
-    if axis is not None:
-        fail("np.compress along an axis", "the number of elements that it selects depends on values; use np.where")
-    return _extract(condition, a)
+    if condition.ndim != 1:
+        raise ValueError(f"compress: expected a condition of one dimension, got {condition.ndim}\n  at {user_line()}")
+    if axis is None:
+        return _extract(condition, a)
+    x = as_tracer(a, trace_of((condition, a)))
+    (p,) = normalize_axes((axis,), x.ndim, "compress")
+    before = (slice(None),) * p
+    return x[(*before, slice(condition.size))][(*before, condition != 0)]
 
 
 def _extract(condition: Any, arr: Any) -> Any:
