@@ -294,7 +294,11 @@ class PlannedFunction:
     def _set_as_written(self, plan: Plan, tracing: Tracing, signature: Signature) -> None:
         """Set `plan.as_written` to the reason why the function runs as written, if there is one."""
         plain = all(type(leaf) is np.ndarray for leaf in signature.leaves) and not signature.originals
-        if plain and not plans_are_forced() and not self.environment.is_own:
+        if not plain or self.environment.is_own:
+            return
+        if caught := tracing.traced.caught:
+            plan.as_written = f"it catches what {caught} raises for some values, which a plan cannot"
+        elif not plans_are_forced():
             from ..engines.host_time import reason_to_run_as_written
 
             plan.as_written = reason_to_run_as_written(plan, tracing.traced)

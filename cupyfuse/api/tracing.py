@@ -13,7 +13,7 @@ from ..ir.rebuild import operation_key
 from ..plan.traced import Traced
 from ..trace import NUMPY_NUMBERS, NumbersOfCall, Trace, Tracer, refusals_reach_the_caller
 from ..trace.numpy import traced_conversions
-from ..trace.user_code import took_array_of_compiled_code
+from ..trace.user_code import StepFailed, took_array_of_compiled_code
 from ..trace.watched import Site
 from .dependence import Dependence
 from .environment import Environment
@@ -125,8 +125,27 @@ def trace_function(
         raise TraceError(f"cannot fuse {name}: it returns nothing, nor changes an array; return what it computes")
     axes = tuple(t._axes for t in results.leaves)
     graph, calls = _graph_of(first, results), tuple(first.calls)
-    traced = Traced(name, graph, axes, calls, first.numpy_only, first.viewed, first.at_risk)
+    caught = _caught_operation(run, first, lambda: new_trace(None, first.traced_sites, first.watches))
+    traced = Traced(name, graph, axes, calls, first.numpy_only, first.viewed, first.at_risk, caught=caught)
     return Tracing(traced, results, first.constants, numbers)
+
+
+def _caught_operation(run: Callable[[Trace], Results], first: Trace, new_trace: Callable[[], Trace]) -> str:
+    """Return the name of an operation whose errors for some values the function catches; an empty string for none.
+
+    Each that code around it may catch raises in a trace of its own, which the error has to leave.
+    """
+    for position, name in first.catchable.values():
+        trace = new_trace()
+        trace.fails_at = position
+        try:
+            run(trace)
+        except StepFailed:
+            continue
+        except Exception:  # of any kind: what the function raises instead, or what cannot be traced of how it goes on
+            return name
+        return name
+    return ""
 
 
 class _Everywhere(Container[Any]):

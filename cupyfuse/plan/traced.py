@@ -29,6 +29,8 @@ class Traced:
         Positions of arguments that the function, as written, may have changed where it raises for some values.
     saved : int
         How many results, the last ones, are saved for a backward pass.
+    caught : str
+        The name of an operation whose errors for some values the function catches, if there is one.
     """
 
     name: str
@@ -39,3 +41,4 @@ class Traced:
     viewed: Viewed = field(default_factory=dict)
     at_risk: tuple[int, ...] = ()
     saved: int = 0
+    caught: str = ""

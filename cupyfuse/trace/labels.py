@@ -55,6 +55,7 @@ def _is_range(indices: np.ndarray[Any, Any], axis: int, shape: tuple[int, ...]) 
 
 def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
     """Return the element at a label along an axis, which keeps length one; a negative label counts from the end."""
+    x._trace.note_error("x[index]")
     index = index.astype("int64", copy=False)
     return choose(x, apply("where", index < 0, index + x.shape[axis], index), axis)
 

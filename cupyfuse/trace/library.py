@@ -82,7 +82,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
     known = [*(trace.known(t) is not None for t in found.tracers), *(False for _ in call.numbers)]
     if raises_for_values(call, known):
-        trace.note_raise(changes_midway(call))
+        trace.note_raise(name, changes_midway(call))
     with trace.call(name, found.tracers) as record:
         tracers = [record(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
     # The step copies, so that changes in place would not reach the other array; of parts `Changes` makes views.

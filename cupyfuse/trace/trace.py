@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from . import broadcasting, folds, indexing, library, numpy, operations, product
 from .axes import Axes, AxisLabels
 from .flat import Flat
 from .tracer import Tracer
-from .user_code import fail
+from .user_code import StepFailed, fail, handlers_around
 from .watched import Site
 
 ASSIGNMENT = "setitem"  # the name of calls that assign to elements of an array
@@ -101,6 +101,10 @@ class Trace:
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by their positions
         self._at_risk: set[int] = set()  # arguments that were changed before what raises for some values
         self._raises_midway = False
+        # What raises for some values, by the places in code that may catch it: its position among all, and its name.
+        self.catchable: dict[Hashable, tuple[int, str]] = {}
+        self.fails_at = -1  # the position of the one that raises in this trace
+        self._raising = 0
         self.calls: list[Call] = []
         self.copies = True  # whether operands may be copied to other folds; else that is the error `CopyNeeded`
         self.folded: dict[tuple[object, ...], g.Node] = {}  # strided copies, to make each once (`folds.Conversion`)
@@ -157,10 +161,20 @@ class Trace:
         if results:
             self.calls.append(Call(name, reads, sum(n.nbytes for n in results), tuple(fresh)))
 
-    def note_raise(self, midway: bool = False) -> None:
-        """Note that an operation raises for some values; `midway` if it may have changed some elements by then."""
+    def note_raise(self, name: str, midway: bool = False) -> None:
+        """Note that a step raises for some values; `midway` if it may have changed some elements by then."""
         self._at_risk |= self.effects.keys()
         self._raises_midway |= midway
+        self.note_error(name)
+
+    def note_error(self, name: str) -> None:
+        """Note that an operation, as written, raises for some values; raise if it is the one that `fails_at` names."""
+        position = self._raising
+        self._raising += 1
+        if handlers := handlers_around():
+            self.catchable.setdefault(handlers, (position, name))
+        if position == self.fails_at:
+            raise StepFailed(name)
 
     @property
     def at_risk(self) -> tuple[int, ...]:

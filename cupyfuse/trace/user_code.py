@@ -12,7 +12,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,6 +26,7 @@ _SKIPPED = (_LIBRARY + os.sep, _NUMPY + os.sep, _SCIPY + os.sep, contextlib.__fi
 _GENERATED = ("<__array_function__", "<stringsource")  # NumPy's dispatch, and Cython's own code
 _PACKAGES = tuple(p + os.sep for p in (*map(sysconfig.get_path, ("purelib", "platlib")), os.path.dirname(_NUMPY)))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
+_TRACING = os.path.join(_LIBRARY, "api", "tracing.py")  # which runs the user's function
 _INSTALLED = (_STANDARD, *_PACKAGES)
 
 _refusals: ContextVar[list[TraceError] | None] = ContextVar("cupyfuse_refusals", default=None)
@@ -62,6 +63,24 @@ def _is_of_python(frame: FrameType) -> bool:
     """Whether a frame runs code of Python's standard library, as `statistics` and `random` call traced arrays."""
     filename = os.path.abspath(frame.f_code.co_filename)
     return filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
+
+
+def handlers_around() -> tuple[tuple[CodeType, int], ...]:
+    """Return the places in the user's code that an operation is called from and that may catch what it raises.
+
+    These are codes with the positions of their instructions. Python 3.10 does not tell which code has handlers.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found = []
+    while frame is not None and frame.f_code.co_filename != _TRACING:
+        if getattr(frame.f_code, "co_exceptiontable", True) and is_user_frame(frame):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
+class StepFailed(np.linalg.LinAlgError, ValueError, IndexError, ZeroDivisionError, OverflowError):
+    """What a trace raises in the place of an operation, to find out whether the user's code catches its errors."""
 
 
 def definition_of(function: Any) -> str:
