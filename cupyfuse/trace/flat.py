@@ -27,16 +27,16 @@ class Flat:
         return self._array.size
 
     def __iter__(self) -> Flat:
-        if len(self) > LONGEST_ITERATION:
-            fail(
-                f"an iteration over {len(self)} elements",
-                "each would be traced by itself; write it for the whole array",
-            )
         return self
 
     def __next__(self) -> Any:
         if self._position >= len(self):
             raise StopIteration
+        if self._position == LONGEST_ITERATION:
+            fail(
+                f"an iteration over {len(self)} elements",
+                "each would be traced by itself; write it for the whole array",
+            )
         self._position += 1
         return self[self._position - 1]
 

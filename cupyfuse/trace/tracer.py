@@ -143,13 +143,14 @@ class Tracer(Changes):
         return self._rows()
 
     def _rows(self) -> Iterator[Tracer]:
-        """Yield the rows; an iterator over too many can be made, as `numpy.iterable` does, but not used."""
-        if len(self) > LONGEST_ITERATION:
-            fail(
-                f"an iteration over {len(self)} rows",
-                "each would be traced by itself; write it for the whole array, as in x.sum(axis=0)",
-            )
-        yield from (self[i] for i in range(len(self)))
+        """Yield the rows; of an array of many the first can be taken, as in `zip(range(3), x)`, but not all."""
+        for i in range(len(self)):
+            if i == LONGEST_ITERATION:
+                fail(
+                    f"an iteration over {len(self)} rows",
+                    "each would be traced by itself; write it for the whole array, as in x.sum(axis=0)",
+                )
+            yield self[i]
 
     def _view(self, order: Sequence[int | None]) -> Tracer:
         """Return a view with permuted axes, without some of length one, and with new ones (None)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import pickle
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.special
 from numpy import exp, fromiter, logical_and, where
-from support import NUMPY, Engine, assert_close, normal
+from support import NUMPY, Engine, assert_close, assert_equal, normal
 
 import cupyfuse as cf
 from cupyfuse.settings import force_plans
@@ -136,6 +137,21 @@ def test_lists_without_a_common_dtype() -> None:
 def test_numbers_that_do_not_fit_are_errors_as_in_numpy() -> None:
     with pytest.raises(OverflowError):
         cf.fuse(lambda x: np.array([x[0], 300], dtype=np.uint8))(np.ones(2))
+
+
+def test_the_first_of_many_rows_can_be_taken() -> None:
+    x = np.arange(300.0).reshape(100, 3)
+
+    def function(x: Any) -> Any:
+        found = [row.sum() * i for i, row in zip(range(3), x, strict=False)] + [*itertools.islice(x.flat, 2)]
+        for i, row in enumerate(x):
+            if i == 2:
+                break
+            found.append(row[0])
+        return [*found, next(iter(x))]
+
+    for ours, theirs in zip(cf.fuse(function)(x), function(x), strict=True):
+        assert_equal(ours, theirs)
 
 
 def test_arrays_of_what_iterables_yield(rng: np.random.Generator) -> None:
