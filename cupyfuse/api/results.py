@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..trace.user_code import definition_of
 from ..trace.watched import unwatched
 from . import arrays
 from .constants import constant_key
-from .structures import is_dataclass, is_namedtuple, structure_of
+from .structures import CONTAINERS_OF_KEYS, is_dataclass, is_namedtuple, structure_of
 
 
 class Results:
@@ -79,7 +80,7 @@ class Results:
             kept = value.copy()
             return lambda leaves, numbers: kept.copy()
         try:
-            structure = structure_of(value)
+            structure = structure_of(_with_known_keys(value))
         except TypeError as error:
             raise TypeError(f"the function returns {error}") from error
         if structure is None:
@@ -110,6 +111,29 @@ class Results:
     def key_for(self, numbers: Sequence[float]) -> list[Any]:
         """Return the key of the results of a call with these numbers."""
         return [constant_key(part.evaluate(numbers)) if type(part) is Number else part for part in self.key]
+
+
+def _with_known_keys(value: Any) -> Any:
+    """Return a dict or set with the values of numbers of the call among its keys, which has read them."""
+    if type(value) not in CONTAINERS_OF_KEYS:
+        return value
+    keys = [_known_key(k) for k in value]
+    if all(known is k for known, k in zip(keys, value, strict=True)):
+        return value
+    known = copy.copy(value)
+    known.clear()
+    known.update(keys if isinstance(value, set) else dict(zip(keys, value.values(), strict=True)))
+    return known
+
+
+def _known_key(key: Any) -> Any:
+    """Return the value of a number of the call, also within tuples and frozensets; any other key itself."""
+    if isinstance(key, TracedNumber):
+        return key.read()
+    if type(key) not in (tuple, frozenset):
+        return key
+    items = [_known_key(item) for item in key]
+    return key if all(known is item for known, item in zip(items, key, strict=True)) else type(key)(items)
 
 
 def _key_of(key: Any) -> Any:

@@ -90,6 +90,7 @@ def structure_of(value: Any) -> Structure | None:
 
 _ONLY_STRINGS = {str}
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+CONTAINERS_OF_KEYS = (*_DICTS, set)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 DEEPEST = 100  # levels of containers
 

@@ -198,3 +198,27 @@ def test_records_of_classes_that_the_function_makes() -> None:
             np.testing.assert_allclose(found.total, expected.total)
             np.testing.assert_allclose(found.norm.mean, expected.norm.mean)
             assert (type(found.norm).__qualname__, found.norm.scale) == (type(expected.norm).__qualname__, 2.0)
+
+
+def test_numbers_of_the_call_are_keys() -> None:
+    """They are read, as by any other dict: each value has a plan."""
+
+    def function(x: Any, levels: Any, k: Any) -> Any:
+        by_level = {q: np.quantile(x, q) for q in levels}
+        counts = collections.Counter({k: 2, round(2 * k): 3})
+        made = collections.defaultdict(list, {(k, "a"): x * k, frozenset([k]): k})
+        return by_level, counts, made, {k, 7.5}, collections.OrderedDict({k + 1: x})
+
+    fused, x = cf.fuse(function), np.arange(6.0)
+    for levels, k in (
+        ([0.25, 0.5], 0.5),
+        ([0.25, 0.75], 1.5),
+        ((0.125,), 0.5),
+        ([0.25, 0.5], 3),
+        ([1, 0.5], 4),
+        ([0, 0.5], 5),
+    ):
+        found, expected = fused(x, levels, k), function(x, levels, k)
+        assert repr(found) == repr(expected)
+        assert [*map(type, found)] == [*map(type, expected)]
+        assert [type(q) for q in found[0]] == [type(q) for q in expected[0]]
