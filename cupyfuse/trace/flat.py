@@ -48,6 +48,8 @@ class Flat:
         """Assign; of an array, its elements in turn: again from the first if they are fewer than those assigned to."""
         elements = self._array.flatten()
         given = elements._trace.tracer_of(value)
+        if not given.size or not elements.size:
+            return  # as NumPy does, whatever the shapes
         is_mask = isinstance(index, Tracer) and index._node.dtype == "bool"  # of as many elements as its values tell
         if given.size > 1 and not is_mask:
             count = index.size if isinstance(index, Tracer) else np.arange(len(self))[index].size
