@@ -33,10 +33,10 @@ class RowBlocks:
         self._no_outs = [None] * len(plan.outputs)
         self._starts = range(0, blocks.total, blocks.rows)
         self._before = None if blocks.before is None else engine(blocks.before, _arguments_of(blocks.before, arrays))
-        before = self._run_before(arrays, ())
+        before = _results_like(self._before)  # not computed: that may take numbers of a call
         given = self._block_sources(arrays, before)
         self._common = None if blocks.common is None else engine(blocks.common, _arguments_of(blocks.common, given))
-        given = self._with_common(given, ())
+        given = [*given, *_results_like(self._common)]
         self._zeros = None if blocks.zeros is None else engine(blocks.zeros, [])
         sums = self._zero_sums(self._no_outs)
         self._block = engine(blocks.plan, [*self._cut_inputs(given, slice(0, blocks.rows)), *sums])
@@ -143,6 +143,11 @@ class RowBlocks:
         given = _arguments_of(plan, [*arrays[: blocks.arguments], *matrices, *others])
         found: Sequence[Any] = self._after(given, [outs[k] for k in blocks.following], numbers)
         return found
+
+
+def _results_like(execute: Any) -> list[Any]:
+    """Return arrays like the results of a plan that is loaded; none if there is no plan."""
+    return [] if execute is None else [execute.empty(o.shape, o.dtype) for o in execute.plan.outputs]
 
 
 def _copy_to_outs(results: Sequence[Any], outs: Sequence[Any]) -> list[Any]:

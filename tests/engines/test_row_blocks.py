@@ -506,3 +506,20 @@ def test_an_empty_array_may_have_any_strides() -> None:
     """NumPy makes empty arrays whose strides are 0: no two elements share a place where there are none."""
     out = np.lib.stride_tricks.as_strided(np.empty(0), (5, 0), (0, 8))
     assert cf.fuse(lambda x: x * 2)(np.empty((5, 0)), out=out) is out
+
+
+def test_what_precedes_the_blocks_may_take_numbers_of_the_call(rng: np.random.Generator, engine: Engine) -> None:
+    """It is computed by each call, not when the plan is loaded."""
+
+    def transported(costs: Any, rate: Any) -> Any:
+        kernel = np.exp(-costs / rate)
+        return kernel @ np.diag(kernel.T @ (1 / kernel.sum(axis=1)))
+
+    costs = np.abs(normal(rng, (70, 50))[0])
+    fused = cf.fuse(transported, max_workspace=SMALL)
+    blocks = fused.plan(costs, 0.5).blocks
+    assert blocks is not None and blocks.before is not None
+    for rate in (0.5, 1.5, 0.75):
+        expected = transported(costs.astype(np.float64), rate)
+        # Sums of at most 70 terms, all positive, of exponentials of numbers above -10.
+        np.testing.assert_allclose(engine.host(fused(engine.array(costs), rate)), expected, rtol=1e-4)
