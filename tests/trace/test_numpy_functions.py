@@ -142,6 +142,26 @@ NATIVE: dict[str, tuple[Function, float]] = {
 }  # fmt: skip
 
 
+AVERAGES = [((1, 2), (3, 5)), ((2, -2), (5, 3)), ((2, 0), (5, 4)), ((2, 0, 1), (5, 4, 3)), ((-1,), (5,)), (1, (3,))]
+
+
+@pytest.mark.parametrize(("axis", "shape"), AVERAGES)
+def test_averages_along_several_axes(axis: Any, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    x, w = rng.random((4, 3, 5)), rng.random(shape)
+    found = cf.fuse(lambda x, w: np.average(x, axis, w, returned=True))(x, w)
+    # Means of at most 60 numbers between 0 and 1.
+    for ours, theirs in zip(found, np.average(x, axis, w, returned=True), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-13, strict=True)
+
+
+def test_weights_of_other_shapes_raise_as_in_numpy() -> None:
+    x = np.ones((4, 3, 5))
+    for axis, shape, error in ((None, (3, 5), TypeError), ((1, 2), (5, 3), ValueError), (0, (4, 1), ValueError)):
+        for function in (average := lambda x, w, axis=axis: np.average(x, axis, w), cf.fuse(average)):
+            with pytest.raises(error):
+                function(x, np.ones(shape))
+
+
 @pytest.mark.rotates
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("dtype", DTYPES)

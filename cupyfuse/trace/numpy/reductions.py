@@ -236,17 +236,26 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
     else:
         w = weights if isinstance(weights, Tracer) else as_tracer(np.asarray(weights), trace)
         if w.shape != a.shape:
-            if axis is None or w.ndim != 1 or isinstance(axis, tuple):
-                fail("np.average", f"weights of shape {w.shape} for an array of shape {a.shape} need one axis")
-            (p,) = normalize_axes(axis, a.ndim, "average")
-            if w.shape[0] != a.shape[p]:
-                raise ValueError(f"average: {w.shape[0]} weights for {a.shape[p]} elements\n  at {user_line()}")
-            w = w[tuple(slice(None) if q == p else None for q in range(a.ndim))]
+            w = _weights_along(w, axis, a)
         if not dtypes.is_float(a._node.dtype) and not dtypes.is_complex(a._node.dtype):
             a = a.astype("float64")
         total = reduce("sum", trace.expand(w, a.shape).astype((a * w)._node.dtype), axis, keepdims)
         mean = reduce("sum", a * w, axis, keepdims) / total
     return (mean, total) if returned else mean
+
+
+def _weights_along(w: Tracer, axis: Any, a: Tracer) -> Tracer:
+    """Return weights of the elements along some axes of an array, in their order, with its other axes of length one."""
+    if axis is None:
+        raise TypeError(
+            f"average: weights of shape {w.shape} for an array of shape {a.shape} need axis=\n  at {user_line()}"
+        )
+    axes = normalize_axes(axis, a.ndim, "average")
+    expected = tuple(a.shape[p] for p in axes)
+    if w.shape != expected:
+        raise ValueError(f"average: weights of shape {w.shape} for elements of shape {expected}\n  at {user_line()}")
+    in_order = w.transpose(sorted(range(len(axes)), key=axes.__getitem__))
+    return in_order[tuple(slice(None) if p in axes else None for p in range(a.ndim))]
 
 
 # Ignoring NaN -------------------------------------------------------------------------------------------------------
