@@ -39,6 +39,13 @@ def test_steps_have_gradients_of_zero(device: str) -> None:
     assert fused(x).requires_grad
 
 
+def test_counts_of_elements_have_a_gradient(device: str) -> None:
+    plain, fused, x = pair(Code(lambda m, y: y.relu().norm(p=0, dim=1)), device, DOUBLE)
+    near(fused(x), plain(x))
+    fused(x).sum().backward()
+    assert not any(p.grad.any() for p in fused.parameters())
+
+
 @pytest.mark.rotates
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm, nn.Identity])
 @pytest.mark.parametrize(

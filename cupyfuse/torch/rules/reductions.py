@@ -299,7 +299,8 @@ def vector_norm(
     if ord == 1:
         return reduce_dims("sum", abs(value), dim, keepdim)
     if ord == 0:
-        present = pointwise("where", pointwise("not_equal", value, 0.0), 1.0, 0.0, dtype=value.dtype)
+        # the sign, which is 0 there: PyTorch's norm has a gradient, of zeros
+        present = pointwise("where", pointwise("not_equal", value, 0.0), 1.0, pointwise("sign", value))
         return reduce_dims("sum", present, dim, keepdim)
     if math.isinf(ord):
         return reduce_dims("max" if ord > 0 else "min", abs(value), dim, keepdim, gradient="scaled")
