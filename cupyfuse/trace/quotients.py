@@ -17,11 +17,9 @@ def cotangent_of_share(node: Node, cotangent: Node, wanted: Container[Node]) -> 
     operands of the quotient it would be several quotients of each element, and the difference of two large terms.
     None too where a value in between is `wanted`: it has a gradient of its own.
     """
-    if node.op != "divide":
+    if not is_share(node):
         return None
     e, (*between, total) = node.inputs[0], same_values(node.inputs[1])
-    if not (total.reduction and _is_sum_of(total, e)) or e.dtype != node.dtype or e.shape != node.shape:
-        return None
     if any(n in wanted for n in (*between, total, *same_values(total.inputs[0])[:-1])):
         return None
     is_exponential = e.op == "exp" and e.inputs[0].dtype == e.dtype and e not in wanted
@@ -30,6 +28,14 @@ def cotangent_of_share(node: Node, cotangent: Node, wanted: Container[Node]) -> 
     if is_exponential:
         return e.inputs[0], g.pointwise("multiply", rest, node)
     return e, g.pointwise("divide", rest, node.inputs[1])
+
+
+def is_share(node: Node) -> bool:
+    """Whether a value is a share of a sum, e / sum(e), as softmax is."""
+    if node.op != "divide":
+        return False
+    e, total = node.inputs[0], same_values(node.inputs[1])[-1]
+    return total.reduction and _is_sum_of(total, e) and e.dtype == node.dtype and e.shape == node.shape
 
 
 def _is_sum_of(total: Node, e: Node) -> bool:

@@ -12,6 +12,7 @@ from ..ir.kinds import is_product, squared
 from ..ir.operators import COMPARISONS
 from ..ir.products import strip_transposes, sum_with_row
 from ..ir.rebuild import expression_key
+from .quotients import is_share
 
 _LONG_ROW, _MANY_ELEMENTS = 256, 1 << 20  # elements of a row of which a value is saved, and of all rows
 
@@ -167,6 +168,30 @@ def values_of_rows(forward: Sequence[Node], gradients: Sequence[Node], saved: Co
     return list({expression_key(n): n for n in reversed(found)}.values())
 
 
+def with_results(forward: Sequence[Node], gradients: Sequence[Node], saved: Collection[Node]) -> list[Node]:
+    """Save the 16-bit values with limits, as of sigmoid, that results show as they are, where gradients read them.
+
+    What follows a result may divide by its distance from a limit, as a loss of a probability does by 1 - y; the
+    gradient of y, which multiplies by that distance, has to read the same rounded y, as in eager: where y is rounded to
+    1, that of an unrounded one would be the largest of all, not 0.
+
+    Parameters
+    ----------
+    forward, gradients : sequence of Node
+        The roots of the two passes, in one graph.
+    saved : collection of Node
+        The values that are saved anyway; those that gradients read for such results alone are left out.
+    """
+
+    def ends(node: Node) -> bool:
+        return not _has_16_bits(node) or _has_limits(node) or not _is_exact(node)
+
+    shown = [n for n in _reachable(forward, ends) if _has_limits(n) and _has_16_bits(n)]
+    everything = {*saved, *shown}
+    read = set(_reachable(gradients, lambda n: n in everything))
+    return [n for n in dict.fromkeys([*saved, *shown]) if n in read]
+
+
 def read_operands(gradients: Sequence[Node], operands: Mapping[Node, Node], saved: Collection[Node]) -> list[Node]:
     """Have products of the backward pass read `operands[n]` in the place of n; all else computes n again.
 
@@ -221,12 +246,18 @@ def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) ->
 
 _EXTREMES = ("max", "min")
 _EXPONENTIALS = ("exp", "exp2", "expm1", "expsum", "expdistances")
+_WITH_LIMITS = ("sigmoid", "tanh")
 # Operators that do not round.
 _EXACT_OPS = {
     *("broadcast", "stop_gradient", "transpose", "reshape", "where", "isnan", "negative", "absolute", "relu"),
     *(*_EXTREMES, "maximum", "minimum", "clip", "logical_and", "logical_or", "logical_not"),
     *COMPARISONS.values(),
 }
+
+
+def _has_limits(node: Node) -> bool:
+    """Whether the derivative of a value is computed from its distance from the limits that it tends to."""
+    return node.op in _WITH_LIMITS or is_share(node)
 
 
 def _is_exact(node: Node) -> bool:
@@ -254,8 +285,12 @@ def stored(node: Node) -> Node:
 
 
 def _stays_wide(node: Node) -> bool:
-    """Whether a value is not rounded to its 16 bits where it is computed: it is smaller than the rows of its step."""
-    return node.reduction or (node.pointwise and node.shape[1] == 1 < node.shape[0])
+    """Whether a value is not rounded to its 16 bits where it is computed: it is smaller than the rows of its step.
+
+    Values with limits are saved as results have them (`with_results`).
+    """
+    is_small = node.pointwise and node.shape[1] == 1 < node.shape[0]
+    return node.reduction or (is_small and not _has_limits(node))
 
 
 def _is_stored(node: Node) -> bool:

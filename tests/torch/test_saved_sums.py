@@ -153,7 +153,7 @@ def plan_of(tail: tuple[str, tuple[Any, ...]], rows: int = 4096) -> Any:
     traced = chain.trace((((rows, 768), "bfloat16"), ((3072, 768), "bfloat16"), ((3072,), "bfloat16")))
     settings = Settings("highest", devices.DEVICES["H200"])
     backward = Backward(traced, (True, True, True), settings)
-    assert [node.op for node in backward.saving.nodes] == ["add"]
+    assert [node.op for node in backward.saving.nodes] == ["divide" if rule == "softmax" else "add"]  # or the result
     return build(traced.as_traced(backward.saving.nodes), None, settings)
 
 

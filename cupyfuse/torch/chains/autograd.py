@@ -19,11 +19,12 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 class _ChainFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, executor: Any, *tensors: Any) -> Any:
-        outputs, saved = executor.run(tensors)
+        outputs, others = executor.run(tensors)
         backward = executor.backward
         ctx.set_materialize_grads(False)
         if executor.returns_views:
             outputs = [as_base(t) for t in outputs]
+        saved = backward.saved(outputs, others)
         if backward.constants:
             ctx.mark_non_differentiable(*[outputs[k] for k in backward.constants])
         numbers = backward.second_order_inputs

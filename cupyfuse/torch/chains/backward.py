@@ -89,6 +89,7 @@ class Backward:
         self.differentiable = [dtypes.is_float(n.dtype) and n in dependent for n in self._outputs]
         self.constants = [k for k, depends in enumerate(self.differentiable) if not depends]
         self.saving = saving or choose_saved(traced, needs, self.differentiable, settings, shards)
+        self._outputs_saved = {} if distinct else traced.outputs_saved(self.saving.nodes)
         roots = [n for n in self._gradients(tuple(self.differentiable), tuple(needs)) if n is not None]
         values = self.saving.values
         read = set(g.topological(roots, lambda n: () if n in values else n.inputs))
@@ -168,6 +169,16 @@ class Backward:
         """Return the inputs that have a gradient, which may be zero, where these outputs have cotangents."""
         dependence = self._find_dependence(self._flags(given), tuple(wanted))
         return frozenset((*dependence.computed, *dependence.zero))
+
+    def saved(self, outputs: Tensors, others: Tensors) -> Tensors:
+        """Return the saved values: outputs that serve as these, in the memory of results, and the others in order."""
+        if not self._outputs_saved:
+            return others
+        rest = iter(others)
+        return [
+            outputs[self._outputs_saved[k]].detach().reshape(n.shape) if k in self._outputs_saved else next(rest)
+            for k, n in enumerate(self.saving.nodes)
+        ]
 
     @staticmethod
     def takes(cotangents: Tensors) -> bool:

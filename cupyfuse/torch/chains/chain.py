@@ -26,6 +26,7 @@ from ..rules.values import Value
 from .tensors import concrete_sizes, dtype_name
 
 Meta = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
+_SAVING_RESULTS = ("sigmoid", "tanh", "softmax", "softmin")  # rules of operations whose gradients read their results
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +224,12 @@ class TracedChain:
         return [Value(self.values[n].settled) for n in self.chain.outputs]
 
     def as_traced(self, saved: Sequence[g.Node] = (), in_place: bool = True) -> Traced:
-        """Return the graph to plan: it yields outputs, then updates unless these are made in place, then `saved`."""
+        """Return the graph to plan: it yields outputs, then updates unless these are made in place, then `saved`.
+
+        With updates in place, those of `saved` are left out that `outputs_saved` finds among the outputs.
+        """
+        outputs = self.outputs_saved(saved) if in_place else {}
+        saved = [node for k, node in enumerate(saved) if k not in outputs]
         results: list[tuple[g.Node, Axes | AxisLabels]] = [(v.tracer._node, v.tracer._axes) for v in self.outputs]
         effects: list[tuple[int, g.Node]] = []
         for k, n in self.chain.updates:
@@ -236,6 +242,19 @@ class TracedChain:
         graph = g.Graph(self.trace.inputs, [node for node, _ in results], effects)
         axes = tuple(axes for _, axes in results)
         return Traced(self.chain.name, graph, axes, tuple(self.trace.calls), saved=len(saved))
+
+    def outputs_saved(self, saved: Sequence[g.Node]) -> dict[int, int]:
+        """Find what is saved among the outputs, whose tensors serve as that: the output's number by the saved one's.
+
+        Only of operations that save their results in PyTorch, too: to change one in place is an error there.
+        """
+        found = {}
+        rules = {n: call.rule for call in self.chain.calls for n in call.results}
+        for k, (n, value) in enumerate(zip(self.chain.outputs, self.outputs, strict=True)):
+            tracer = value.tracer
+            if tracer._node in saved and tracer._axes.in_order and rules.get(n) in _SAVING_RESULTS:
+                found[list(saved).index(tracer._node)] = k
+        return found
 
     def computed(self) -> list[tuple[int, g.Node]]:
         """List the computed nodes in order, each with the index of the call that first computes it."""

@@ -1,6 +1,7 @@
 """What a chain's forward pass saves for its backward pass: products, statistics of their rows, or the gradients.
 
-Beside products, it saves 16-bit operands that it stores for them anyway, as of a weight behind an activation.
+Beside products, it saves 16-bit operands that it stores for them anyway, as of a weight behind an activation, and
+16-bit probabilities that are results, whose gradients belong to the rounded ones.
 
 Products are stored as long as they fit in `max_workspace`. Beyond that, as for the logits of a large vocabulary, there
 are two ways, both in blocks: where one number scales all gradients, the forward pass makes them, in blocks of rows, and
@@ -30,6 +31,7 @@ from ...trace.saved import (
     stored,
     sums_with_biases,
     values_of_rows,
+    with_results,
 )
 from .chain import TracedChain
 
@@ -134,6 +136,7 @@ def choose_saved(
         if not rounded and max((n.shape[-1] for n in products), default=0) > _RESIDENT:
             statistics = saved_values(outputs, list(roots.values()), products=False)
             products = list(dict.fromkeys([*products, *statistics]))
+        products = with_results(outputs, list(roots.values()), products)
         products += values_of_rows(outputs, list(roots.values()), products)
         return _with_operands(traced, products, list(roots.values()), settings)
     ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
