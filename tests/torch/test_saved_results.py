@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_ways import WAYS
 
+import cupyfuse.torch as ct
+
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
@@ -48,6 +50,17 @@ def test_gradients_belong_to_the_rounded_result(name: str, way: str) -> None:
     code, loss, columns = CASES[name]
     plain = Tail(code, columns).to(torch.bfloat16)
     fused = WAYS[way](copy.deepcopy(plain))
+    x = torch.randn(50, 6).to(torch.bfloat16)
+    for module in (plain, fused):
+        loss(module(x)).backward()
+    torch.testing.assert_close(fused.linear.bias.grad, plain.linear.bias.grad, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "of rows", "softmax"])
+def test_products_that_do_not_fit_are_not_needed(name: str) -> None:
+    code, loss, columns = CASES[name]
+    plain = Tail(code, columns).to(torch.bfloat16)
+    fused = ct.fuse(copy.deepcopy(plain), max_workspace=1)
     x = torch.randn(50, 6).to(torch.bfloat16)
     for module in (plain, fused):
         loss(module(x)).backward()

@@ -120,6 +120,8 @@ def choose_saved(
     given = [c if d else None for c, d in zip(cotangents_of(traced), differentiable, strict=True)]
     roots = {k: n for k, n in enumerate(derive(traced, given, needs)) if n is not None}
     products = saved_values(outputs, list(roots.values()), with_biases=not shards)
+    if not shards:
+        products = with_results(outputs, list(roots.values()), products)
     nbytes = sum(n.nbytes for n in products if n not in outputs)
     most = settings.max_workspace
     if shards:
@@ -135,8 +137,7 @@ def choose_saved(
         rounded = not sums_with_biases(outputs).keys().isdisjoint(g.topological(roots.values()))
         if not rounded and max((n.shape[-1] for n in products), default=0) > _RESIDENT:
             statistics = saved_values(outputs, list(roots.values()), products=False)
-            products = list(dict.fromkeys([*products, *statistics]))
-        products = with_results(outputs, list(roots.values()), products)
+            products = with_results(outputs, list(roots.values()), dict.fromkeys([*products, *statistics]))
         products += values_of_rows(outputs, list(roots.values()), products)
         return _with_operands(traced, products, list(roots.values()), settings)
     ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
@@ -204,6 +205,7 @@ def _ways_without_products(
     if nbytes > sum(v.tracer._node.nbytes for v in values):
         outputs = [v.tracer._node for v in traced.outputs]
         statistics = saved_values(outputs, list(roots.values()), products=False)
+        statistics = with_results(outputs, list(roots.values()), statistics)
         ways["recomputed by the backward pass"] = SavedValues(statistics)
     if _gradients_scale_with_one_number(traced, differentiable):
         unit = unit_gradients(traced, needs)
