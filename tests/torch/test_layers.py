@@ -46,14 +46,15 @@ def test_group_norm() -> None:
         check(F.group_norm, draw(4, 6), groups, draw(6), draw(6, seed=1), 0.1)
         check(F.group_norm, draw(4, 6, 3), groups)
         check(F.group_norm, draw(1, 6, 3), groups, draw(6), draw(6, seed=1))
-    not_fused(F.group_norm, draw(4, 6, 3), 2, draw(6), reason="leading dimension")
+    for dims in ((3,), (2, 4), (1,)):
+        check(F.group_norm, draw(4, 6, *dims), 2, draw(6), draw(6, seed=1))
 
 
 def test_instance_norm() -> None:
     for shape in ((4, 1, 6), (4, 2, 6), (4, 1, 2, 3)):
         check(F.instance_norm, draw(*shape))
     check(F.instance_norm, draw(4, 1, 6), None, None, draw(1), draw(1, seed=1), eps=0.1)
-    not_fused(F.instance_norm, draw(4, 2, 6), weight=draw(2), reason="leading dimension")
+    check(F.instance_norm, draw(4, 2, 6), None, None, draw(2), draw(2, seed=1))
 
 
 @pytest.mark.parametrize("affine", [False, True])
@@ -248,7 +249,7 @@ def test_shapes(target: Any, shape: tuple[int, ...], args: Any) -> None:
     [
         (torch.transpose, (2, 3, 4), (0, 2), "does not exchange rows and columns"),
         (torch.permute, (2, 3, 4), ((1, 0, 2),), "does not exchange rows and columns"),
-        (T.expand, (3, 1), (2, 3, 4), "leading dimension"),
+        (T.expand, (3, 1, 7), (2, 3, 4, 7), "leading dimension"),
         (T.__getitem__, (4, 6), (0,), "a part of a tensor"),
         (T.__getitem__, (4, 6), ((slice(None), 2),), "a part of a tensor"),
     ],

@@ -121,7 +121,7 @@ def test_prelu_has_one_slope_or_one_for_each_channel() -> None:
     for shape in ((), (5,), (4, 6), (2, 3, 4)):
         check(F.prelu, draw(*shape), draw(1, seed=1))
     check(F.prelu, draw(4, 3, 1), draw(3, seed=1))
-    not_fused(F.prelu, draw(2, 3, 4), draw(3), reason="leading dimension")
+    check(F.prelu, draw(2, 3, 4), draw(3, seed=1))
 
 
 # Broadcasting and dtypes --------------------------------------------------------------------------------------------
@@ -148,6 +148,10 @@ def test_prelu_has_one_slope_or_one_for_each_channel() -> None:
         ((3, 1, 4), (1, 1, 4)),
         ((5, 1, 1), (1, 1, 7)),
         ((2, 0, 4), (4,)),
+        ((2, 3, 4), (3, 1)),
+        ((2, 3, 4), (2, 1, 4)),
+        ((2, 3, 4), (1, 3, 1)),
+        ((2, 3, 5, 4), (3, 1, 4)),
         ((0, 3), (3,)),
     ],
 )
@@ -157,7 +161,7 @@ def test_broadcasting(left: tuple[int, ...], right: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "right"), [((2, 3, 4), (3, 1)), ((2, 3, 4), (2, 1, 4)), ((2, 1, 4), (1, 3, 4)), ((2, 3, 4), (1, 3, 1))]
+    ("left", "right"), [((2, 3, 7), (2, 1, 7)), ((2, 1, 5), (1, 3, 1)), ((2, 1, 3, 1, 4), (1, 5, 1, 2, 4))]
 )
 def test_broadcasting_along_a_leading_dimension_is_not_fused(left: Any, right: Any) -> None:
     not_fused(torch.add, draw(*left), draw(*right), reason="broadcasts along a leading dimension")
