@@ -58,7 +58,7 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
 def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> list[Partition]:
     """Replace the chains of a captured graph and of its checkpointed regions by calls, in place.
 
-    A graph for which this fails is left as it was, with a warning; its `Partition` says why.
+    A graph for which this fails keeps its operations, with a warning; its `Partition` says why.
     """
     partitions: list[Partition] = []
     graphs: list[Graph] = []

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 import cupyfuse.torch as ct
+from cupyfuse.torch.backend import fuse_graph
 from cupyfuse.torch.graphs import attention
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -189,8 +190,6 @@ def test_graphs_of_the_backend_repeat_them(as_on_a_gpu: None) -> None:
     seen: list[str] = []
 
     def backend(module: Any, inputs: Any) -> Any:
-        from cupyfuse.torch.backend import fuse_graph
-
         fuse_graph(module.graph, only_gains=False)
         module.recompile()
         seen.extend(str(node.target) for node in module.graph.nodes)
@@ -203,6 +202,53 @@ def test_graphs_of_the_backend_repeat_them(as_on_a_gpu: None) -> None:
     seen.clear()
     torch.compile(Block(enable_gqa=True), backend=backend)(x)  # not causal, with gradients: Inductor is faster
     assert seen.count("repeat_interleave") == 0
+
+
+def test_graphs_of_the_backend_take_scales_of_sizes() -> None:
+    class Scaled(nn.Module):
+        def forward(self, q: Any, k: Any) -> Any:
+            return F.gelu(F.scaled_dot_product_attention(q, k, k, scale=q.shape[-1] ** -0.5) * 2)
+
+    def backend(module: Any, inputs: Any) -> Any:
+        fuse_graph(module.graph, only_gains=False)
+        module.recompile()
+        return module
+
+    compiled = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for width in (8, 16):
+        q, k = torch.randn(2, 3, 4, width), torch.randn(2, 3, 7, width)
+        torch.testing.assert_close(compiled(q, k), Scaled()(q, k))
+
+
+def test_numbers_that_change_leave_chains_around_attention(recwarn: pytest.WarningsRecorder) -> None:
+    class Scaled(nn.Module):
+        def forward(self, q: Any, k: Any, scale: float) -> Any:
+            return F.gelu(F.scaled_dot_product_attention(q, k, k, scale=scale) * 2)
+
+    fused, q, k = ct.fuse(Scaled()), torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4, 8)
+    for scale in (0.3, 0.5, 0.7):
+        torch.testing.assert_close(fused(q, k, scale), Scaled()(q, k, scale))
+    assert not recwarn.list
+    assert len(fused.explain().fused) == 2  # the second one makes the scale a symbol
+
+
+def test_operands_without_heads_leave_chains_around_attention(recwarn: pytest.WarningsRecorder) -> None:
+    class Plain(nn.Module):
+        def forward(self, q: Any, k: Any) -> Any:
+            return F.gelu(F.scaled_dot_product_attention(q, k, k) * 2)
+
+    fused, q, k = ct.fuse(Plain()), torch.randn(4, 8), torch.randn(5, 8)
+    torch.testing.assert_close(fused(q, k), Plain()(q, k))
+    assert not recwarn.list
+    assert fused.explain().fused
+
+
+def test_keys_of_as_many_heads_are_not_copied(as_on_a_gpu: None) -> None:
+    block = Block(enable_gqa=True)
+    block.keys = nn.Linear(32, 8 * 16, bias=False)
+    fused, x = ct.fuse(copy.deepcopy(block)), torch.randn(3, 7, 32)
+    torch.testing.assert_close(fused(x), block(x))
+    assert repeated(fused) == 1  # the values
 
 
 def test_graphs_without_a_chain_repeat_them_too(as_on_a_gpu: None) -> None:

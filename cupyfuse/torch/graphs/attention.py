@@ -100,9 +100,9 @@ def _prepare(node: Node, compiled: bool, operands: _Operands) -> bool:
     if given.get("dropout_p", 0) != 0 or torch.are_deterministic_algorithms_enabled():  # dropouts draw by kernel
         return False
     changes = _find_kernel(given, examples)
-    if changes is None or (
-        changes != _Changes() and not _gains(query, result, given.get("is_causal") is True, compiled)
-    ):
+    if changes is None:
+        return False
+    if changes != _Changes() and not _gains(query, result, given.get("is_causal") is True, compiled):
         return False
     needless = {given[name]: operands.original(given[name]) for name in _OPERANDS[:3]}
     needless = {operand: source for operand, source in needless.items() if source is not None}
@@ -112,7 +112,8 @@ def _prepare(node: Node, compiled: bool, operands: _Operands) -> bool:
     for name in changes.copied:
         given[name] = operands.copy(given[name], node)
     for name, times in changes.times.items():
-        given[name] = insert(node, "repeat_interleave", given[name], times, _HEADS)
+        if times > 1:
+            given[name] = insert(node, "repeat_interleave", given[name], times, _HEADS)
         given["enable_gqa"] = False
     node.args, node.kwargs = tuple(given.pop(name) for name in _OPERANDS[:3]), given
     for operand in needless:
@@ -121,22 +122,23 @@ def _prepare(node: Node, compiled: bool, operands: _Operands) -> bool:
 
 
 def _find_kernel(given: dict[str, Any], examples: dict[str, Any]) -> _Changes | None:
-    """Find how PyTorch has a kernel for a call; None if it has none."""
-    options = {"is_causal": given.get("is_causal", False), "scale": given.get("scale")}
-    shares = given.get("enable_gqa", False)
+    """Find how PyTorch has a kernel for a call; None if it has none. It has one for each scale, or for none."""
+    causal, shares = given.get("is_causal", False), given.get("enable_gqa", False)
     operands = {name: _stand_in(t) for name, t in examples.items()}
-    if not _is_decomposed(operands, **options, enable_gqa=shares):
+    if not _is_decomposed(operands, is_causal=causal, enable_gqa=shares):
         return _Changes()
     copied = tuple(name for name, t in operands.items() if t.stride(-1) != 1)
     operands |= {name: _stand_in(operands[name], contiguous=True) for name in copied}
-    if copied and not _is_decomposed(operands, **options, enable_gqa=shares):
+    if copied and not _is_decomposed(operands, is_causal=causal, enable_gqa=shares):
         return _Changes(copied)
+    if shares is not True:
+        return None
     heads = [examples[name].shape[_HEADS] for name in _OPERANDS[:3]]
-    if shares is not True or not all(type(n) is int for n in heads):
+    if not all(type(n) is int for n in heads):
         return None
     times = {name: heads[0] // n for name, n in zip(("key", "value"), heads[1:], strict=True)}
     operands |= {name: _repeat_stand_in(operands[name], n) for name, n in times.items()}
-    return None if _is_decomposed(operands, **options) else _Changes(copied, times)
+    return None if _is_decomposed(operands, is_causal=causal) else _Changes(copied, times)
 
 
 def _gains(query: Any, result: Any, causal: bool, compiled: bool) -> bool:
