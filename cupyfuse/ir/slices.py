@@ -41,8 +41,8 @@ class Repeats(NamedTuple):
 def rows_of_copy(dims: Iterable[tuple[int, int]], cols: int, dtype: str) -> Repeats | None:
     """Return how a strided copy repeats rows of `cols` elements of a C-contiguous matrix.
 
-    None if its rows are not all those of a matrix, in order, each several times in a row or in several rounds, or do
-    not all begin where kernels load vectors from.
+    None if it has no rows, or they are not those of a matrix, in order, each several times in a row or in several
+    rounds, or they do not all begin where kernels load vectors from.
     """
     if cols > 1 and cols * dtypes.ITEMSIZE[dtype] % _VECTOR:
         return None
@@ -57,13 +57,15 @@ def rows_of_copy(dims: Iterable[tuple[int, int]], cols: int, dtype: str) -> Repe
         if stride != 1 or length % cols:
             return None
         merged += [(length // cols, cols)] if length > cols else []
+    # The others, from the last one on: how often each row comes, the rows of a block, its rounds, and blocks.
     times = merged.pop()[0] if merged and merged[-1][1] == 0 else 1
     inner, stride = merged.pop() if merged else (1, 0)
     rounds = merged.pop()[0] if merged and merged[-1][1] == 0 else 1
-    blocks, outer = merged.pop() if merged else (1, inner * cols)
-    if merged or stride != cols or outer != inner * cols or times * rounds == 1 or (blocks > 1 and rounds == 1):
+    outer = merged.pop()[1] if merged else inner * cols
+    block = rounds * inner * times
+    if merged or stride != cols or outer != inner * cols or block in (0, inner):  # no rows, or each once
         return None
-    return Repeats(rounds * inner * times, times, inner)
+    return Repeats(block, times, inner)
 
 
 def put(node: Node, value: Node, dims: Iterable[tuple[int, int]], offset: int) -> Node:

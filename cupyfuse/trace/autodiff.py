@@ -192,11 +192,11 @@ def _reshape_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node |
 
 
 def _strided_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
-    """Add up the rows of the cotangent that belong to one row of the input: `node` repeats rows."""
+    """Add up the rows of the cotangent that belong to one row of the input: `node` repeats all of them."""
     (x,), (rows, cols) = node.inputs, node.shape
     found = rows_of_copy(node.dims, cols, node.dtype)
-    if found is None:
-        raise NotDifferentiable("a strided copy that does more than repeat rows has no gradient")
+    if found is None or rows // found.block * found.inner * cols != x.size:
+        raise NotDifferentiable("a strided copy has a gradient only if it repeats all rows")
     block, times, inner = found
     blocks, rounds = rows // block, block // (times * inner)
     whole = g.broadcast(cotangent, node.shape)

@@ -121,3 +121,15 @@ def test_rows_that_begin_between_packs_are_left(device: str) -> None:
     fused, x, mask = ct.fuse(Masked()), torch.randn(3, 2, 5, 7, device=device), torch.randn(3, 1, 5, 7, device=device)
     torch.testing.assert_close(fused(x, mask), Masked()(x, mask))
     assert "masked_fill" in [o for part in fused.explain().left for o in part.operations]
+
+
+def test_where_there_are_no_rows_chains_end(device: str, recwarn: pytest.WarningsRecorder) -> None:
+    class Summed(nn.Module):
+        def forward(self, x: Any, bias: Any) -> Any:
+            return F.gelu(x * 2 + bias).square().sum()
+
+    fused = ct.fuse(Summed(), only_gains=False)
+    x, bias = torch.randn(3, 0, 4, 8, device=device), torch.randn(3, 1, 4, 8, device=device, requires_grad=True)
+    fused(x, bias).backward()
+    torch.testing.assert_close(bias.grad, torch.zeros_like(bias))
+    assert not [w for w in recwarn.list if "cupyfuse left" in str(w.message)]

@@ -17,6 +17,7 @@ from cupyfuse.ir import graph as g
 from cupyfuse.ir.graph import Node
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.ir.products import split
+from cupyfuse.ir.slices import strided_copy
 from cupyfuse.plan.build import build
 from cupyfuse.plan.traced import Traced
 from cupyfuse.trace.autodiff import gradients
@@ -342,3 +343,10 @@ def test_operators_without_a_derivative_are_named() -> None:
     x = argument(0, (8, 64))
     with pytest.raises(NotDifferentiable, match="split"):
         gradients([g.cast(split(g.cast(x, "float32")), "float64")], [argument(1, (8, 130))], [x])
+
+
+def test_copies_of_some_rows_have_no_gradient() -> None:
+    x = argument(0, (4, 8))
+    some = strided_copy(x, [(3, 0), (2, 8), (8, 1)], (6, 8))
+    with pytest.raises(NotDifferentiable, match="all rows"):
+        gradients([some], [argument(1, (6, 8))], [x])
