@@ -9,6 +9,8 @@ from ..ir.graph import Node
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
+# What follows an array's name in those of integers that a kernel may take with it: strides, and how rows come again.
+INTEGERS = ("rows", "cols", "block", "times", "inner")
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Parameter:
     """An array or number that a kernel takes.
 
     An array is passed as a pointer, then its row stride in elements (extents FULL, ROW and ANY), then its column stride
-    (ANY), then where its rows come again (see `row`); a number as one double.
+    (ANY), then how its rows come again, if they do (`ir/slices.py`, `Repeats`); a number as one double.
     """
 
     name: str

@@ -15,7 +15,7 @@ from ..ir.operators import POINTWISE
 from ..plan.schedule import Step, base_of, stages_of, state_size
 from .accumulators import Accumulator, find_accumulators
 from .c_types import c_type
-from .parameters import ANY, COLUMN, FULL, ROW, SCALAR, Parameter, input_name
+from .parameters import ANY, COLUMN, FULL, INTEGERS, ROW, SCALAR, Parameter, input_name
 from .shares import shares_of
 
 PRODUCT = "product"  # the name of a product that the template computes
@@ -168,17 +168,7 @@ class Program:
         base = base_of(node)
         name = f"out{len(self.outputs)}" if written else input_name(node, base)
         stem, copies = name, 1
-        while (
-            members := {
-                name,
-                f"{name}_rows",
-                f"{name}_cols",
-                f"{name}_map",
-                f"{name}_block",
-                f"{name}_times",
-                f"{name}_inner",
-            }
-        ) & used:
+        while (members := {name, f"{name}_map", *(f"{name}_{each}" for each in INTEGERS)}) & used:
             copies += 1
             name = f"{stem}{copies}"
         used |= members
