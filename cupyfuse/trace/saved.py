@@ -53,10 +53,11 @@ def saved_values(
 
     def saved(node: Node) -> bool:
         """Whether to save a value where gradients need it, reductions of products along rows aside."""
-        product = is_product(node) and (products or node in forward)
+        product = counts_as_product(node) and (products or node in forward)
         return node in computed and (product or node in column_reductions or node in kept)
 
-    def is_product(node: Node) -> bool:
+    def counts_as_product(node: Node) -> bool:
+        """Whether a value is a product, or the sum with a bias that is saved in the place of one."""
         return node in sums or (node.op == "matmul" and node not in biased)
 
     exact: set[Node] = set()  # what the backward pass computes again from what is saved, bit for bit
@@ -74,7 +75,7 @@ def saved_values(
 
     needs_product: set[Node] = set()
     for node in computed:
-        if is_product(node) or any(i in needs_product for i in node.inputs):
+        if counts_as_product(node) or any(i in needs_product for i in node.inputs):
             needs_product.add(node)
 
     def row_reduction(node: Node) -> bool:
@@ -82,7 +83,7 @@ def saved_values(
         return node in needs_product and node.reduction and node.axis == 1 and node not in compared
 
     needed = _reachable(gradients, lambda n: saved(n) or row_reduction(n))
-    read = {n for n in needed if is_product(n) or (n in kept and _has_16_bits(n))}
+    read = {n for n in needed if counts_as_product(n) or (n in kept and _has_16_bits(n))}
 
     @cache
     def instead_of_product(reduction: Node) -> bool:
