@@ -114,7 +114,7 @@ class Results:
 
 
 def _with_known_keys(value: Any) -> Any:
-    """Return a dict or set with the values of numbers of the call among its keys, which has read them."""
+    """Return a dict or set with the values of numbers of the call among its keys, which were read to hash them."""
     if type(value) not in CONTAINERS_OF_KEYS:
         return value
     keys = [_known_key(k) for k in value]

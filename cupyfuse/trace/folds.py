@@ -60,7 +60,7 @@ class Conversion:
     rows, cols : tuple of int
         The axes along rows and columns of the converted operand; () where that has length one.
     has_cols : bool
-        Whether the fold has columns, all operands together.
+        Whether the fold has axes along columns, whether the operand has these or not.
     """
 
     x: Tracer
@@ -142,9 +142,9 @@ class Conversion:
 
     @property
     def _repeats(self) -> slices.Repeats | None:
-        """How the rows of a strided copy repeat those of the operand, which programs then read instead.
+        """How rows of the operand come again in its strided copy: programs read them where they are, not the copy.
 
-        Shards have other rows.
+        None if the copy is another one; in shards too, whose numbers of rows are not those of the trace.
         """
         if not self.has_cols or self.x._trace.for_shards:
             return None

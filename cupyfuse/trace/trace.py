@@ -162,7 +162,10 @@ class Trace:
             self.calls.append(Call(name, reads, sum(n.nbytes for n in results), tuple(fresh)))
 
     def note_raise(self, name: str, midway: bool = False) -> None:
-        """Note that a step raises for some values; `midway` if it may have changed some elements by then."""
+        """Note that a step raises for some values; `midway` if it may have changed some elements by then.
+
+        Of an operation that its step computes without errors, `note_error` alone tells.
+        """
         self._at_risk |= self.effects.keys()
         self._raises_midway |= midway
         self.note_error(name)

@@ -1,8 +1,8 @@
-"""Have operations on elements of a captured graph compute images with their channels last, where they were.
+"""Have operations on elements of a captured graph compute images with their channels last, if they are so in memory.
 
 Blocks of convolutional networks normalise and multiply rows of channels, (N, H, W, C), and transpose the result to
-(N, C, H, W) for the next convolution. What follows before that, a scale for each channel or a residual, is of the same
-rows in memory, and then of one chain with the product.
+(N, C, H, W) for the next convolution. What comes between the two, a scale for each channel or a residual, is of the
+same rows in memory, and here becomes a part of the product's chain.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
 
 
 def _order(rank: int) -> tuple[int, ...]:
-    """Return the dimensions in the order of memory."""
+    """Return the dimensions of an image in the order of memory, its channels last."""
     return (0, *range(2, rank), 1)
 
 
 def _inverse(rank: int) -> tuple[int, ...]:
+    """Return the permutation that makes the last dimension the second one again."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
