@@ -170,7 +170,7 @@ __device__ __forceinline__ T* computed_once(T* pointer) {
     return pointer;
 }
 
-// The row in memory of a row of a value in which rows come again: a block has `inner` rows, each `times` times, in several rounds.
+// The row in memory of a row of a value in which rows come again (`Repeats` in ir/slices.py).
 __device__ __forceinline__ i64 repeated_row(i64 row, i64 block, i64 times, i64 inner) {
     if (((row | block) >> 32) == 0) {
         const u32 number = static_cast<u32>(row);

@@ -31,7 +31,10 @@ def strided_copy(node: Node, dims: Iterable[tuple[int, int]], shape: Shape, offs
 
 
 class Repeats(NamedTuple):
-    """How rows come again: row r is row r // block * inner + r // times % inner of a matrix."""
+    """How rows come again: row r is row r // block * inner + r // times % inner of a matrix.
+
+    A block of so many rows is of `inner` rows of the matrix, each `times` times in a row, in one or several rounds.
+    """
 
     block: int
     times: int

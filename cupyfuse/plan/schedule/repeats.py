@@ -1,7 +1,7 @@
 """Rows that come again, such as a mask for all heads of attention: read where they are, instead of from a copy of all.
 
-A value that is broadcast along an axis in the middle is copied for each of its elements. Where row programs alone read
-the copy, they read the value itself, by the index of its row.
+A value that is broadcast along an axis in the middle is copied for each of its elements. Where pointwise operators of
+row programs and column statistics alone read the copy, they read the value itself, by the index of its row.
 """
 
 from __future__ import annotations
