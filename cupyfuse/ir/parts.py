@@ -90,6 +90,48 @@ class Reshaped:
 
 
 @dataclass(frozen=True)
+class Repeated:
+    """A value whose rows come again: computed again of one array whose rows do, if it is cheap.
+
+    A value of several arrays is stored: in gradients the rows of each of them would be added up.
+
+    Attributes
+    ----------
+    dims : tuple of (int, int)
+        Those of a strided copy of the value.
+    shape : Shape
+        Of that copy.
+    """
+
+    dims: tuple[tuple[int, int], ...]
+    shape: g.Shape
+
+    def of_stored(self, node: g.Node) -> g.Node:
+        return slices.strided_copy(node, self.dims, self.shape)
+
+    def again(self, node: g.Node, stored: Collection[g.Node] = ()) -> g.Node | None:
+        done: dict[g.Node, g.Node] = {}
+        arrays = 0  # that are read
+        for each in g.topological([node], lambda n: () if n.op in g.VIEWS or n in stored else n.inputs):
+            if each.op == "const" and each.size == 1:
+                done[each] = each
+            elif each.size != node.size:
+                return None
+            elif each in stored or each.op == "input" or (each.op == "reshape" and each.inputs[0].op == "input"):
+                if arrays or slices.rows_of_copy(self.dims, self.shape[1], each.dtype) is None:
+                    return None
+                arrays, done[each] = arrays + 1, self.of_stored(each)
+            elif each.pointwise and each.op != "guard" and len(done) < _MOST_RESHAPED:
+                done[each] = g.with_inputs(each, [done[i] for i in each.inputs], self.shape)
+            else:
+                return None
+        return done[node]
+
+    def copies(self, node: g.Node, stored: Collection[g.Node]) -> bool:
+        return node.pointwise and node not in stored
+
+
+@dataclass(frozen=True)
 class Part:
     """Rows and columns of a value that slices select.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ..errors import TraceError
 from ..ir import graph as g
 from ..ir import slices
-from ..ir.parts import Reshaped, in_memory
+from ..ir.parts import Repeated, Reshaped, in_memory
 from .axes import Axes
 from .tracer import Tracer
 
@@ -108,7 +108,7 @@ class Conversion:
             return 0.0
         if op == "strided":
             if self._repeats is not None:
-                return 2 * _VIEW_COST + self._store_cost
+                return 2 * _VIEW_COST + (self._store_cost if self._repeated_again() is None else 0.0)
             if not self.x._trace.copies:
                 return math.inf
             if self._key in self.x._trace.folded:
@@ -150,6 +150,11 @@ class Conversion:
             return None
         return slices.rows_of_copy(self._dims[0], self.node_shape[1], self.x._node.dtype)
 
+    def _repeated_again(self) -> g.Node | None:
+        """Compute a strided copy that repeats rows from an argument whose rows come again; None if it is not cheap."""
+        dims, base = self._dims
+        return Repeated(dims, self.node_shape).again(base) if base.pointwise else None
+
     def node(self) -> g.Node:
         """Return the node of the converted operand."""
         op, node = self.op, self.x._node
@@ -172,7 +177,10 @@ class Conversion:
         folded = self.x._trace.folded
         if self._key not in folded:
             dims, base = self._dims
-            folded[self._key] = slices.strided_copy(base, dims, self.node_shape)
+            again = None if self._repeats is None else self._repeated_again()
+            folded[self._key] = slices.strided_copy(base, dims, self.node_shape) if again is None else again
+            if again is not None:
+                self.x._trace.viewed[again] = base, Repeated(dims, self.node_shape)
         return folded[self._key]
 
 

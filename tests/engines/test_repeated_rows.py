@@ -48,7 +48,7 @@ def check(engine: Engine, program: Callable[..., Any], x: Any, m: Any, layout: s
     with force_plans(), np.errstate(all="ignore"):
         found = engine.host(fused(*arguments))
         plan = fused.plan(*arguments)
-        expected = program(x.astype(np.float64), m.astype(np.float64))
+        expected = program(x.astype(np.float64), m.astype(np.float64) if m.dtype.kind not in "bi" else m)
     for ours, exact in zip(
         found if isinstance(found, tuple) else (found,),
         np.atleast_1d(expected) if False else (expected if isinstance(expected, tuple) else (expected,)),
@@ -120,6 +120,44 @@ def test_what_is_computed_first(engine: Engine) -> None:
         found = engine.host(fused(*engine.arrays([x, c, weight])))
     wide = [a.astype(np.float64) for a in (x, c, weight)]
     np.testing.assert_allclose(found, modulate(*wide), rtol=1e-4, atol=1e-5)
+
+
+CHEAP: dict[str, tuple[Shape, Shape, str, Callable[[Any, Any], Any]]] = {
+    "a scale about 1": (
+        (3, 7, 32),
+        (3, 32),
+        "float32",
+        lambda x, m: (x - x.mean(-1, keepdims=True)) * (1 + m[:, None]),
+    ),
+    "a mask of zeros": ((3, 2, 5, 16), (3, 1, 1, 16), "float32", lambda x, m: cf.softmax(x + (1 - m) * -9, axis=-1)),
+    "no mask": ((3, 2, 5, 16), (3, 1, 5, 16), "bool", lambda x, m: cf.softmax(np.where(~m, x, -9), axis=-1)),
+    "numbers of tokens": (
+        (3, 2, 5, 16),
+        (3, 1, 1, 16),
+        "int64",
+        lambda x, m: cf.softmax(np.where(m > 0, x, -9), axis=-1),
+    ),
+    "positions": ((3, 7, 32), (7, 32), "float32", lambda x, m: cf.softmax(x + 0.5 * m, axis=-1)),
+}
+
+
+@pytest.mark.parametrize("name", CHEAP, ids=as_name)
+def test_what_few_operators_compute_is_computed_from_rows_that_come_again(engine: Engine, name: str) -> None:
+    shape, other, dtype, program = CHEAP[name]
+    rng = np.random.default_rng(7)
+    plan = check(engine, program, normal(rng, shape), (normal(rng, other) * 2).astype(dtype))
+    assert len(plan.steps) == 1
+
+
+def test_what_several_arrays_make_is_stored(engine: Engine) -> None:
+    rng = np.random.default_rng(8)
+    fused = cf.fuse(lambda x, a, b: cf.softmax(x + (a * b)[:, None], axis=-1))
+    x, a, b = normal(rng, (3, 7, 16)), normal(rng, (3, 16)), normal(rng, (3, 16))
+    arguments = engine.arrays([x, a, b])
+    with force_plans():
+        found = engine.host(fused(*arguments))
+        assert len(fused.plan(*arguments).steps) == 2
+    np.testing.assert_allclose(found, fused.__wrapped__(*(v.astype(np.float64) for v in (x, a, b))), rtol=1e-5)
 
 
 def test_an_argument_is_changed_behind_all_who_read_its_rows(engine: Engine) -> None:

@@ -56,11 +56,19 @@ class Placed(nn.Module):
         return self.norm(x + self.positions) * other
 
 
+class Computed(nn.Module):
+    """What is broadcast is computed from a tensor: the mask of zeros of older models, and a scale about 1."""
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        return torch.softmax((x + (1.0 - mask) * -9.0) * (1 + mask * 0.5), -1)
+
+
 MODELS = {
     "modulated": (Modulated, (3, 7, 32), (3, 8)),
     "bias of keys": (Scores, (3, 2, 5, 16), (3, 1, 1, 16)),
     "bias of pairs": (Scores, (3, 2, 5, 16), (3, 1, 5, 16)),
     "slopes of heads": (Scores, (3, 2, 5, 16), (3, 2, 1, 16)),
+    "a computed mask": (Computed, (3, 2, 5, 16), (3, 1, 1, 16)),
     "mask": (Masked, (3, 2, 5, 16), (3, 1, 1, 16)),
     "positions": (Placed, (3, 7, 32), (3, 1, 32)),
 }
