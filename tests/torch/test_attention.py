@@ -185,6 +185,95 @@ def test_copies_of_what_changes_are_kept(as_on_a_gpu: None) -> None:
     torch.testing.assert_close(ct.fuse(Changing())(q.clone(), k), expected)
 
 
+TAILS = {
+    "returned": lambda y: y,
+    "viewed": lambda y: y.view(-1, *y.shape[2:]),
+    "computed with": lambda y: (y * 2).view(-1, *y.shape[2:]),
+    "copied and changed": lambda y: y.transpose(1, 2).contiguous().mul_(2),
+    "copied and returned": lambda y: y.transpose(1, 2).contiguous(),
+    "changed": lambda y: y.mul_(2),
+    "flattened": lambda y: y.transpose(1, 2).flatten(2).sin(),
+    "in another order": lambda y: y.permute(0, 3, 2, 1).flatten(2).sin(),
+}
+
+
+class Ending(nn.Module):
+    """Attention with a tail: of copied queries, or of those whose last dimension is not contiguous."""
+
+    def __init__(self, tail: Any, copies: bool):
+        super().__init__()
+        self.tail, self.copies = tail, copies
+        self.inputs = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (f(x).unflatten(-1, (4, 8)).transpose(1, 2) for f in self.inputs)
+        if self.copies:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        else:
+            q = q.transpose(-2, -1).contiguous().transpose(-2, -1)
+        return self.tail(F.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("tail", TAILS)
+def test_results_lie_in_memory_as_in_eager(tail: str, copies: bool) -> None:
+    """PyTorch's CPU kernel, too, gives results in the order of the queries, and reads them in the backward pass."""
+    model = Ending(TAILS[tail], copies)
+    fused = ct.fuse(copy.deepcopy(model))
+
+    def run_and_change(module: nn.Module) -> list[Any]:
+        x = torch.linspace(-1, 1, 3 * 7 * 32).sin().view(3, 7, 32).requires_grad_()
+        out = module(x)
+        found = [out.detach().clone()]
+        if tail == "copied and returned":
+            out.data.mul_(3)
+        out.square().sum().backward()
+        return [*found, x.grad, *(p.grad for p in module.parameters())]
+
+    if tail == "changed" and copies:  # the kernel's backward pass reads the result
+        with pytest.raises(RuntimeError, match="inplace"):
+            run_and_change(model)
+        with pytest.raises(RuntimeError, match="inplace"):
+            run_and_change(fused)
+        return
+    for ours, theirs in zip(run_and_change(fused), run_and_change(model), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert fused(torch.ones(3, 7, 32)).stride() == model(torch.ones(3, 7, 32)).stride()
+
+
+def test_callers_may_change_what_is_copied() -> None:
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(8, 8)
+
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            y = F.scaled_dot_product_attention(q.transpose(1, 2).contiguous(), k, v)
+            return F.gelu(self.last(y.transpose(1, 2).flatten(2).unflatten(2, (4, 8))))
+
+    def gradient(module: nn.Module) -> Any:
+        q, k, v = torch.ones(2, 7, 4, 8), torch.linspace(-1, 1, 448).view(2, 4, 7, 8).requires_grad_(), None
+        v = k.detach().cos()
+        y = module(q, k, v)
+        q.data.zero_()
+        y.sum().backward()
+        return k.grad
+
+    model = Given()
+    torch.testing.assert_close(gradient(ct.fuse(copy.deepcopy(model))), gradient(model))
+
+
+@pytest.mark.filterwarnings("error:cupyfuse left a captured graph")
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 0, 5, 8), (0, 4, 5, 8), (2, 4, 0, 8)], ids=str)
+def test_other_ranks_and_no_elements(shape: tuple[int, ...]) -> None:
+    class Small(nn.Module):
+        def forward(self, q: Any, k: Any) -> Any:
+            return F.gelu(F.scaled_dot_product_attention(q, k, k, enable_gqa=q.dim() > 3) * 2) + 1
+
+    q, k = torch.randn(shape), torch.randn(shape)
+    torch.testing.assert_close(ct.fuse(Small())(q, k), Small()(q, k))
+
+
 def test_graphs_of_the_backend_repeat_them(as_on_a_gpu: None) -> None:
     block = Block(enable_gqa=True, is_causal=True)
     seen: list[str] = []

@@ -17,11 +17,15 @@ not causal and with gradients 0.85 to 0.99.
 
 Queries, keys and values may have any strides but the last. Copies that code makes for attention alone, as the
 `.contiguous()` of Whisper and BART, are left out.
+
+PyTorch's products give a result in C order; its kernels, one whose heads are inside of tokens, or in the order of the
+queries, and their backward passes read it. It is copied to C order where that shows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,8 +34,9 @@ from torch.fx import Graph, Node
 from torch.nn.attention import SDPBackend
 
 from ..chains.tensors import concrete_sizes
+from .captured import is_dense, storage_of
 from .inplace import SWITCHES
-from .nodes import example_of, insert
+from .nodes import example_of, find_rule, insert, results_of
 from .written_memory import WrittenMemory
 
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -57,8 +62,15 @@ class _Operands:
     """What calls of attention in a graph may read in the place of their operands."""
 
     def __init__(self, graph: Graph):
-        self._memory, self._copies = WrittenMemory(graph), dict[Node, Node]()
+        self._graph, self._memory, self._copies = graph, WrittenMemory(graph), dict[Node, Node]()
         self._switches = any(node.target in SWITCHES for node in graph.nodes)
+
+    @cached_property
+    def _shared(self) -> set[int]:
+        """The storages of the graph's inputs and outputs."""
+        ends = [node for node in self._graph.nodes if node.op in ("placeholder", "get_attr")]
+        ends += self._graph.output_node().all_input_nodes
+        return {storage_of(t) for node in ends for t in results_of(node)}
 
     def copy(self, operand: Node, place: Node) -> Node:
         """Return a contiguous copy of an operand, one for all calls if it is the same for them."""
@@ -66,8 +78,11 @@ class _Operands:
             self._copies[operand] = insert(place, "contiguous", operand)
         return self._copies[operand]
 
-    def original(self, operand: Node) -> Node | None:
-        """Return what an operand is a needless copy of, if kernels of attention take that."""
+    def original(self, operand: Node, saved: bool) -> Node | None:
+        """Return what an operand is a needless copy of, if kernels of attention take that.
+
+        Not if it is `saved` for a backward pass, before which callers may change their arguments and results.
+        """
         made = operand.op == "call_method" and operand.target == "contiguous" and operand.all_input_nodes
         if not made or len(operand.args) != 1 or operand.kwargs or len(operand.users) != 1:
             return None
@@ -75,7 +90,29 @@ class _Operands:
         example = example_of(source)
         *others, last = concrete_sizes(example.stride()) if example is not None else (0,)
         aligned = last == 1 and all(stride % _ALIGNMENT == 0 for stride in others)
-        return source if aligned and self._is_one_for_all(source) else None
+        if not aligned or not self._is_one_for_all(source) or (saved and storage_of(example) in self._shared):
+            return None
+        return source
+
+    def hides_order(self, node: Node, query: Any) -> bool:
+        """Whether a result of attention is read through copies alone, which are the same whatever its order is.
+
+        That is C order, or one that its kernel chooses, or takes from the `query`.
+        """
+        return all(self._hides_order(user, node, query) for user in node.users)
+
+    def _hides_order(self, user: Node, result: Node, query: Any) -> bool:
+        found, example, source = find_rule(user), example_of(user), example_of(result)
+        if found is None or example is None or found.arguments[0] is not result:
+            return False
+        if found.rule.name in ("transpose", "permute"):
+            return all(self._hides_order(each, user, query) for each in user.users)
+        copied = storage_of(example) != storage_of(source) and storage_of(example) not in self._shared
+        if not copied or not is_dense(example, range(example.dim())) or self._memory.is_written_to(user):
+            return False  # what is no copy of another order is the result itself, which the backward pass reads
+        return found.rule.name == "contiguous" or (
+            found.rule.name in ("reshape", "flatten") and _has_tokens_outside(source) and _has_rows(query)
+        )
 
     def _is_one_for_all(self, operand: Node) -> bool:
         """Whether an operand has the same values, and is of the same modes, in the whole graph."""
@@ -104,8 +141,12 @@ def _prepare(node: Node, compiled: bool, operands: _Operands) -> bool:
         return False
     if changes != _Changes() and not _gains(query, result, given.get("is_causal") is True, compiled):
         return False
-    needless = {given[name]: operands.original(given[name]) for name in _OPERANDS[:3]}
+    needless = {given[name]: operands.original(given[name], result.requires_grad) for name in _OPERANDS[:3]}
     needless = {operand: source for operand, source in needless.items() if source is not None}
+    read = needless.get(given["query"])
+    hidden = operands.hides_order(node, query if read is None else example_of(read))
+    if changes == _Changes() and not hidden:
+        needless.pop(given["query"], None)  # the result is in the order of the query
     if changes == _Changes() and not needless:
         return False
     given = {name: needless.get(value, value) if isinstance(value, Node) else value for name, value in given.items()}
@@ -118,12 +159,39 @@ def _prepare(node: Node, compiled: bool, operands: _Operands) -> bool:
     node.args, node.kwargs = tuple(given.pop(name) for name in _OPERANDS[:3]), given
     for operand in needless:
         node.graph.erase_node(operand)
+    if changes != _Changes() and not hidden and is_dense(result, range(result.dim())):
+        _copy_result(node)
     return True
+
+
+def _copy_result(node: Node) -> None:
+    """Have what reads a result of attention read a copy in C order, with the example value that views share."""
+    with node.graph.inserting_after(node):
+        copy = node.graph.call_method("clone", (node,), {"memory_format": torch.contiguous_format})
+    node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    copy.meta = {**node.meta}
+    example = example_of(node)
+    with example.fake_mode, torch.no_grad():
+        other = torch.empty_like(example.detach().transpose(1, 2), memory_format=torch.contiguous_format)
+        node.meta["example_value"] = other.transpose(1, 2).requires_grad_(example.requires_grad)
+
+
+def _has_tokens_outside(tensor: Any) -> bool:
+    """Whether a transposed result has a row of all heads for each token, if memory has heads outside of tokens."""
+    return bool(is_dense(tensor, (0, 2, 1, 3)))
+
+
+def _has_rows(tensor: Any) -> bool:
+    """Whether a query has images, then heads and tokens or tokens and heads, then elements in memory."""
+    images, heads, tokens, elements = concrete_sizes(tensor.stride())
+    return images >= max(heads, tokens) and min(heads, tokens) >= elements
 
 
 def _find_kernel(given: dict[str, Any], examples: dict[str, Any]) -> _Changes | None:
     """Find how PyTorch has a kernel for a call; None if it has none. It has one for each scale, or for none."""
     causal, shares = given.get("is_causal", False), given.get("enable_gqa", False)
+    if any(0 in concrete_sizes(t.shape) for t in examples.values()):
+        return None  # PyTorch computes nothing, and divides by a number of heads if it is asked for a kernel
     operands = {name: _stand_in(t) for name, t in examples.items()}
     if not _is_decomposed(operands, is_causal=causal, enable_gqa=shares):
         return _Changes()
