@@ -72,11 +72,18 @@ class Reshaped:
 
     def again(self, node: g.Node, stored: Collection[g.Node] = ()) -> g.Node | None:
         done: dict[g.Node, g.Node] = {}
-        for each in g.topological([node]):
+        for each in g.topological([node], lambda n: () if n.op == "strided" else n.inputs):
             if each.size == 1 and self.shape != (1, 1):
                 done[each] = each  # a number, which broadcasts to any shape
             elif each.op == "input" or each in stored:
                 done[each] = g.reshape(each, self.shape)
+            elif each.op == "strided":
+                # Rows that come again are read where they are, so they are split or joined there, not in a copy.
+                if each.offset or not all(
+                    slices.rows_of_copy(each.dims, n, each.dtype) for n in (each.shape[1], self.shape[1])
+                ):
+                    return None
+                done[each] = slices.strided_copy(each.inputs[0], each.dims, self.shape)
             elif each.op == "reshape":
                 done[each] = done[each.inputs[0]]
             elif each.pointwise and len(done) < _MOST_RESHAPED and all(i.size in (1, each.size) for i in each.inputs):

@@ -137,6 +137,13 @@ CHEAP: dict[str, tuple[Shape, Shape, str, Callable[[Any, Any], Any]]] = {
         "int64",
         lambda x, m: cf.softmax(np.where(m > 0, x, -9), axis=-1),
     ),
+    "heads": ((3, 7, 32), (3, 32), "float32", lambda x, m: cf.softmax((x * m[:, None]).reshape(3, 7, 2, 16), axis=-1)),
+    "heads with positions": (
+        (3, 7, 32),
+        (7, 32),
+        "float32",
+        lambda x, m: cf.softmax((x + m).reshape(3, 7, 2, 16), axis=-1),
+    ),
     "positions": ((3, 7, 32), (7, 32), "float32", lambda x, m: cf.softmax(x + 0.5 * m, axis=-1)),
 }
 
