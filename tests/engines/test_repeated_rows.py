@@ -193,3 +193,35 @@ def test_products_keep_their_copies(engine: Engine) -> None:
         found = engine.host(cf.fuse(head)(*engine.arrays([x, weight, m])))
     np.testing.assert_allclose(found, head(*(a.astype(np.float64) for a in (x, weight, m))), rtol=1e-4, atol=1e-5)
     assert dtype_of("float32") == found.dtype
+
+
+JOINED: dict[str, tuple[Callable[..., Any], int, tuple[int, int]]] = {
+    "elements alone": (lambda x, m: np.maximum(x, m) * m - 1, 1, (3, 80)),
+    "several results": (lambda x, m: (x + m, np.exp(x) * m), 1, (3, 80)),
+    "before a product": (lambda x, m: (x * 2 + m) @ np.ones((16, 3), np.float32), 2, (3, 80)),
+    "of another reader, too": (lambda x, m: (x + m, cf.softmax(x + m, axis=-1)), 1, (15, 16)),
+    "beside values of columns": (lambda x, m: (x + m) * np.arange(16, dtype=np.float32), 1, (15, 16)),
+}
+
+
+@pytest.mark.parametrize("name", JOINED, ids=as_name)
+def test_rows_are_joined_where_nothing_is_reduced(engine: Engine, name: str) -> None:
+    """Kernels load values of columns once for several rows, of which positions are one."""
+    program, launches, domain = JOINED[name]
+    rng = np.random.default_rng(7)
+    plan = check(engine, program, normal(rng, (3, 5, 16)), normal(rng, (5, 16)))
+    assert (plan.launches, plan.steps[0].domain) == (launches, domain)
+    for layout in ("row_gap", "fortran", "reversed"):
+        check(engine, program, normal(rng, (3, 5, 16)), normal(rng, (5, 16)), layout)
+
+
+def test_arguments_that_are_changed_are_not_joined(engine: Engine) -> None:
+    def step(x: Any, m: Any) -> None:
+        x += m
+
+    rng = np.random.default_rng(8)
+    x, m = normal(rng, (3, 5, 16)), normal(rng, (5, 16))
+    given = engine.array(x)
+    with force_plans():
+        cf.fuse(step)(given, engine.array(m))
+    np.testing.assert_array_equal(engine.host(given), x + m)

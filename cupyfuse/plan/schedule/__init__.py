@@ -123,7 +123,7 @@ def schedule(
     `cost_as_written` is that of the function it was simplified from.
     """
     graph = insert_copies(results_in_memory(graph, layouts or {}), layouts or {})
-    with_copies, graph = graph, repeat_in_place(graph)
+    with_copies, graph = graph, repeat_in_place(graph, layouts or {})
     while True:
         scheduler, steps = best_partition(graph, cost_as_written, most_flops)
         if any(reads_repeats(step) and not can_read_repeats(step) for step in steps):

@@ -155,7 +155,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     for node in g.topological(graph.roots):
         inputs = tuple(done[i] for i in node.inputs)
         if node.op in ("reshape", "strided", "put", "batched_matmul"):
-            inputs = tuple(i if _is_contiguous(i, layouts) else copy_of(i) for i in inputs)
+            inputs = tuple(i if is_contiguous(i, layouts) else copy_of(i) for i in inputs)
         elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "split")):
             inputs = tuple(readable_operand(node, i) for i in inputs)
         done[node] = g.with_inputs(node, inputs)
@@ -173,7 +173,8 @@ def is_reshaped_argument(node: Node, layouts: dict[int, Layout]) -> bool:
     return in_c_order and all(v.op == "reshape" for v in view_chain(node))
 
 
-def _is_contiguous(value: Node, layouts: dict[int, Layout]) -> bool:
+def is_contiguous(value: Node, layouts: dict[int, Layout]) -> bool:
+    """Whether a value is in C order in memory, given the layouts of the arguments."""
     while value.op == "transpose" and min(value.shape) <= 1:
         value = value.inputs[0]
     return value.op != "transpose" and layout_of(value, layouts).contiguous
@@ -197,7 +198,7 @@ def results_in_memory(graph: Graph, layouts: dict[int, Layout]) -> Graph:
 
     def in_own_memory(node: Node) -> Node:
         base = base_of(node)
-        will_be_copied = any(v.op == "reshape" and not _is_contiguous(v.inputs[0], layouts) for v in view_chain(node))
+        will_be_copied = any(v.op == "reshape" and not is_contiguous(v.inputs[0], layouts) for v in view_chain(node))
         fresh = (will_be_copied or base.op not in ("input", "const")) and base not in used and not _views_slice(node)
         op = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
         result = node if fresh else Node(op, (node,), node.shape, node.dtype)

@@ -2,6 +2,9 @@
 
 A value that is broadcast along an axis in the middle is copied for each of its elements. Where pointwise operators of
 row programs and column statistics alone read the copy, they read the value itself, by the index of its row.
+
+Where they reduce nothing, and all rows come again together, as positions of tokens do for each text, rows are joined to
+longer ones instead, of which the value is one: kernels load values of columns once for several rows.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ from __future__ import annotations
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from ...ir.slices import repeat_rows, rows_of_copy
-from .memory import base_of
+from .memory import Layout, base_of, is_contiguous
 from .steps import Step
 
 
-def repeat_in_place(graph: Graph) -> Graph:
+def repeat_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     """Replace copies of repeated rows, which pointwise operations alone read, by views."""
+    graph = _join_rows(graph, layouts)
     live = g.topological(graph.roots, g.eager_inputs)
     read_otherwise = set(graph.roots).union(i for n in live if not n.pointwise for i in n.inputs)
     done: dict[Node, Node] = {}
@@ -45,3 +49,90 @@ def _as_view(node: Node) -> Node:
         return node
     matrix = source if source.shape[1] == cols else g.reshape(source, (source.size // cols, cols))
     return repeat_rows(matrix, rows, found)
+
+
+# Rows that are joined -----------------------------------------------------------------------------------------------
+
+_STORED_FOR = ("matmul", "split", "batched_matmul")  # readers of what is in memory, in whatever shape it was computed
+
+
+def _join_rows(graph: Graph, layouts: dict[int, Layout]) -> Graph:
+    """Compute pointwise operations in longer rows, of which what they repeat is one."""
+    readers = g.users(graph.roots)
+    joined: dict[Node, int] = {}  # how many rows make one, of copies and of what is computed from them
+    for node in readers:
+        if node.op == "strided" and node not in joined and node not in graph.roots:
+            inner = _rounds_of(node)
+            group = _pointwise_group(node, inner, readers, graph, layouts) if inner > 1 else None
+            joined.update(dict.fromkeys(group or (), inner))
+    if not joined:
+        return graph
+    done: dict[Node, Node] = {}
+    wide: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        inner = joined.get(node, 0)
+        if node.op == "strided" and inner:
+            wide[node] = g.reshape(done[node.inputs[0]], (1, inner * node.shape[1]))
+        elif inner:
+            shape = _joined(node, inner)
+            operands = [wide[i] if i in joined else _in_shape(done[i], i, node, shape) for i in node.inputs]
+            wide[node] = g.with_inputs(node, operands, shape)
+            done[node] = g.reshape(wide[node], node.shape)
+        if node not in done:
+            done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+    return graph.replace(done)
+
+
+def _joined(node: Node, inner: int) -> tuple[int, int]:
+    return node.shape[0] // inner, inner * node.shape[1]
+
+
+def _in_shape(done: Node, operand: Node, reader: Node, shape: tuple[int, int]) -> Node:
+    """Return an operand from outside of a group for joined rows: one element as it is."""
+    return g.reshape(done, shape) if operand.shape == reader.shape else done
+
+
+def _rounds_of(node: Node) -> int:
+    """Return how many rows come again, all together in each round; 0 where rows come again otherwise."""
+    (source,), (rows, cols) = node.inputs, node.shape
+    found = None if node.offset or 0 in node.shape or cols == 1 else rows_of_copy(node.dims, cols, node.dtype)
+    all_together = found is not None and found.block == rows and found.times == 1 and source.size == found.inner * cols
+    return found.inner if found is not None and all_together else 0
+
+
+def _pointwise_group(
+    copy: Node, inner: int, readers: dict[Node, list[Node]], graph: Graph, layouts: dict[int, Layout]
+) -> set[Node] | None:
+    """Find what is computed from a copy, and what else that reads; None unless all can be in joined rows."""
+    changed = {node for _, node in graph.effects}
+    found, rest = {copy}, [copy]
+    while rest:
+        node = rest.pop()
+        for reader in readers[node]:
+            if reader.op in _STORED_FOR and node.op != "strided":
+                continue
+            if not _joins(reader, copy, inner) or reader in changed:
+                return None
+            if reader not in found:
+                found.add(reader)
+                rest.append(reader)
+        for i in node.inputs if node.pointwise else ():
+            if i not in found and _joins(i, copy, inner):
+                found.add(i)
+                rest.append(i)
+    outside = {i for n in found if n.pointwise for i in n.inputs if i not in found}
+    return found if all(_can_be_joined(i, copy, layouts) for i in outside) else None
+
+
+def _joins(node: Node, copy: Node, inner: int) -> bool:
+    """Whether a node is of a group with a copy: a pointwise operation of its shape, or such a copy."""
+    if node.shape != copy.shape:
+        return False
+    if node.op == "strided":
+        return _rounds_of(node) == inner
+    return node.pointwise and node.op not in ("guard", "custom_derivative")
+
+
+def _can_be_joined(operand: Node, copy: Node, layouts: dict[int, Layout]) -> bool:
+    """Whether an operand is one element, or can be viewed with its rows joined."""
+    return operand.size == 1 or (operand.shape == copy.shape and is_contiguous(operand, layouts))
