@@ -215,6 +215,21 @@ def test_rows_are_joined_where_nothing_is_reduced(engine: Engine, name: str) -> 
         check(engine, program, normal(rng, (3, 5, 16)), normal(rng, (5, 16)), layout)
 
 
+def test_rows_of_several_rounds_are_not_joined(engine: Engine) -> None:
+    """Rows of one operand come again within those of another."""
+
+    def program(x: Any, m: Any, n: Any) -> Any:
+        return np.minimum(n, m / (1 + np.abs(x)))
+
+    rng = np.random.default_rng(9)
+    arguments = [normal(rng, shape) for shape in ((2, 2, 5, 4), (5, 4), (2, 5, 4))]
+    fused = cf.fuse(program)
+    with force_plans():
+        found = engine.host(fused(*engine.arrays(arguments)))
+    np.testing.assert_allclose(found, program(*arguments), rtol=1e-6)
+    assert fused.plan(*engine.arrays(arguments)).launches == 1
+
+
 def test_arguments_that_are_changed_are_not_joined(engine: Engine) -> None:
     def step(x: Any, m: Any) -> None:
         x += m

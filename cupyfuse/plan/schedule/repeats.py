@@ -134,5 +134,6 @@ def _joins(node: Node, copy: Node, inner: int) -> bool:
 
 
 def _can_be_joined(operand: Node, copy: Node, layouts: dict[int, Layout]) -> bool:
-    """Whether an operand is one element, or can be viewed with its rows joined."""
-    return operand.size == 1 or (operand.shape == copy.shape and is_contiguous(operand, layouts))
+    """Whether an operand is one element, or can be viewed with its rows joined; other copies would have to be made."""
+    whole = operand.shape == copy.shape and operand.op != "strided" and is_contiguous(operand, layouts)
+    return operand.size == 1 or whole
