@@ -1695,6 +1695,20 @@ MUTANTS: tuple[Mutant, ...] = (
         repeated("elements and a_mask"),
     ),
     Mutant(
+        "copies joined that come again otherwise",
+        "cupyfuse/plan/schedule/repeats.py",
+        'operand.op != "strided" and ',
+        "",
+        repeated("several_rounds"),
+    ),
+    Mutant(
+        "rows joined that are reduced",
+        "cupyfuse/plan/schedule/repeats.py",
+        "if not _joins(reader, copy, inner) or reader in changed:",
+        "if reader in changed:",
+        repeated("joined and of_another_reader"),
+    ),
+    Mutant(
         "vectors taken from the pack that they begin in",
         TYPES,
         "(reinterpret_cast<u64>(from) + bytes - 1) & ~",
