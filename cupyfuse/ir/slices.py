@@ -41,13 +41,18 @@ class Repeats(NamedTuple):
     inner: int
 
 
+def begin_packs(cols: int, dtype: str) -> bool:
+    """Whether all rows of so many elements begin where kernels load vectors from."""
+    return cols * dtypes.ITEMSIZE[dtype] % _VECTOR == 0
+
+
 def rows_of_copy(dims: Iterable[tuple[int, int]], cols: int, dtype: str) -> Repeats | None:
     """Return how a strided copy repeats rows of `cols` elements of a C-contiguous matrix.
 
     None if it has no rows, or they are not those of a matrix, in order, each several times in a row or in several
     rounds, or they do not all begin where kernels load vectors from.
     """
-    if cols > 1 and cols * dtypes.ITEMSIZE[dtype] % _VECTOR:
+    if cols > 1 and not begin_packs(cols, dtype):
         return None
     merged: list[tuple[int, int]] = []
     for length, stride in dims:

@@ -59,15 +59,15 @@ class Conversion:
     shape : tuple of int
     rows, cols : tuple of int
         The axes along rows and columns of the converted operand; () where that has length one.
-    has_cols : bool
-        Whether the fold has axes along columns, whether the operand has these or not.
+    columns : int
+        The number of columns of the fold, all operands together.
     """
 
     x: Tracer
     shape: tuple[int, ...]
     rows: tuple[int, ...]
     cols: tuple[int, ...]
-    has_cols: bool
+    columns: int
 
     @classmethod
     def to(cls, x: Tracer, fold: Axes) -> Conversion:
@@ -75,7 +75,7 @@ class Conversion:
         extra = len(fold.shape) - x.ndim
         own = {p + extra for p, n in enumerate(x.shape) if n != 1}
         rows, cols = (axes if own.intersection(axes) else () for axes in fold.long)
-        return cls(x, fold.shape, rows, cols, bool(fold.long[1]))
+        return cls(x, fold.shape, rows, cols, fold.length(fold.long[1]))
 
     @property
     def held(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -144,9 +144,11 @@ class Conversion:
     def _repeats(self) -> slices.Repeats | None:
         """How rows of the operand come again in its strided copy: programs read them where they are, not the copy.
 
-        None if the copy is another one; in shards too, whose numbers of rows are not those of the trace.
+        None if the copy is another one; if the fold has no columns, or rows that begin between packs: longer ones are
+        read faster; and in shards, whose numbers of rows are not those of the trace.
         """
-        if not self.has_cols or self.x._trace.for_shards:
+        whole_packs = slices.begin_packs(self.columns, self.x._node.dtype)
+        if self.columns == 1 or not whole_packs or self.x._trace.for_shards:
             return None
         return slices.rows_of_copy(self._dims[0], self.node_shape[1], self.x._node.dtype)
 
