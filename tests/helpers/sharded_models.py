@@ -134,6 +134,36 @@ _enter_parallel("loss", "fuse", 3)
 _enter_parallel("logsumexp head", "compile", 2)
 _enter_parallel("loss", "compile", 2)
 
+
+class Probabilities(nn.Module):
+    """Probabilities near their limits, of which a loss divides by the distance from these."""
+
+    def __init__(self, softmax: bool) -> None:
+        super().__init__()
+        self.linear, self.softmax = nn.Linear(FEATURES, 10), softmax
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x) * 16
+        return y.softmax(-1) if self.softmax else y.sigmoid()
+
+
+def _enter_probabilities(softmax: bool, **options: Any) -> None:
+    @case(f"gradients of rounded results, {'softmax' if softmax else 'sigmoid'}, {options}", 2)
+    def run(here: Here) -> None:
+        plain = Probabilities(softmax).bfloat16()
+        ours = ct.fuse(parallelize_module(copy.deepcopy(plain), here.mesh, {"linear": SPLIT_OUTPUT}), **options)
+        for module in (plain, ours):
+            y = module(features().bfloat16())
+            y = y.full_tensor() if isinstance(y, DTensor) else y
+            (-torch.log(1 - y + 1e-6).mean()).backward()
+        torch.testing.assert_close(whole(ours.linear.bias.grad), plain.linear.bias.grad, rtol=0.1, atol=0.02)
+        assert not here.left, here.left
+
+
+for _softmax in (False, True):
+    _enter_probabilities(_softmax)
+    _enter_probabilities(_softmax, max_workspace=1)
+
 DROP_INS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "logsumexp head": (lambda: ct.HeadLogSumExp(FEATURES, 10), lambda: models.HeadLogSumExp(FEATURES, 10)),
     "sum head": (lambda: ct.HeadSum(FEATURES, 10), lambda: models.HeadSum(FEATURES, 10)),

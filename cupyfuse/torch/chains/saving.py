@@ -120,8 +120,7 @@ def choose_saved(
     given = [c if d else None for c, d in zip(cotangents_of(traced), differentiable, strict=True)]
     roots = {k: n for k, n in enumerate(derive(traced, given, needs)) if n is not None}
     products = saved_values(outputs, list(roots.values()), with_biases=not shards)
-    if not shards:
-        products = with_results(outputs, list(roots.values()), products)
+    products = with_results(outputs, list(roots.values()), products)
     nbytes = sum(n.nbytes for n in products if n not in outputs)
     most = settings.max_workspace
     if shards:
@@ -131,7 +130,7 @@ def choose_saved(
             return SavedValues(list(dict.fromkeys([*products, *statistics])))
         # Gradients that the forward pass makes need the statistics of all shards first, and so the products twice, too.
         note = f"{quantity(nbytes, 'B')} of products of {shards} shards are recomputed by the backward pass"
-        return SavedValues(statistics, note=note)
+        return SavedValues(with_results(outputs, list(roots.values()), statistics), note=note)
     if nbytes <= most or traced.chain.updates:
         # Statistics of sums with biases, which the forward pass reads unrounded, would not belong to what is saved.
         rounded = not sums_with_biases(outputs).keys().isdisjoint(g.topological(roots.values()))
