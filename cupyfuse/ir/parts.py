@@ -79,9 +79,7 @@ class Reshaped:
                 done[each] = g.reshape(each, self.shape)
             elif each.op == "strided":
                 # Rows that come again are read where they are, so they are split or joined there, not in a copy.
-                if each.offset or not all(
-                    slices.rows_of_copy(each.dims, n, each.dtype) for n in (each.shape[1], self.shape[1])
-                ):
+                if not slices.repeats_of(each) or not slices.repeats_of(each, self.shape[1]):
                     return None
                 done[each] = slices.strided_copy(each.inputs[0], each.dims, self.shape)
             elif each.op == "reshape":

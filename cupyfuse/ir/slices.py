@@ -76,6 +76,16 @@ def rows_of_copy(dims: Iterable[tuple[int, int]], cols: int, dtype: str) -> Repe
     return Repeats(block, times, inner)
 
 
+def repeats_of(node: Node, cols: int = 0) -> Repeats | None:
+    """Return how a strided node repeats rows of its input, seen as rows of `cols` elements; of its own unless given.
+
+    None as `rows_of_copy`, and for a node without elements or one that begins within its input.
+    """
+    if node.offset or 0 in node.shape:
+        return None
+    return rows_of_copy(node.dims, cols or node.shape[1], node.dtype)
+
+
 def put(node: Node, value: Node, dims: Iterable[tuple[int, int]], offset: int) -> Node:
     """Copy a node, and write a value in C order to a strided view of the copy, given as for `strided_copy`."""
     return Node("put", (node, value), node.shape, node.dtype, dims=tuple(dims), offset=offset)

@@ -20,7 +20,7 @@ from ..ir.adjoints import exclusive_product, extremum_adjoint
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..ir.rebuild import expression_key
-from ..ir.slices import rows_of_copy, strided_copy
+from ..ir.slices import repeats_of, strided_copy
 from . import Trace, Tracer, apply
 from .cotangents import scale_cotangent, sum_to_shape, without_deviations
 from .quotients import cotangent_of_divisor, cotangent_of_share
@@ -194,7 +194,7 @@ def _reshape_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node |
 def _strided_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
     """Add up the rows of the cotangent that belong to one row of the input: `node` repeats all of them."""
     (x,), (rows, cols) = node.inputs, node.shape
-    found = rows_of_copy(node.dims, cols, node.dtype)
+    found = repeats_of(node)
     if found is None or rows // found.block * found.inner * cols != x.size:
         raise NotDifferentiable("a strided copy has a gradient only if it repeats all rows")
     block, times, inner = found

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
-from ...ir.slices import repeat_rows, rows_of_copy
+from ...ir.slices import repeat_rows, repeats_of
 from .memory import Layout, base_of, is_contiguous
 from .steps import Step
 
 
 def repeat_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     """Replace copies of repeated rows, which pointwise operations alone read, by views."""
+    if all(node.op != "strided" for node in graph.order):
+        return graph
     graph = _join_rows(graph, layouts)
     live = g.topological(graph.roots, g.eager_inputs)
     read_otherwise = set(graph.roots).union(i for n in live if not n.pointwise for i in n.inputs)
@@ -42,10 +44,8 @@ def can_read_repeats(step: Step) -> bool:
 def _as_view(node: Node) -> Node:
     """Return a view of the rows that a strided copy repeats; the copy itself if it is another one."""
     (source,), (rows, cols) = node.inputs, node.shape
-    if node.offset or 0 in node.shape or source.size % cols or base_of(source).op == "const":
-        return node
-    found = rows_of_copy(node.dims, cols, node.dtype)
-    if found is None:
+    found = repeats_of(node)
+    if found is None or source.size % cols or base_of(source).op == "const":
         return node
     matrix = source if source.shape[1] == cols else g.reshape(source, (source.size // cols, cols))
     return repeat_rows(matrix, rows, found)
@@ -74,17 +74,13 @@ def _join_rows(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         if node.op == "strided" and inner:
             wide[node] = g.reshape(done[node.inputs[0]], (1, inner * node.shape[1]))
         elif inner:
-            shape = _joined(node, inner)
+            shape = node.shape[0] // inner, inner * node.shape[1]
             operands = [wide[i] if i in joined else _in_shape(done[i], i, node, shape) for i in node.inputs]
             wide[node] = g.with_inputs(node, operands, shape)
             done[node] = g.reshape(wide[node], node.shape)
         if node not in done:
             done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
     return graph.replace(done)
-
-
-def _joined(node: Node, inner: int) -> tuple[int, int]:
-    return node.shape[0] // inner, inner * node.shape[1]
 
 
 def _in_shape(done: Node, operand: Node, reader: Node, shape: tuple[int, int]) -> Node:
@@ -95,9 +91,10 @@ def _in_shape(done: Node, operand: Node, reader: Node, shape: tuple[int, int]) -
 def _rounds_of(node: Node) -> int:
     """Return how many rows come again, all together in each round; 0 where rows come again otherwise."""
     (source,), (rows, cols) = node.inputs, node.shape
-    found = None if node.offset or 0 in node.shape or cols == 1 else rows_of_copy(node.dims, cols, node.dtype)
-    all_together = found is not None and found.block == rows and found.times == 1 and source.size == found.inner * cols
-    return found.inner if found is not None and all_together else 0
+    found = repeats_of(node) if cols > 1 else None
+    if found is None or found.times > 1 or found.block < rows or source.size != found.inner * cols:
+        return 0
+    return found.inner
 
 
 def _pointwise_group(

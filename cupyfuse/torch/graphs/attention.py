@@ -139,15 +139,16 @@ def _prepare(node: Node, compiled: bool, operands: _Operands) -> bool:
     changes = _find_kernel(given, examples)
     if changes is None:
         return False
-    if changes != _Changes() and not _gains(query, result, given.get("is_causal") is True, compiled):
+    has_kernel = changes == _Changes()
+    if not has_kernel and not _gains(query, result, given.get("is_causal") is True, compiled):
         return False
     needless = {given[name]: operands.original(given[name], result.requires_grad) for name in _OPERANDS[:3]}
     needless = {operand: source for operand, source in needless.items() if source is not None}
     read = needless.get(given["query"])
     hidden = operands.hides_order(node, query if read is None else example_of(read))
-    if changes == _Changes() and not hidden:
+    if has_kernel and not hidden:
         needless.pop(given["query"], None)  # the result is in the order of the query
-    if changes == _Changes() and not needless:
+    if has_kernel and not needless:
         return False
     given = {name: needless.get(value, value) if isinstance(value, Node) else value for name, value in given.items()}
     for name in changes.copied:
@@ -159,7 +160,7 @@ def _prepare(node: Node, compiled: bool, operands: _Operands) -> bool:
     node.args, node.kwargs = tuple(given.pop(name) for name in _OPERANDS[:3]), given
     for operand in needless:
         node.graph.erase_node(operand)
-    if changes != _Changes() and not hidden and is_dense(result, range(result.dim())):
+    if not has_kernel and not hidden and is_dense(result, range(result.dim())):
         _copy_result(node)
     return True
 
