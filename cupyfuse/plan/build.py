@@ -13,7 +13,7 @@ from ..trace import Axes
 from .block_choice import choose_blocks
 from .block_planner import BlockPlanner
 from .plan import Output, Plan
-from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
+from .prepacking import fixed_values, is_quick, plan_inputs, prepackable, scheduled_for, split_off
 from .rounding import mark_products, mark_saved_sums, may_store_rounded
 from .schedule import (
     MOST_FLOPS,
@@ -36,6 +36,7 @@ def build(
     layouts: dict[int, Layout] | None = None,
     settings: Settings | None = None,
     bound: frozenset[int] = frozenset(),
+    checked: bool = False,
 ) -> Plan:
     """Simplify and schedule a traced function; split off what depends on the bound arguments alone.
 
@@ -50,6 +51,8 @@ def build(
     settings : Settings, optional
     bound : frozenset of int
         Argument numbers whose arrays stay the same from call to call.
+    checked : bool
+        Each call checks whether they do, so that what it computes in less time is not prepacked.
     """
     settings = settings or Settings()
     written = with_views_stored(traced.graph, traced.viewed)
@@ -62,7 +65,7 @@ def build(
         forms.insert(0, (chosen, MOST_FLOPS / max(1.0, repeats)))
     plans = []
     for graph, most_flops in forms:
-        plan = _plan_of(replace(traced, graph=graph), layouts, settings, bound, cost, most_flops, notes)
+        plan = _plan_of(replace(traced, graph=graph), layouts, settings, bound, checked, cost, most_flops, notes)
         found = cost_of(plan.steps)
         # Simplification may remove less of this form than of that as written, which is never dropped.
         repeated = graph is not written and found.repeatable > MOST_FLOPS * cost.repeatable
@@ -88,6 +91,7 @@ def _plan_of(
     layouts: dict[int, Layout] | None,
     settings: Settings,
     bound: frozenset[int],
+    checked: bool,
     cost_as_written: Cost,
     most_flops: float,
     noted: Sequence[Note],
@@ -106,8 +110,10 @@ def _plan_of(
     prepare = None
     if bound:
         fixed = prepackable(graph, fixed_values(graph, bound), settings)
-        graph, prepacking = split_off(graph, fixed, "prepacked")
-        prepare = plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
+        rest, prepacking = split_off(graph, fixed, "prepacked")
+        if not (checked and is_quick(prepacking)):
+            graph = rest
+            prepare = plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
     scheduled = scheduled_for(graph, layouts, settings, None if bound else cost_as_written, most_flops)
     results = zip(scheduled.graph.outputs, traced.axes, strict=True)

@@ -103,6 +103,12 @@ def prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]
     return {n for n in fixed if n.op != "split" or all(u in fixed for u in users.get(n, ()))}
 
 
+def is_quick(prepacking: Graph) -> bool:
+    """Whether a call computes values in less time than it finds out that they are unchanged: vectors, by element."""
+    by_element = all(n.pointwise or n.op in ("input", "const", "positions", *g.VIEWS) for n in prepacking.order)
+    return by_element and all(1 in n.shape for n in prepacking.outputs)
+
+
 def split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) -> tuple[Graph, Graph]:
     """Cut a graph in two: return the rest, and the computation of those `static` values that the rest reads.
 

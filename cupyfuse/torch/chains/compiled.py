@@ -28,6 +28,7 @@ class CompiledChain:
     needs : for each input, whether its gradient is wanted; the values saved for the backward pass are chosen for these
     saving : the values saved for the backward pass, if they are not chosen by `needs`
     prepacked : the inputs from which weights are prepacked, by a plan of their own
+    checked : whether each call checks that these are unchanged
     in_place : whether updates are written to the inputs, and gradients of two inputs may be one tensor; else updates
         are results, after the outputs, and no results share memory
 
@@ -44,6 +45,7 @@ class CompiledChain:
         needs: Sequence[bool] = (),
         saving: SavedValues | None = None,
         prepacked: frozenset[int] = frozenset(),
+        checked: bool = False,
         in_place: bool = True,
     ):
         self.traced, self.settings, self.saving = traced, settings, saving or SavedValues([])
@@ -52,7 +54,7 @@ class CompiledChain:
             backward = self._backward[tuple(needs)] = Backward(traced, needs, settings, distinct=not in_place)
             if any(backward.differentiable):
                 self.saving = backward.saving
-        self._prepacked, self._in_place = prepacked, in_place
+        self._prepacked, self._checked, self._in_place = prepacked, checked, in_place
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
         self._folding_copies = not all(folds(tensors[k]) for k in self._folded)
         self._layouts = dict(enumerate(map(layout_of, self.matrices(tensors))))
@@ -63,7 +65,7 @@ class CompiledChain:
     def plan(self) -> Plan:
         """The plan, whose results are the outputs, the updates unless made in place, and the saved values."""
         traced = self.traced.as_traced(self.saving.nodes, self._in_place)
-        plan = build(traced, self._layouts, self.settings, self._prepacked)
+        plan = build(traced, self._layouts, self.settings, self._prepacked, self._checked)
         plan.saving = self.saving.note
         return plan
 

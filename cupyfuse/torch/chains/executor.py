@@ -160,11 +160,12 @@ def _begin(chain: Chain, options: Options, tensors: Tensors, layouts: Tensors, n
     prepacked = frozenset(k for k in chain.fixed if options.frozen or _is_cacheable(tensors[k]))
     metas = metas_of(layouts)
     signature = tuple((meta, t.stride()) for meta, t in zip(metas, layouts, strict=True))
-    key = (chain, signature, tuple(needs), settings, prepacked, device, torch.get_default_dtype())
+    checked = not options.frozen
+    key = (chain, signature, tuple(needs), settings, prepacked, checked, device, torch.get_default_dtype())
     compiled = _compiled.get(key)
     if compiled is not None:
         return compiled
-    compiled = CompiledChain(chain.trace(metas), layouts, settings, needs, prepacked=prepacked)
+    compiled = CompiledChain(chain.trace(metas), layouts, settings, needs, prepacked=prepacked, checked=checked)
     plan = compiled.plan
     while len(_compiled) >= _MAX_COMPILED:
         del _compiled[next(iter(_compiled))]

@@ -51,7 +51,7 @@ def fused_time(
         if plan_back is not None:
             times.append(Time(0.0, rates.FUNCTION + rates.CALL))
             times += [_fused_step_time(step, machine) for step in plan_back.steps_of_call()]
-    plan = build(traced.as_traced(saved), None, settings, fixed)
+    plan = build(traced.as_traced(saved), None, settings, fixed, checked=not frozen)
     times += [_fused_step_time(step, machine) for step in plan.steps_of_call()]
     if plan.prepare is not None:
         if any(requires_grad[n.argument] for n in plan.prepare.graph.inputs):
