@@ -23,6 +23,7 @@ from .axes import Axes
 from .tracer import Tracer
 
 _VIEW_COST = 1e-3  # elements; decides between folds that differ in the number of views
+_ROW_COST = 1e-5  # elements; of each row that reads one element which comes again: fewer and longer rows are better
 # The most elements of axes that are reduced together, before the others: those of a row that one block can hold.
 _LONGEST_PART = 32768
 
@@ -108,7 +109,9 @@ class Conversion:
             return 0.0
         if op == "strided":
             if self._repeats is not None:
-                return 2 * _VIEW_COST + (self._store_cost if self._repeated_again() is None else 0.0)
+                rows, cols = self.node_shape
+                again = _ROW_COST * rows if cols == 1 else 0.0
+                return again + 2 * _VIEW_COST + (self._store_cost if self._repeated_again() is None else 0.0)
             if not self.x._trace.copies:
                 return math.inf
             if self._key in self.x._trace.folded:
@@ -145,9 +148,11 @@ class Conversion:
         """How rows of the operand come again in its strided copy: programs read them where they are, not the copy.
 
         None if the copy is another one; if the fold has no columns, or rows that begin between packs: longer ones are
-        read faster; and in shards, whose numbers of rows are not those of the trace.
+        read faster, but for those of one element, if there may be copies; and in shards, whose numbers of rows are not
+        those of the trace.
         """
-        whole_packs = slices.begin_packs(self.columns, self.x._node.dtype)
+        copies = self.node_shape[1] > 1 or self.x._trace.copies
+        whole_packs = not copies or slices.begin_packs(self.columns, self.x._node.dtype)
         if self.columns == 1 or not whole_packs or self.x._trace.for_shards:
             return None
         return slices.rows_of_copy(self._dims[0], self.node_shape[1], self.x._node.dtype)

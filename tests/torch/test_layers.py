@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_rules import agree, canonical, check, draw, follow, not_fused, numbered, run
+from torch_rules import agree, canonical, check, draw, follow, not_fused, numbered, positive, run
 
 import cupyfuse.torch as ct
 from cupyfuse.ir.kinds import is_leaf
@@ -46,9 +46,9 @@ def test_group_norm() -> None:
         check(F.group_norm, draw(4, 6), groups, draw(6), draw(6, seed=1), 0.1)
         check(F.group_norm, draw(4, 6, 3), groups)
         check(F.group_norm, draw(1, 6, 3), groups, draw(6), draw(6, seed=1))
+        check(F.group_norm, draw(4, 6, 3), groups, draw(6), draw(6, seed=1))
     for dims in ((2,), (2, 4)):
         check(F.group_norm, draw(4, 6, *dims), 2, draw(6), draw(6, seed=1))
-    not_fused(F.group_norm, draw(4, 6, 3), 2, draw(6), reason="leading dimension")
 
 
 def test_instance_norm() -> None:
@@ -101,9 +101,20 @@ def test_batch_norm_as_a_function(dtype: torch.dtype) -> None:
     check(F.batch_norm, draw(5, 6, dtype=stats), mean, var.abs(), training=False, eps=0.1)
 
 
+@pytest.mark.parametrize("dims", [(3,), (1, 4), (2, 4), (7, 7), (2, 3, 5), (0, 4)], ids=str)
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_batch_norm_of_images(dims: Any, rows: int, dtype: torch.dtype) -> None:
+    for channels in (1, 6):
+        x = draw(rows, channels, *dims, dtype=dtype)
+        mean, var = draw(channels, dtype=dtype), positive(channels, dtype=dtype)
+        check(F.batch_norm, x, mean, var, eps=0.01)
+        check(F.batch_norm, x, mean, var, draw(channels, dtype=dtype, seed=1), draw(channels, dtype=dtype, seed=2))
+
+
 def test_batch_norm_that_is_not_fused() -> None:
     mean, var = draw(6), draw(6).abs()
-    not_fused(F.batch_norm, draw(5, 6, 3), mean, var, reason="rows, columns")
+    not_fused(F.batch_norm, draw(5, 6, 3), mean, var, training=True, reason="rows, columns")
     not_fused(F.batch_norm, draw(1, 6), mean, var, training=True, reason="training batch of 1 rows")
     assert RULES["batch_norm"].updates == ("running_mean", "running_var")
     assert RULES["batch_norm_module"].updates == ("running_mean", "running_var", "num_batches_tracked")

@@ -1,8 +1,8 @@
-"""Have operations on elements of a captured graph compute images with their channels last, if they are so in memory.
+"""Have operations of a captured graph compute images with their channels last, if they are so in memory.
 
-Blocks of convolutional networks normalise and multiply rows of channels, (N, H, W, C), and transpose the result to
-(N, C, H, W) for the next convolution. What comes between the two, a scale for each channel or a residual, is of the
-same rows in memory, and here becomes a part of the product's chain.
+What comes between convolutions, such as a batch norm in inference, an activation, a residual, is of rows of channels,
+(N, H, W, C), of which (N, C, H, W) is a view: kernels would copy it. Blocks that multiply such rows, and transpose the
+result for the next convolution, have what follows as a part of the product's chain.
 """
 
 from __future__ import annotations
@@ -14,35 +14,63 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .captured import is_dense
-from .inplace import is_in_place
 from .nodes import example_of, find_rule, insert, replace, same_shape, tensors_of
 from .rowwise import is_by_element
 from .written_memory import WrittenMemory
 
 
 def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
-    """Compute an operation on elements before the transpose of an operand, and transpose its result."""
+    """Compute an operation on elements, or a batch norm, before the transpose of an operand, and transpose its result.
+
+    An operation alone is left as it is: no chain would take it.
+    """
     rank = example_of(node).dim()
-    if rank < 3 or not is_by_element(node) or is_in_place(node) or memory.is_written_to(node):
+    if rank < 3 or memory.is_changed(node) or not is_dense(example_of(node), _order(rank)):
         return
-    if not is_dense(example_of(node), _order(rank)):
+    # Images of one pixel are in both orders.
+    continues = any(map(is_by_element, node.users)) and not is_dense(example_of(node), range(rank))
+    if not is_by_element(node):
+        if continues:
+            _normalize_rows(node)
         return
     tensors = tensors_of(node)
     if any(example_of(t) is None for t in tensors):
         return
     sources = [source for source in map(transposed, tensors) if source is not None]
-    if not any(find_rule(source) for source in sources):
-        return  # of what is of no chain, such as a convolution, the operation would be another step before a copy
+    if not continues and not any(find_rule(source) for source in sources):
+        return
     if not all(_has_channels_last(t, node) or _is_of_channels(t, rank) for t in tensors):
         return
     operands = {t: _with_channels_last(t, node) for t in tensors}
     whole = example_of(node)
     with whole.fake_mode, torch.no_grad():
         example = torch.empty_like(whole.detach().permute(_order(rank)), memory_format=torch.contiguous_format)
+    result = _copy(node, operands, example.requires_grad_(whole.requires_grad))
+    replace(node, insert(node, "permute", result, *_inverse(rank)))
+
+
+def _normalize_rows(node: Node) -> None:
+    """Have a batch norm in inference take an image as a matrix, whose columns are the channels."""
+    found = find_rule(node)
+    if found is None or found.rule.name != "batch_norm" or found.arguments[5] is not False:
+        return
+    image, whole = found.arguments[0], example_of(node)
+    if image in found.arguments[1:] or not (same_shape(image, node) and _has_channels_last(image, node)):
+        return
+    image_rows = _with_channels_last(image, node)
+    rows = insert(node, "flatten", image_rows, 0, -2)
+    with whole.fake_mode, torch.no_grad():
+        example = torch.empty_like(example_of(rows).detach(), dtype=whole.dtype).requires_grad_(whole.requires_grad)
+    result = _copy(node, {image: rows}, example)
+    replace(node, insert(node, "permute", insert(node, "view_as", result, image_rows), *_inverse(whole.dim())))
+
+
+def _copy(node: Node, operands: dict[Node, Node], example: Any) -> Node:
+    """Insert the operation of a node on other operands."""
     with node.graph.inserting_before(node):
         result = node.graph.node_copy(node, lambda argument: operands.get(argument, argument))
-    result.meta = {**node.meta, "example_value": example.requires_grad_(whole.requires_grad)}
-    replace(node, insert(node, "permute", result, *_inverse(rank)))
+    result.meta = {**node.meta, "example_value": example}
+    return result
 
 
 def _order(rank: int) -> tuple[int, ...]:
@@ -72,8 +100,9 @@ def transposed(node: Any) -> Node | None:
 
 
 def _has_channels_last(operand: Node, node: Node) -> bool:
-    """Whether an operand has the shape of a result, and its channels last in memory."""
-    return same_shape(operand, node) and is_dense(example_of(operand), _order(example_of(node).dim()))
+    """Whether an operand has as many dimensions as a result, and its channels last in memory."""
+    rank = example_of(node).dim()
+    return example_of(operand).dim() == rank and is_dense(example_of(operand), _order(rank))
 
 
 def _is_of_channels(operand: Node, rank: int) -> bool:
@@ -85,8 +114,9 @@ def _is_of_channels(operand: Node, rank: int) -> bool:
 
 def _with_channels_last(operand: Node, place: Node) -> Node:
     """Return an operand with its channels in the last dimension: the one that it transposes, or a view."""
+    rank = example_of(place).dim()
     if example_of(operand).dim() == 0:
         return operand
-    if not same_shape(operand, place):
+    if _is_of_channels(operand, rank) and not same_shape(operand, place):
         return insert(place, "flatten", operand)
-    return transposed(operand) or insert(place, "permute", operand, *_order(example_of(place).dim()))
+    return transposed(operand) or insert(place, "permute", operand, *_order(rank))

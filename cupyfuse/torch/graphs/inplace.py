@@ -10,6 +10,7 @@ import functools
 import inspect
 import operator
 import types
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ..rules import NUMPY_FUNCTIONS, draws
 from ..rules.table import OVERLOADS
 from .captured import is_dense, storage_of
-from .nodes import results_of
+from .nodes import IN_PLACE, results_of
 
 F = torch.nn.functional
 _OUT_OF_PLACE = {
@@ -40,7 +41,6 @@ _UNDERSCORED = ("and_", "or_", "not_", "is_")  # functions of `operator` named a
 RESHAPING = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "set_")
 _ENTER, _EXIT = grad_mode._enter_inference_mode, grad_mode._exit_inference_mode
 SWITCHES = (torch._C._set_grad_enabled, _ENTER, _EXIT)  # of gradients
-_IN_PLACE = "cupyfuse_in_place"  # in a node's meta: the target of the call in place that `functionalise` replaced
 
 
 def writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -185,13 +185,13 @@ def _keeps_gradient(node: Node, owner: Node, modes: _GradModes) -> bool:
 
 def functionalised(graph: Graph) -> list[Any]:
     """List what the calls wrote to that `functionalise` made return new values, as fake tensors."""
-    calls = (node for node in graph.nodes if _IN_PLACE in node.meta)
+    calls = (node for node in graph.nodes if IN_PLACE in node.meta)
     return [node.args[0].meta["example_value"] for node in calls]
 
 
 def is_in_place(node: Node) -> bool:
     """Whether a node writes to an operand, or did before `functionalise`, and will again where no chain takes it."""
-    return _IN_PLACE in node.meta or writes(node.target, node.args, node.kwargs)
+    return IN_PLACE in node.meta or writes(node.target, node.args, node.kwargs)
 
 
 def _can_return_new(node: Node, owner: Node, others: Sequence[Node]) -> bool:
@@ -236,7 +236,7 @@ def _return_new(node: Node) -> None:
     assert computed_in is not None
     result = node
     if computed_in is dtype:
-        node.meta[_IN_PLACE] = node.target  # for `restore_in_place`, if no chain takes the new call
+        node.meta[IN_PLACE] = node.target  # for `restore_in_place`, if no chain takes the new call
         _call_out_of_place(node)
         example = node.meta["example_value"]
         strides, needs = example.stride(), example.requires_grad
@@ -306,14 +306,18 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
     graph : Graph
     chains : nodes of chains, whose operands and results may be saved for a backward pass
     """
-    autocast = uses_autocast(graph)
+    autocast, sharing = uses_autocast(graph), defaultdict[int, list[Node]](list)
     for node in graph.nodes:
-        if _IN_PLACE not in node.meta:
+        for storage in {storage_of(t) for t in results_of(node)}:
+            sharing[storage].append(node)
+    for node in graph.nodes:
+        if IN_PLACE not in node.meta:
             continue
-        target = node.meta.pop(_IN_PLACE)
+        target = node.meta.pop(IN_PLACE)
         source = node.args[0]
-        others = [user for user in source.users if user is not node]
-        saved = any(n in chains for n in (source, *others))
+        views = sharing[storage_of(source.meta["example_value"])]  # rewrites make some
+        others = [user for view in views for user in view.users if user is not node]
+        saved = any(n in chains for n in (*views, *others))
         used_later = any(n > node for n in others)
         if saved or used_later:
             if not autocast and is_dense(source.meta["example_value"], range(source.meta["example_value"].dim())):

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from .. import rules
 
 WHOLE = slice(None)
+IN_PLACE = "cupyfuse_in_place"  # in a node's meta: the target of the call in place that `functionalise` replaced
 
 
 def example_of(node: Any) -> Any:
@@ -62,6 +63,7 @@ def insert(place: Node, target: Any, *args: Any, example: Any = None, **kwargs: 
         with first.fake_mode, torch.no_grad():
             example = function(*operands, **kwargs).requires_grad_(first.requires_grad)
     node.meta = {**place.meta, "example_value": example}
+    node.meta.pop(IN_PLACE, None)
     return node
 
 

@@ -42,13 +42,27 @@ class WrittenMemory:
         self._graph = graph
 
     @cached_property
+    def _captured(self) -> CapturedGraph:
+        return ImportedGraph(self._graph).captured
+
+    @cached_property
+    def _changed(self) -> set[int]:
+        return self._with_inputs(written_storages(self._captured))
+
+    @cached_property
     def _written(self) -> set[int]:
-        """The storages that anything writes to; those of all inputs if one of them is, as they may share memory."""
-        captured = ImportedGraph(self._graph).captured
-        written = written_storages(captured).union(map(storage_of, functionalised(self._graph)))
-        inputs = {storage_of(captured.tensors[n]) for n in captured.inputs}
+        written = written_storages(self._captured)
+        return self._with_inputs(written.union(map(storage_of, functionalised(self._graph))))
+
+    def _with_inputs(self, written: set[int]) -> set[int]:
+        """Add the storages of all inputs to those written to if one is among them, as inputs may share memory."""
+        inputs = {storage_of(self._captured.tensors[n]) for n in self._captured.inputs}
         return written if written.isdisjoint(inputs) else written | inputs
 
     def is_written_to(self, node: Any) -> bool:
         """Whether the memory of a node's results is written to, before or after."""
         return any(storage_of(t) in self._written for t in results_of(node))
+
+    def is_changed(self, node: Any) -> bool:
+        """As `is_written_to`, but not by operations that were functionalised: other nodes read their results."""
+        return any(storage_of(t) in self._changed for t in results_of(node))

@@ -56,6 +56,6 @@ def permute_dims(value: Value, order: tuple[int, ...], operation: str) -> Value:
         return value.view([value.shape[p] for p in order])
     first = moving.index(min(moving))
     if moving[first:] + moving[:first] != sorted(moving):
-        refuse(operation, f"the order {order} of a value of shape {value.shape} does not exchange rows and columns")
+        refuse(operation, f"the order {order} does not exchange rows and columns")
     k, dims = moving[0], tuple(range(value.ndim))
     return Value(refolded(value.settled, Axes(value.shape, dims[:k], dims[k:])).transpose(order))

@@ -169,11 +169,15 @@ def batch_norm(
     momentum: Operand = 0.1,
     eps: float = 1e-5,
 ) -> Statistics:
-    """Trace `batch_norm`; return the normalised columns and, in training, the new running statistics."""
-    if input.ndim < 2 or math.prod(input.shape[2:]) != 1:
-        refuse("batch_norm", f"an input of shape {input.shape}; (rows, columns) is fused")
-    value = require_float(input, "batch_norm").view(input.shape[:2])
-    rows, columns = value.shape
+    """Trace `batch_norm`; return the normalised columns and, in training, the new running statistics.
+
+    Images, (N, C, ...), are normalised in inference, as each of their rows belongs to one channel.
+    """
+    images = math.prod(input.shape[2:]) != 1
+    if input.ndim < 2 or (images and training):
+        refuse("batch_norm", f"an input of shape {input.shape}{' in training' * training}; (rows, columns) is fused")
+    value = require_float(input, "batch_norm").view(input.shape if images else input.shape[:2])
+    rows, columns = value.shape[:2]
     _check_shapes("batch_norm", (columns,), running_mean, running_var, weight, bias)
     if training:
         if rows < 2:
@@ -184,8 +188,9 @@ def batch_norm(
         refuse("batch_norm", "running statistics are missing")
     else:
         mean, var = running_mean, running_var
-    y = (value - mean) * pointwise("reciprocal", pointwise("sqrt", var + eps))
-    y = _scale_and_shift(y, weight, bias, input.dtype).view(input.shape)
+    y = value - mean.per_dim(1, value.ndim)
+    y = y * pointwise("reciprocal", pointwise("sqrt", var + eps)).per_dim(1, value.ndim)
+    y = _per_channel(y, weight, bias, input.dtype).view(input.shape)
     if not training:
         return y, None, None
     return y, _move_average(running_mean, mean, momentum), _move_average(running_var, unbiased, momentum)
