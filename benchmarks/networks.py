@@ -78,12 +78,12 @@ def _build_encoder(model: str, config: str, small: dict[str, Any], tiny: bool, *
     return _build_transformers(model, config, small, tiny, **settings).get_encoder()
 
 
-def _build_timm(name: str, small: dict[str, Any], tiny: bool) -> Any:
+def _build_timm(name: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
     """Build timm's model of that name; matrices that begin as zeros, such as Mixer's classifier, are drawn."""
     import timm
     import torch
 
-    model = timm.create_model(name, pretrained=False, **({"num_classes": 7, **small} if tiny else {}))
+    model = timm.create_model(name, pretrained=False, **settings, **({"num_classes": 7, **small} if tiny else {}))
     for parameter in model.parameters():
         if parameter.dim() > 1 and not parameter.any():
             torch.nn.init.trunc_normal_(parameter, std=0.02)
@@ -139,6 +139,13 @@ NETWORKS: dict[str, Network] = {
     "convnext": Network(
         partial(_build_timm, "convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
         _IMAGES, (1, 64), "ConvNeXt-tiny, 224 x 224 pixels (timm)",
+    ),
+    "resnet": Network(
+        partial(
+            _build_timm, "resnet50", {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16), "stem_width": 8},
+            zero_init_last=False,
+        ),
+        _IMAGES, (1, 64), "ResNet-50, 224 x 224 pixels (timm)",
     ),
     "mlp": Network(
         _build_mlp, partial(_draw_normal, "input", (4096,), (32,), 1000), (64, 4096),
