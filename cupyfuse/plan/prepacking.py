@@ -7,6 +7,7 @@ from collections.abc import Callable
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.slices import repeats_of
 from ..rewrite import drop_guards_of_elements
 from ..settings import Settings
 from ..trace import Axes
@@ -96,16 +97,38 @@ def fixed_values(graph: Graph, bound: frozenset[int]) -> set[Node]:
 
 
 def prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
-    """Choose the fixed values that may be kept between calls: all, or where splits may not, all but those read."""
+    """Choose the fixed values that may be kept between calls: all but those of rows that come again.
+
+    Where splits may not be kept, all but those that are read.
+    """
+    kept = fixed - _of_repeated_rows(graph, fixed)
     if settings.keep_halves:
-        return fixed
+        return kept
     users = g.users(graph.roots)
-    return {n for n in fixed if n.op != "split" or all(u in fixed for u in users.get(n, ()))}
+    return {n for n in kept if n.op != "split" or all(u in fixed for u in users.get(n, ()))}
+
+
+def _of_repeated_rows(graph: Graph, fixed: set[Node]) -> set[Node]:
+    """Find the fixed values of rows that come again, which kernels read, or compute, without a copy of each row.
+
+    Those of one element a row take little memory, and are kept.
+    """
+    users, found = g.users(graph.roots), set[Node]()
+    for node in g.topological(graph.roots):
+        again = _repeats_rows(node) and node.shape[1] > 1 and all(u.pointwise for u in users.get(node, ()))
+        if node in fixed and (again or (node.pointwise and not found.isdisjoint(node.inputs))):
+            found.add(node)
+    return found.difference(graph.roots)
+
+
+def _repeats_rows(node: Node) -> bool:
+    return node.op == "strided" and repeats_of(node) is not None
 
 
 def is_quick(prepacking: Graph) -> bool:
     """Whether a call computes values in less time than it finds out that they are unchanged: vectors, by element."""
-    by_element = all(n.pointwise or n.op in ("input", "const", "positions", *g.VIEWS) for n in prepacking.order)
+    read = ("input", "const", "positions", *g.VIEWS)
+    by_element = all(n.pointwise or n.op in read or _repeats_rows(n) for n in prepacking.order)
     return by_element and all(1 in n.shape for n in prepacking.outputs)
 
 

@@ -11,6 +11,7 @@ from support import FLOATS, HEADS, Head, head_logsumexp, head_softmax, head_soft
 
 import cupyfuse as cf
 from cupyfuse import devices, dtypes
+from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.report import quantity
 from cupyfuse.plan.schedule import Step
@@ -249,6 +250,33 @@ def test_an_argument_that_changes_is_never_prepared_from() -> None:
 
     plan = cf.fuse(function).bind(total=cf.spec(32)).plan(cf.spec((64, 32)))
     assert plan.prepare is None
+
+
+def test_rows_that_come_again_are_prepared_once() -> None:
+    fused = cf.fuse(lambda x, m: np.maximum(x + np.exp(m)[:, None], 0))
+    plan = fused.bind(m=cf.spec((4, 6, 32))).plan(cf.spec((4, 8, 6, 32)))
+    kept = [o.node.size for o in plan.prepare.outputs] if plan.prepare else []
+    assert sum(kept) <= 4 * 6 * 32 and plan.launches == 1
+    m, x = np.ones((4, 6, 32), "float32"), np.ones((4, 8, 6, 32), "float32")
+    np.testing.assert_allclose(fused.bind(m=m)(x), x + np.exp(m)[:, None], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "quick"),
+    [
+        ("x * np.exp(c)", True),
+        ("x * (w + 1)", False),  # a matrix
+        ("x + w.sum(axis=0)", False),
+        ("(x @ w.T).sum(axis=1)", False),
+        ("np.maximum((x.reshape(8, 4, 64) - c[:4, None]) / np.sqrt(c[:4, None]), 0)", True),
+    ],
+)
+def test_what_takes_less_time_than_a_check_is_not_prepared_where_calls_check(text: str, quick: bool) -> None:
+    fused = cf.fuse(eval(f"lambda x, w, c: {text}", {"np": np}))
+    traced = fused.trace([cf.spec((64, 32)), cf.spec((64, 32)), cf.spec(32)])
+    bound = frozenset({1, 2})
+    assert build(traced, bound=bound).prepare is not None
+    assert (build(traced, bound=bound, checked=True).prepare is None) == quick
 
 
 def test_prepared_values_are_inputs_of_the_plan() -> None:
