@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -73,6 +73,12 @@ CODE: dict[str, Callable[..., Any]] = {
 FUSED = ("an activation", "in place", "a residual", "a residual added in place", "two norms", "one behind the other")
 
 
+@pytest.fixture(autouse=True)
+def _convolutions_in_float32() -> Iterator[None]:
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
+
+
 def images(*shape: int, order: torch.memory_format = torch.contiguous_format, dtype: Any = torch.float32) -> Any:
     torch.manual_seed(sum(shape))
     return torch.randn(shape).to(dtype=dtype, memory_format=order)
@@ -87,18 +93,18 @@ def results(block: Any, x: Any, gradients: bool) -> list[Any]:
         found = list(found) if isinstance(found, tuple) else [found]
         if not gradients:
             return found
-        sum((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum() for y in found).backward()
+        sum((y * torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape)).sum() for y in found).backward()
     return [*found, x.grad, *(p.grad for p in block.parameters() if p.grad is not None)]
 
 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("name", CODE)
-def test_results_and_strides_are_eagers(name: str, order: torch.memory_format, gradients: bool) -> None:
-    block = Block(CODE[name]).eval().to(memory_format=order)
+def test_results_and_strides_are_eagers(device: str, name: str, order: torch.memory_format, gradients: bool) -> None:
+    block = Block(CODE[name]).eval().to(device, memory_format=order)
     fused = ct.fuse(copy.deepcopy(block), only_gains=False)
     for shape in ((2, CHANNELS, 5, 4), (3, CHANNELS, 7, 7), (1, CHANNELS, 1, 1)):
-        x = images(*shape, order=order)
+        x = images(*shape, order=order).to(device)
         ours, theirs = results(fused, x, gradients), results(block, x, gradients)
         assert len(ours) == len(theirs)
         for a, b in zip(ours, theirs, strict=True):
@@ -109,10 +115,10 @@ def test_results_and_strides_are_eagers(name: str, order: torch.memory_format, g
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("name", FUSED)
-def test_a_norm_and_what_follows_are_one_chain(name: str, order: torch.memory_format) -> None:
-    fused = ct.fuse(Block(CODE[name]).eval().to(memory_format=order), only_gains=False)
+def test_a_norm_and_what_follows_are_one_chain(device: str, name: str, order: torch.memory_format) -> None:
+    fused = ct.fuse(Block(CODE[name]).eval().to(device, memory_format=order), only_gains=False)
     with torch.no_grad():
-        fused(images(2, CHANNELS, 5, 4, order=order))
+        fused(images(2, CHANNELS, 5, 4, order=order).to(device))
     found = fused.explain()
     left = {operation for part in found.left for operation in part.operations}
     assert left <= {"conv2d", "permute", "flatten", "view_as"}
@@ -121,11 +127,11 @@ def test_a_norm_and_what_follows_are_one_chain(name: str, order: torch.memory_fo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_errors_are_no_larger_than_eagers(order: torch.memory_format, dtype: Any) -> None:
-    block = Block(CODE["a residual"]).eval().to(dtype=dtype, memory_format=order)
+def test_errors_are_no_larger_than_eagers(device: str, order: torch.memory_format, dtype: Any) -> None:
+    block = Block(CODE["a residual"]).eval().to(device, dtype, memory_format=order)
     block.norm.float()  # statistics and weights in float32, as under autocast
     fused = ct.fuse(copy.deepcopy(block), only_gains=False)
-    x = images(4, CHANNELS, 7, 5, order=order, dtype=dtype)
+    x = images(4, CHANNELS, 7, 5, order=order, dtype=dtype).to(device)
     with torch.no_grad():
         y = block.first(x).double()
         mean, var = block.norm.running_mean.double(), block.norm.running_var.double()
@@ -135,10 +141,10 @@ def test_errors_are_no_larger_than_eagers(order: torch.memory_format, dtype: Any
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_statistics_that_change_are_seen(order: torch.memory_format) -> None:
-    block = Block(CODE["a residual"]).to(memory_format=order)
+def test_statistics_that_change_are_seen(device: str, order: torch.memory_format) -> None:
+    block = Block(CODE["a residual"]).to(device, memory_format=order)
     fused = ct.fuse(copy.deepcopy(block), only_gains=False)
-    x = images(3, CHANNELS, 4, 4, order=order)
+    x = images(3, CHANNELS, 4, 4, order=order).to(device)
     for training in (False, True, False):
         for module in (block, fused):
             module.train(training)
