@@ -153,6 +153,34 @@ def test_statistics_that_change_are_seen(device: str, order: torch.memory_format
     torch.testing.assert_close(fused.norm.running_var, block.norm.running_var)
 
 
+PERMUTED: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda x: x.mT,
+    "every other row": lambda x: x[:, :, ::2],
+    "images as channels": lambda x: x.repeat(3, 1, 1, 1).transpose(0, 1),
+    "channels last": lambda x: x.to(memory_format=torch.channels_last)[:, :, ::2],
+}
+
+
+@pytest.mark.parametrize("name", PERMUTED)
+def test_inputs_in_no_format(device: str, name: str) -> None:
+    block = Block(lambda m, x: F.relu(m.norm(PERMUTED[name](x)))).eval().to(device)
+    fused = ct.fuse(copy.deepcopy(block), only_gains=False)
+    x = images(2, CHANNELS, 6, 4).to(device)
+    with torch.no_grad():
+        ours, theirs = fused(x), block(x)
+    torch.testing.assert_close(ours, theirs)
+    assert ours.stride() == theirs.stride()
+
+
+def test_matrices_in_no_format(device: str) -> None:
+    norm = nn.Sequential(nn.BatchNorm1d(5), nn.ReLU()).eval().to(device)
+    fused = ct.fuse(copy.deepcopy(norm), only_gains=False)
+    x = torch.randn(5, 7, device=device).t()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), norm(x))
+        assert fused(x).stride() == norm(x).stride()
+
+
 def test_a_norm_alone_stays_as_it_is() -> None:
     fused = ct.fuse(Block(lambda m, x: m.second(m.norm(m.first(x)))).eval().to(memory_format=torch.channels_last))
     with torch.no_grad():

@@ -108,6 +108,12 @@ def is_dense(tensor: Any, order: Sequence[int]) -> bool:
     return True
 
 
+def is_in_a_format(tensor: Any) -> bool:
+    """Whether a tensor is dense in C order, or with its second dimension last, provably where sizes are symbolic."""
+    rank = tensor.dim()
+    return is_dense(tensor, range(rank)) or (rank > 2 and is_dense(tensor, (0, *range(2, rank), 1)))
+
+
 def keeps_placement(operation: Operation, tensors: Sequence[Any]) -> bool:
     """Whether an operation redistributes a DTensor as it is distributed already."""
     if not operation.name.endswith("redistribute") or len(operation.read) != 1 or len(operation.results) != 1:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ..rules import PLACING, draws
 from ..rules.symbols import Ref, Size, references
-from .captured import CapturedGraph, Operation, keeps_placement, storage_of
+from .captured import CapturedGraph, Operation, is_in_a_format, keeps_placement, storage_of
 from .inplace import RESHAPING, SYMBOLIC, argument_of, follows_naming, uses_autocast, writes
 
 NO_TENSOR = "it returns no tensor"
@@ -193,6 +193,8 @@ class ImportedGraph:
             return f"its tensors are on different devices: {', '.join(sorted({str(t.device) for t in tensors}))}"
         if operation.random:
             return "it may draw random numbers"
+        if operation.name == "batch_norm" and not is_in_a_format(tensors[-1]):
+            return "its input is in no memory format, and PyTorch's result has other strides than the captured one"
         if operation.name == "clone" and storage_of(tensors[0]) in self._input_memory:
             return "it copies memory that may change before the backward pass"
         if any(free_unbacked_symbols(t) for t in tensors):
