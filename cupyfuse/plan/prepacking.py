@@ -99,7 +99,7 @@ def fixed_values(graph: Graph, bound: frozenset[int]) -> set[Node]:
 def prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
     """Choose the fixed values that may be kept between calls: all but those of rows that come again.
 
-    Where splits may not be kept, all but those that are read.
+    Where splits may not be kept, also all but the splits that are read in each call.
     """
     kept = fixed - _of_repeated_rows(graph, fixed)
     if settings.keep_halves:
@@ -111,12 +111,17 @@ def prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]
 def _of_repeated_rows(graph: Graph, fixed: set[Node]) -> set[Node]:
     """Find the fixed values of rows that come again, which kernels read, or compute, without a copy of each row.
 
-    Those of one element a row take little memory, and are kept.
+    Those of one element a row take little memory, and those that a product or a view reads are in memory anyway: both
+    are kept.
     """
-    users, found = g.users(graph.roots), set[Node]()
-    for node in g.topological(graph.roots):
-        again = _repeats_rows(node) and node.shape[1] > 1 and all(u.pointwise for u in users.get(node, ()))
-        if node in fixed and (again or (node.pointwise and not found.isdisjoint(node.inputs))):
+    users, again, found = g.users(graph.roots), set[Node](), set[Node]()
+    for node in filter(fixed.__contains__, g.topological(graph.roots)):
+        several = [i for i in node.inputs if i.shape[0] > 1]  # rows; one is the same for each
+        if not (_repeats_rows(node) or (node.pointwise and several and again.issuperset(several))):
+            continue
+        again.add(node)
+        others = [u for u in users.get(node, ()) if not u.pointwise and (u not in fixed or u.op in g.VIEWS)]
+        if node.shape[1] > 1 and not others:
             found.add(node)
     return found.difference(graph.roots)
 

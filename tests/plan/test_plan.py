@@ -262,6 +262,21 @@ def test_rows_that_come_again_are_prepared_once() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "x @ (w.reshape(4, 8, 32) * m[:, None]).reshape(32, 32)",  # other rows, each with one that comes again
+        "x + w.reshape(4, 8, 32) * m[:, None]",
+        "x @ np.exp(np.broadcast_to(m[:, None], (4, 8, 32))).reshape(32, 32)",  # a product reads all rows
+    ],
+)
+def test_weights_that_are_computed_with_rows_that_come_again_are_prepared_once(text: str) -> None:
+    fused = cf.fuse(eval(f"lambda x, w, m: {text}", {"np": np}))
+    plan = fused.bind(w=cf.spec((32, 32)), m=cf.spec((4, 32))).plan(cf.spec((4, 8, 32)))
+    assert plan.prepare is not None and [o.node.size for o in plan.prepare.outputs] == [32 * 32]
+    assert plan.launches == 1
+
+
+@pytest.mark.parametrize(
     ("text", "quick"),
     [
         ("x * np.exp(c)", True),
