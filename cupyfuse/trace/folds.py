@@ -147,9 +147,9 @@ class Conversion:
     def _repeats(self) -> slices.Repeats | None:
         """How rows of the operand come again in its strided copy: programs read them where they are, not the copy.
 
-        None if the copy is another one; if the fold has no columns, or rows that begin between packs: longer ones are
-        read faster, but for those of one element, if there may be copies; and in shards, whose numbers of rows are not
-        those of the trace.
+        None if the copy is another one; if the fold has no columns; if its rows begin between packs, as longer rows are
+        read faster, unless the operand has one element a row and no copies may be made; and in shards, whose numbers of
+        rows are not those of the trace.
         """
         copies = self.node_shape[1] > 1 or self.x._trace.copies
         whole_packs = not copies or slices.begin_packs(self.columns, self.x._node.dtype)
