@@ -81,7 +81,7 @@ def test_they_are_of_one_chain(case: str) -> None:
 
 
 APART = {
-    "in place": (lambda m, x, y: y.mul_(m.scale.view(1, -1, 1, 1)).add_(x), "add_"),
+    "in place": (lambda m, x, y: y.mul_(m.scale.view(1, -1, 1, 1)).add_(x), "mul"),
     "a residual in another order": (lambda m, x, y: y + x.contiguous(), "add"),
     "an element for each row": (lambda m, x, y: y * torch.linspace(0, 1, 5).view(5, 1), "mul"),
 }
@@ -107,6 +107,16 @@ def test_what_follows_a_convolution_stays_with_it() -> None:
     for ours, theirs in zip(run(fused, x), run(model, x), strict=True):
         torch.testing.assert_close(ours, theirs)
     assert "gelu" in fused.explain().fused[0].operations
+
+
+def test_classes_of_transposed_labels_are_a_dimension_more() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: Any) -> Any:
+            labels = (x * 2).argmax(-1).permute(0, 2, 1)  # of one pixel: in both orders
+            return F.one_hot(labels, 5) * 1.5
+
+    model, x = Chosen(), torch.randn(3, 1, 1, 5)
+    torch.testing.assert_close(ct.fuse(model, only_gains=False)(x), model(x))
 
 
 def test_batches_of_other_sizes() -> None:

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 from .nodes import example_of, find_rule, same_shape, tensors_of
 
 _SAME_ELEMENTS = ("to", "identity", "positive", "contiguous", "detach")  # rules of views that keep rows and columns
-_BY_CHANNEL = ("prelu",)  # rules whose rows belong to the second dimension, not to the last one
+# Rules that tell dimensions apart: weights belong to the second one; classes are one more, the last.
+_BY_DIMENSION = ("prelu", "one_hot")
 
 
 def operand_of_rows(node: Node) -> Node | None:
@@ -46,7 +47,7 @@ def is_by_element(node: Node) -> bool:
     found = find_rule(node)
     if found is None or found.rule.reduces or found.rule.product or found.rule.updates or found.rule.view:
         return False
-    return found.rule.name not in _BY_CHANNEL and not _chooses_format(node)
+    return found.rule.name not in _BY_DIMENSION and not _chooses_format(node)
 
 
 def _chooses_format(node: Node) -> bool:
