@@ -52,7 +52,8 @@ def build(
     bound : frozenset of int
         Argument numbers whose arrays stay the same from call to call.
     checked : bool
-        Each call checks whether they do, so that what it computes in less time is not prepacked.
+        Each call checks whether they do, so that what it computes in less time is not prepacked; plans
+        in blocks prepack it all the same.
     """
     settings = settings or Settings()
     written = with_views_stored(traced.graph, traced.viewed)

@@ -62,7 +62,7 @@ def _join_rows(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     joined: dict[Node, int] = {}  # how many rows make one, of copies and of what is computed from them
     for node in readers:
         if node.op == "strided" and node not in joined and node not in graph.roots:
-            inner = _rounds_of(node)
+            inner = _rows_of_a_round(node)
             group = _pointwise_group(node, inner, readers, graph, layouts) if inner > 1 else None
             joined.update(dict.fromkeys(group or (), inner))
     if not joined:
@@ -88,8 +88,8 @@ def _in_shape(done: Node, operand: Node, reader: Node, shape: tuple[int, int]) -
     return g.reshape(done, shape) if operand.shape == reader.shape else done
 
 
-def _rounds_of(node: Node) -> int:
-    """Return how many rows come again, all together in each round; 0 where rows come again otherwise."""
+def _rows_of_a_round(node: Node) -> int:
+    """Return how many rows a copy repeats, if all of them come again together, in one or more rounds; else 0."""
     (source,), (rows, cols) = node.inputs, node.shape
     found = repeats_of(node) if cols > 1 else None
     if found is None or found.times > 1 or found.block < rows or source.size != found.inner * cols:
@@ -126,7 +126,7 @@ def _joins(node: Node, copy: Node, inner: int) -> bool:
     if node.shape != copy.shape:
         return False
     if node.op == "strided":
-        return _rounds_of(node) == inner
+        return _rows_of_a_round(node) == inner
     return node.pointwise and node.op not in ("guard", "custom_derivative")
 
 

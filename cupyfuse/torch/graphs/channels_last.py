@@ -20,14 +20,15 @@ from .written_memory import WrittenMemory
 
 
 def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
-    """Compute an operation on elements, or a batch norm, before the transpose of an operand, and transpose its result.
+    """Compute an operation on elements, or a batch norm in inference, of rows of channels, and transpose its result.
 
-    An operation alone is left as it is: no chain would take it.
+    An operand that is a transpose of such rows is these, another one a view. An operation alone, between others that
+    no chain takes, is left as it is.
     """
     rank = example_of(node).dim()
     if rank < 3 or memory.is_changed(node) or not is_dense(example_of(node), _order(rank)):
         return
-    # Images of one pixel are in both orders.
+    # Whether a chain can go on behind it, but for images of one pixel or one channel, which are in both orders.
     continues = any(map(is_by_element, node.users)) and not is_dense(example_of(node), range(rank))
     if not is_by_element(node):
         if continues:

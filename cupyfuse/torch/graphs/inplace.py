@@ -315,7 +315,7 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
             continue
         target = node.meta.pop(IN_PLACE)
         source = node.args[0]
-        views = sharing[storage_of(source.meta["example_value"])]  # rewrites make some
+        views = sharing[storage_of(source.meta["example_value"])]  # with the operand; rewrites make views of it
         others = [user for view in views for user in view.users if user is not node]
         saved = any(n in chains for n in (*views, *others))
         used_later = any(n > node for n in others)

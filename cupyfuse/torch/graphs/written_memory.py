@@ -36,7 +36,10 @@ def written_storages(captured: CapturedGraph) -> set[int]:
 
 
 class WrittenMemory:
-    """The memory that a captured graph writes to."""
+    """The memory that a captured graph writes to, as it is when first asked for.
+
+    Rewrites may replace nodes meanwhile: storages are told by address, and those found are held.
+    """
 
     def __init__(self, graph: Graph):
         self._graph = graph
@@ -64,5 +67,5 @@ class WrittenMemory:
         return any(storage_of(t) in self._written for t in results_of(node))
 
     def is_changed(self, node: Any) -> bool:
-        """As `is_written_to`, but not by operations that were functionalised: other nodes read their results."""
+        """As `is_written_to`, but for operations that were functionalised: in the graph these return new values."""
         return any(storage_of(t) in self._changed for t in results_of(node))
