@@ -169,16 +169,16 @@ def batch_norm(
     momentum: Operand = 0.1,
     eps: float = 1e-5,
 ) -> Statistics:
-    """Trace `batch_norm`; return the normalised columns and, in training, the new running statistics.
+    """Trace `batch_norm`; return the normalised input and, in training, the new running statistics.
 
-    Images, (N, C, ...), are normalised in inference, as each of their rows belongs to one channel.
+    Images, (N, C, ...), are normalised in inference alone: their statistics would be of two dimensions that are apart.
     """
     images = math.prod(input.shape[2:]) != 1
     if input.ndim < 2 or (images and training):
         refuse("batch_norm", f"an input of shape {input.shape}{' in training' * training}; (rows, columns) is fused")
     value = require_float(input, "batch_norm").view(input.shape if images else input.shape[:2])
-    rows, columns = value.shape[:2]
-    _check_shapes("batch_norm", (columns,), running_mean, running_var, weight, bias)
+    rows, channels = value.shape[:2]
+    _check_shapes("batch_norm", (channels,), running_mean, running_var, weight, bias)
     if training:
         if rows < 2:
             refuse("batch_norm", f"a training batch of {rows} rows")
