@@ -172,13 +172,16 @@ def test_inputs_in_no_format(device: str, name: str) -> None:
     assert ours.stride() == theirs.stride()
 
 
-def test_matrices_in_no_format(device: str) -> None:
-    norm = nn.Sequential(nn.BatchNorm1d(5), nn.ReLU()).eval().to(device)
+@pytest.mark.parametrize("shape", [(5, 7), (5, 3, 7)], ids=str)
+def test_other_inputs_in_no_format(device: str, shape: tuple[int, ...]) -> None:
+    norm = nn.Sequential(nn.BatchNorm1d(7), nn.ReLU()).eval().to(device)
     fused = ct.fuse(copy.deepcopy(norm), only_gains=False)
-    x = torch.randn(5, 7, device=device).t()
+    x = torch.randn(shape, device=device).transpose(1, -1)
+    x = x if len(shape) == 3 else torch.randn(shape[::-1], device=device).t()
     with torch.no_grad():
-        torch.testing.assert_close(fused(x), norm(x))
-        assert fused(x).stride() == norm(x).stride()
+        ours, theirs = fused(x), norm(x)
+    torch.testing.assert_close(ours, theirs)
+    assert ours.stride() == theirs.stride()
 
 
 def test_a_norm_alone_stays_as_it_is() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .captured import is_dense
+from .captured import is_dense, is_in_a_format
 from .nodes import example_of, find_rule, insert, replace, same_shape, tensors_of
 from .rowwise import is_by_element
 from .written_memory import WrittenMemory
@@ -55,6 +55,8 @@ def _normalize_rows(node: Node) -> None:
     found = find_rule(node)
     if found is None or found.rule.name != "batch_norm" or found.arguments[5] is not False:
         return
+    if not is_in_a_format(example_of(node)):
+        return  # PyTorch's result is in another order than the captured one
     image, whole = found.arguments[0], example_of(node)
     if image in found.arguments[1:] or not (same_shape(image, node) and _has_channels_last(image, node)):
         return
