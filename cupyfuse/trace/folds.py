@@ -151,9 +151,9 @@ class Conversion:
         read faster, unless the operand has one element a row and no copies may be made; and in shards, whose numbers of
         rows are not those of the trace.
         """
-        copies = self.node_shape[1] > 1 or self.x._trace.copies
-        whole_packs = not copies or slices.begin_packs(self.columns, self.x._node.dtype)
-        if self.columns == 1 or not whole_packs or self.x._trace.for_shards:
+        in_any_rows = self.node_shape[1] == 1 and not self.x._trace.copies
+        readable = in_any_rows or slices.begin_packs(self.columns, self.x._node.dtype)
+        if self.columns == 1 or not readable or self.x._trace.for_shards:
             return None
         return slices.rows_of_copy(self._dims[0], self.node_shape[1], self.x._node.dtype)
 

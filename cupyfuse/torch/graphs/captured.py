@@ -108,13 +108,18 @@ def is_dense(tensor: Any, order: Sequence[int]) -> bool:
     return True
 
 
+def channels_last(rank: int) -> tuple[int, ...]:
+    """Return the dimensions of an image in the order of memory, its channels last."""
+    return (0, *range(2, rank), 1)
+
+
 def is_in_a_format(tensor: Any) -> bool:
     """Whether a tensor is dense in one of PyTorch's memory formats, provably where sizes are symbolic.
 
     These are C order and, of four or five dimensions, channels last.
     """
     rank = tensor.dim()
-    return is_dense(tensor, range(rank)) or (rank in (4, 5) and is_dense(tensor, (0, *range(2, rank), 1)))
+    return is_dense(tensor, range(rank)) or (rank in (4, 5) and is_dense(tensor, channels_last(rank)))
 
 
 def keeps_placement(operation: Operation, tensors: Sequence[Any]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .captured import is_dense, is_in_a_format
+from .captured import channels_last, is_dense, is_in_a_format
 from .nodes import example_of, find_rule, insert, replace, same_shape, tensors_of
 from .rowwise import is_by_element
 from .written_memory import WrittenMemory
@@ -26,7 +26,7 @@ def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
     no chain takes, is left as it is.
     """
     rank = example_of(node).dim()
-    if rank < 3 or memory.is_changed(node) or not is_dense(example_of(node), _order(rank)):
+    if rank < 3 or memory.is_changed(node) or not is_dense(example_of(node), channels_last(rank)):
         return
     # Whether a chain can go on behind it, but for images of one pixel or one channel, which are in both orders.
     continues = any(map(is_by_element, node.users)) and not is_dense(example_of(node), range(rank))
@@ -45,7 +45,7 @@ def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
     operands = {t: _with_channels_last(t, node) for t in tensors}
     whole = example_of(node)
     with whole.fake_mode, torch.no_grad():
-        example = torch.empty_like(whole.detach().permute(_order(rank)), memory_format=torch.contiguous_format)
+        example = torch.empty_like(whole.detach().permute(channels_last(rank)), memory_format=torch.contiguous_format)
     result = _copy(node, operands, example.requires_grad_(whole.requires_grad))
     replace(node, insert(node, "permute", result, *_inverse(rank)))
 
@@ -58,7 +58,9 @@ def _normalize_rows(node: Node) -> None:
     if not is_in_a_format(example_of(node)):
         return  # PyTorch's result is in another order than the captured one
     image, whole = found.arguments[0], example_of(node)
-    if image in found.arguments[1:] or not (same_shape(image, node) and _has_channels_last(image, node)):
+    if example_of(image) is None or image in found.arguments[1:]:
+        return
+    if not (same_shape(image, node) and _has_channels_last(image, node)):
         return
     image_rows = _with_channels_last(image, node)
     rows = insert(node, "flatten", image_rows, 0, -2)
@@ -74,11 +76,6 @@ def _copy(node: Node, operands: dict[Node, Node], example: Any) -> Node:
         result = node.graph.node_copy(node, lambda argument: operands.get(argument, argument))
     result.meta = {**node.meta, "example_value": example}
     return result
-
-
-def _order(rank: int) -> tuple[int, ...]:
-    """Return the dimensions of an image in the order of memory, its channels last."""
-    return (0, *range(2, rank), 1)
 
 
 def _inverse(rank: int) -> tuple[int, ...]:
@@ -105,7 +102,7 @@ def transposed(node: Any) -> Node | None:
 def _has_channels_last(operand: Node, node: Node) -> bool:
     """Whether an operand has as many dimensions as a result, and its channels last in memory."""
     rank = example_of(node).dim()
-    return example_of(operand).dim() == rank and is_dense(example_of(operand), _order(rank))
+    return example_of(operand).dim() == rank and is_dense(example_of(operand), channels_last(rank))
 
 
 def _is_of_channels(operand: Node, rank: int) -> bool:
@@ -122,4 +119,4 @@ def _with_channels_last(operand: Node, place: Node) -> Node:
         return operand
     if _is_of_channels(operand, rank) and not same_shape(operand, place):
         return insert(place, "flatten", operand)
-    return transposed(operand) or insert(place, "permute", operand, *_order(rank))
+    return transposed(operand) or insert(place, "permute", operand, *channels_last(rank))
