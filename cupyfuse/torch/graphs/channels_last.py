@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .captured import channels_last, is_dense, is_in_a_format
-from .nodes import example_of, find_rule, insert, replace, same_shape, tensors_of
+from .nodes import example_of, find_rule, insert, insert_copy, replace, same_shape, tensors_of
 from .rowwise import is_by_element
 from .written_memory import WrittenMemory
 
@@ -46,7 +46,7 @@ def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
     whole = example_of(node)
     with whole.fake_mode, torch.no_grad():
         example = torch.empty_like(whole.detach().permute(channels_last(rank)), memory_format=torch.contiguous_format)
-    result = _copy(node, operands, example.requires_grad_(whole.requires_grad))
+    result = insert_copy(node, operands, example.requires_grad_(whole.requires_grad))
     replace(node, insert(node, "permute", result, *_inverse(rank)))
 
 
@@ -66,16 +66,8 @@ def _normalize_rows(node: Node) -> None:
     rows = insert(node, "flatten", image_rows, 0, -2)
     with whole.fake_mode, torch.no_grad():
         example = torch.empty_like(example_of(rows).detach(), dtype=whole.dtype).requires_grad_(whole.requires_grad)
-    result = _copy(node, {image: rows}, example)
+    result = insert_copy(node, {image: rows}, example)
     replace(node, insert(node, "permute", insert(node, "view_as", result, image_rows), *_inverse(whole.dim())))
-
-
-def _copy(node: Node, operands: dict[Node, Node], example: Any) -> Node:
-    """Insert the operation of a node on other operands."""
-    with node.graph.inserting_before(node):
-        result = node.graph.node_copy(node, lambda argument: operands.get(argument, argument))
-    result.meta = {**node.meta, "example_value": example}
-    return result
 
 
 def _inverse(rank: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from .channels_last import transposed
 from .inplace import is_in_place
-from .nodes import example_of, find_rule, insert, replace, tensors_of
+from .nodes import example_of, find_rule, insert, insert_copy, replace, tensors_of
 from .rowwise import operand_of_rows
 from .written_memory import WrittenMemory
 
@@ -89,7 +89,4 @@ def _with_classes_last(operation: Node, rows: Node) -> Node:
         dtype = found.arguments[2]
         return insert(operation, torch.log_softmax, rows, -1, dtype=dtype and getattr(torch, dtype), example=example)
     (main,) = tensors_of(operation)
-    with operation.graph.inserting_before(operation):
-        result = operation.graph.node_copy(operation, lambda argument: rows if argument is main else argument)
-    result.meta = {**operation.meta, "example_value": example}
-    return result
+    return insert_copy(operation, {main: rows}, example)

@@ -67,6 +67,14 @@ def insert(place: Node, target: Any, *args: Any, example: Any = None, **kwargs: 
     return node
 
 
+def insert_copy(node: Node, operands: dict[Node, Node], example: Any) -> Node:
+    """Insert a node's operation on other operands before it; `example` is the example value of its result."""
+    with node.graph.inserting_before(node):
+        result = node.graph.node_copy(node, lambda argument: operands.get(argument, argument))
+    result.meta = {**node.meta, "example_value": example}
+    return result
+
+
 def same_shape(a: Any, b: Any) -> bool:
     first, second = example_of(a).shape, example_of(b).shape
     return len(first) == len(second) and all(map(statically_known_true, map(operator.eq, first, second)))
