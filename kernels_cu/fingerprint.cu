@@ -3,13 +3,14 @@
 //
 // Each row is sampled in `places` runs of 32 bytes (memory sectors), spread evenly and shifted from row to row, so that a
 // changed column is seen as well as a changed row; shorter rows are read whole. A thread hashes half a run, a piece of 16
-// bytes, with its position. Hashes are added as integers, whose sum does not depend on the order. `token` counts the
-// changes that the host knows of and is part of the hash.
+// bytes, with its position. Hashes are added as integers, whose sum does not depend on the order; 48 bits of it count, so
+// that one atomic addition tells a block the sum so far and whether it is the last. `token` counts the changes that the
+// host knows of and is part of the hash.
 //
 // `state` belongs to one stream (or one captured graph), `kept` is shared by all; both are zero at first, which means
 // changed. state->changed tells the launches behind this one on the stream whether to recompute: the hash differs, or
-// another stream has recomputed since and may still be writing. The last block to finish resets the sum and the ticket.
-// Launch: Threads threads, any number of blocks.
+// another stream has recomputed since and may still be writing. The last block to finish resets the sum.
+// Launch: Threads threads, fewer than 2^16 blocks.
 #pragma once
 
 #include "types.cuh"
@@ -20,10 +21,10 @@ struct Sampled {
     i64 row_stride, col_stride, rows, cols, itemsize, places;
 };
 
-// The state of one stream; `sum` and `ticket` are in use during a launch only.
+// The state of one stream.
 struct FingerprintState {
-    u64 sum;
-    u32 ticket, changed;
+    u64 sum;  // during a launch, else 0: 48 bits of the hashes, and below them the number of blocks that have added theirs
+    u32 unused, changed;
     u64 generation;  // of the values that this stream last computed
 };
 
@@ -92,20 +93,32 @@ __device__ __forceinline__ u64 sum_over_block(u64 sum) {
     return sum;
 }
 
+// What one thread reads of the states while others wait for their pieces: nothing but the sum is left to ask for at the end.
+struct Known {
+    u64 hash, generation, own;  // see FingerprintKept, and FingerprintState::generation
+
+    __device__ __forceinline__ void read_hash(const FingerprintKept* kept) {
+        hash = *static_cast<const volatile u64*>(&kept->hash);
+    }
+    // The order matters: whoever has read a new hash must read its generation, too.
+    __device__ __forceinline__ void read_generations(const FingerprintState* state, const FingerprintKept* kept) {
+        __threadfence();
+        generation = *static_cast<const volatile u64*>(&kept->generation);
+        own = state->generation;
+    }
+};
+
 // Compare the hash of all matrices with the one kept, and keep it; tell this stream whether to recompute.
-__device__ __forceinline__ void note_change(u64 hash, FingerprintState* state, FingerprintKept* kept) {
-    u64 generation;
-    if (*static_cast<volatile u64*>(&kept->hash) != hash) {
-        // The order matters: whoever reads the new hash must read the new generation too.
+__device__ __forceinline__ void note_change(
+    u64 hash, const Known& known, FingerprintState* state, FingerprintKept* kept) {
+    u64 generation = known.generation;
+    if (known.hash != hash) {
+        // The order matters here, too.
         generation = atomicAdd(&kept->generation, 1ull) + 1;
         __threadfence();
         atomicExch(&kept->hash, hash);
-        state->changed = 1;
-    } else {
-        __threadfence();
-        generation = *static_cast<volatile u64*>(&kept->generation);
-        state->changed = generation != state->generation;
     }
+    state->changed = generation != known.own;
     state->generation = generation;
 }
 
@@ -114,6 +127,10 @@ template <int Threads, int Count>
 __device__ __forceinline__ void fingerprint(
     const Sampled (&matrices)[Count], u64 token, FingerprintState* state, FingerprintKept* kept) {
     const i64 step = static_cast<i64>(gridDim.x) * Threads;
+    Known known = {};
+    if (threadIdx.x == 0) {
+        known.read_hash(kept);
+    }
     u64 sum = 0;
     i64 first = 0;  // pieces of the preceding matrices
 #pragma unroll
@@ -126,18 +143,19 @@ __device__ __forceinline__ void fingerprint(
         }
         first += pieces;
     }
+    if (threadIdx.x == 0) {
+        known.read_generations(state, kept);
+    }
     sum = sum_over_block<Threads>(sum);
     if (threadIdx.x != 0) {
         return;
     }
-    atomicAdd(&state->sum, sum);
-    __threadfence();
-    if (atomicAdd(&state->ticket, 1u) + 1 < gridDim.x) {
+    sum = (sum << 16) + 1;
+    sum += atomicAdd(&state->sum, sum);
+    if ((sum & 0xffff) < gridDim.x) {
         return;
     }
-    __threadfence();
-    sum = atomicExch(&state->sum, 0ull);
-    state->ticket = 0;
-    const u64 hash = mixed(sum ^ mixed(token + 0x9e3779b97f4a7c15ull));
-    note_change(hash == 0 ? 1 : hash, state, kept);  // zero means: no hash yet
+    state->sum = 0;
+    const u64 hash = mixed(sum >> 16 ^ mixed(token + 0x9e3779b97f4a7c15ull));
+    note_change(hash == 0 ? 1 : hash, known, state, kept);  // zero means: no hash yet
 }

@@ -13,7 +13,8 @@ from .runtime import Runtime
 from .structs import KernelCall, Struct, StructLaunch, integers, pointer
 
 THREADS = 256
-BLOCKS = 4  # per multiprocessor, at most
+BLOCKS = 4  # per multiprocessor, which has room for as many
+_MOST_BLOCKS = 2**16 - 1  # that a state can count
 STATE_BYTES = 64  # of each stream's state, and of the one that all streams share; zeros at first
 CHANGED_AT = 12  # byte offset of the flag in a stream's state
 MOST_MATRICES = 64  # 56 bytes each, of the 4 KB of a kernel's arguments
@@ -33,6 +34,7 @@ def fingerprint_kernel(count: int) -> Kernel:
         "fingerprint_kernel",
         f"fingerprint<{THREADS}>(p.matrices, p.token, p.state, p.kept)",
         THREADS,
+        BLOCKS,
     )
     return Kernel("fingerprint_kernel", source, (), Config("fingerprint", THREADS, 1, 1))
 
@@ -56,7 +58,7 @@ class Fingerprint:
             # `struct Sampled` of fingerprint.cu
             struct += pointer(slot) + integers(row_stride * itemsize, col_stride * itemsize, rows, cols, itemsize, runs)
             pieces += _PIECES_A_RUN * rows * runs
-        blocks = max(1, min(-(-pieces // THREADS), runtime.processors * BLOCKS))
+        blocks = max(1, min(-(-pieces // THREADS), runtime.processors * BLOCKS, _MOST_BLOCKS))
         token, state, kept = (pointer(len(shapes) + k) for k in range(3))
         call = KernelCall(runtime.function(fingerprint_kernel(len(shapes))), (blocks, 1, 1), (THREADS, 1, 1))
         self._launch = sequence([StructLaunch([call], struct + token + state + kept)])
