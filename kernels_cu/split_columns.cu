@@ -2,16 +2,17 @@
 //
 // x: (cols, rows) in memory, unit stride along a row: element k of row r of the operand is x[k * stride + r].
 // tiles, inverse: the split operand, see split_pieces.cuh.
-// A cluster takes 32 rows of the operand, one for each lane of its warps, in two passes: find the largest elements, then
-// split. The second pass mostly reads the L2 cache. A warp takes 64 columns at a time and transposes them in shared memory,
-// from where whole atoms are written. Lanes have Ahead loads in flight in the first pass, Depth in the second.
-// Launch: Warps * 32 threads, ceil(rows / 32) clusters, Warps * Parts * 4096 bytes of dynamic shared memory.
+// A cluster takes 32 rows of the operand, one for each lane of its warps: it finds the largest elements, then splits. A warp
+// takes 64 columns at a time and transposes them in shared memory, from where whole atoms are written. If Held, no warp has more
+// than these, and they wait there from the first pass on. Else the second pass reads them again, mostly from the L2 cache; lanes
+// have Ahead loads in flight in the first pass, Depth in the second.
+// Launch: Warps * 32 threads, ceil(rows / 32) clusters, Warps * 4096 bytes of dynamic shared memory times Parts, if Held times 2.
 #pragma once
 
 #include "clusters.cuh"
 #include "split_pieces.cuh"
 
-template <int Warps, int Ahead, int Depth, int Parts, int Cluster>
+template <int Warps, int Ahead, int Depth, int Parts, int Cluster, bool Held>
 __device__ __forceinline__ void split_columns(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
     static_assert(64 % Depth == 0 && Depth % 8 == 0, "whole pieces of blocks");
@@ -29,17 +30,39 @@ __device__ __forceinline__ void split_columns(
     u32(*const slots)[Warps][32] = reinterpret_cast<u32(*)[Warps][32]>(scratch);
     u32(*const shares)[32] = reinterpret_cast<u32(*)[32]>(largest);  // what the block found, for the others of its cluster
 
+    // A lane has a piece of 16 bytes in each half of the warp's part; pieces of a row begin at banks of their own.
+    char* const own = shared + warp * (Held ? 2 : Parts) * 4096;
+    const auto piece_of_lane = [&](int n) { return own + lane * 128 + (n ^ lane % 8) * 16; };
+
     // Compare magnitudes as bits: their order is that of the numbers.
     u32 top = 0;
-    for (i64 begin = static_cast<i64>(worker) * Ahead; begin < columns; begin += workers * Ahead) {
-        u32 bits[Ahead];
+    if constexpr (Held) {
+        const i64 begin = static_cast<i64>(worker) * 64;
 #pragma unroll
-        for (int j = 0; j < Ahead; ++j) {
-            bits[j] = begin + j < columns ? __float_as_uint(from[(begin + j) * stride]) : 0u;
+        for (int part = 0; part < 64; part += Depth) {
+            Piece piece[Depth / 8];
+#pragma unroll
+            for (int j = 0; j < Depth; ++j) {
+                const i64 k = begin + part + j;
+                piece[j / 8].bits[j % 8] = k < columns ? __float_as_uint(from[k * stride]) : 0u;
+            }
+#pragma unroll
+            for (int j = 0; j < Depth / 8; ++j) {
+                top = max(top, piece[j].template top<Parts>());
+                piece[j].keep(piece_of_lane(part / 8 + j));
+            }
         }
+    } else {
+        for (i64 begin = static_cast<i64>(worker) * Ahead; begin < columns; begin += workers * Ahead) {
+            u32 bits[Ahead];
 #pragma unroll
-        for (int j = 0; j < Ahead; ++j) {
-            top = max(top, magnitude<Parts>(bits[j]));
+            for (int j = 0; j < Ahead; ++j) {
+                bits[j] = begin + j < columns ? __float_as_uint(from[(begin + j) * stride]) : 0u;
+            }
+#pragma unroll
+            for (int j = 0; j < Ahead; ++j) {
+                top = max(top, magnitude<Parts>(bits[j]));
+            }
         }
     }
     slots[0][warp][lane] = top;
@@ -61,8 +84,6 @@ __device__ __forceinline__ void split_columns(
     const RowScale scale(top);
 
     u32 found = 0;  // see RowFindings
-    char* const own = shared + warp * Parts * 4096;
-    char* const here = own + lane * 128;
     const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * 64;  // of 16 bytes, of one part in a block of columns
     for (i64 block = worker; block < blocks; block += workers) {
         bool any_lo = false;
@@ -72,13 +93,17 @@ __device__ __forceinline__ void split_columns(
 #pragma unroll
             for (int j = 0; j < Depth; ++j) {
                 const i64 k = block * 64 + part + j;
-                piece[j / 8].bits[j % 8] = k < columns ? __float_as_uint(from[k * stride]) : 0u;
+                if (!Held) {
+                    piece[j / 8].bits[j % 8] = k < columns ? __float_as_uint(from[k * stride]) : 0u;
+                } else if (j % 8 == 0) {
+                    piece[j / 8].take(piece_of_lane((part + j) / 8));
+                }
             }
 #pragma unroll
             for (int j = 0; j < Depth / 8; ++j) {
                 uint4 hi, lo;
                 found = RowFindings::both(found, split<Parts>(piece[j], scale, hi, lo));
-                char* at = here + ((part / 8 + j) ^ lane % 8) * 16;
+                char* at = piece_of_lane(part / 8 + j);
                 *reinterpret_cast<uint4*>(at) = hi;
                 if (Parts == 2) {
                     *reinterpret_cast<uint4*>(at + 4096) = lo;

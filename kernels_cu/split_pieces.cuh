@@ -40,6 +40,16 @@ struct Piece {
             }
         }
     }
+    // Keep the elements in shared memory, in 16 bytes at each of two places 4096 bytes apart, and take them from there.
+    __device__ __forceinline__ void keep(char* at) const {
+        *reinterpret_cast<uint4*>(at) = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+        *reinterpret_cast<uint4*>(at + 4096) = make_uint4(bits[4], bits[5], bits[6], bits[7]);
+    }
+    __device__ __forceinline__ void take(const char* at) {
+        const uint4 low = *reinterpret_cast<const uint4*>(at), high = *reinterpret_cast<const uint4*>(at + 4096);
+        bits[0] = low.x, bits[1] = low.y, bits[2] = low.z, bits[3] = low.w;
+        bits[4] = high.x, bits[5] = high.y, bits[6] = high.z, bits[7] = high.w;
+    }
     // The largest magnitude, as bits.
     template <int Parts>
     __device__ __forceinline__ u32 top() const {

@@ -3,7 +3,8 @@
 // x: (rows, cols), any row stride, unit column stride.
 // tiles, inverse: the split operand, see split_pieces.cuh.
 // Columns up to Threads * Held * 8 are read once, those beyond twice.
-// Launch: Threads * Rows threads, ceil(ceil(rows / 8) * 8 / Rows) blocks. Threads is a power of two; Rows is 1 if it is > 32.
+// Launch: Threads * Rows threads, any number of blocks, of which more than ceil(ceil(rows / 8) * 8 / Rows) have no work. Threads
+//   is a power of two; Rows is 1 if it is > 32.
 #pragma once
 
 #include "split_pieces.cuh"
@@ -30,22 +31,19 @@ __device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
     return number;
 }
 
-// Each of `Threads` threads keeps its first `Held` pieces of the row in registers between the two passes.
-template <int Threads, int Rows, int Held, int Parts>
-__device__ __forceinline__ void split_rows(
-    const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
-    static_assert(Threads <= 32 || Rows == 1, "teams larger than a warp are blocks");
+// Split one row, or padding behind the rows. Each of `Threads` threads keeps its first `Held` pieces of it in registers between
+// the two passes. `slots` are 64 words, which the call for the next row may use at once: the last to read the first half of
+// them have done so before any thread is past the second reduction, and those of the second before any is past the next first.
+template <int Threads, int Held, int Parts>
+__device__ __forceinline__ void split_row(
+    const float* x, i64 stride, char* tiles, float* inverse, i64 row, i64 rows, i64 cols, u32* slots) {
     static_assert(Threads % 8 == 0, "neighbouring threads have the 8 pieces of 64 columns");
     static_assert(Held <= 32, "with_lo has a bit for each");
     const int rank = threadIdx.x % Threads;
-    const i64 row = static_cast<i64>(blockIdx.x) * Rows + threadIdx.x / Threads;
     const i64 pieces = (cols + 63) / 64 * 8, groups = (rows + 7) / 8;
     const i64 columns = row < rows ? cols : 0;  // padding rows read nothing
     const float* from = x + row * stride;
     const bool aligned = reinterpret_cast<i64>(from) % 16 == 0;
-
-    SHARED_BYTES(scratch, 2 * 32 * 4);
-    u32* const slots = reinterpret_cast<u32*>(scratch);
 
     // Compare magnitudes as bits: their order is that of the numbers, and subnormal numbers are not flushed.
     Piece held[Held];
@@ -90,11 +88,11 @@ __device__ __forceinline__ void split_rows(
 #pragma unroll
     for (int i = 0; i < Held; ++i) {
         const int p = i * Threads + rank;
-        if (p < pieces && row < groups * 8) {
+        if (p < pieces) {
             with_lo |= static_cast<u32>(store(held[i], p)) << i;
         }
     }
-    for (i64 p = Held * Threads + rank; p < pieces && row < groups * 8; p += Threads) {
+    for (i64 p = Held * Threads + rank; p < pieces; p += Threads) {
         Piece piece;
         piece.load(from, p * 8, columns, aligned);
         mark(p, store(piece, p));
@@ -105,12 +103,27 @@ __device__ __forceinline__ void split_rows(
 #pragma unroll
         for (int i = 0; i < Held; ++i) {
             const int p = i * Threads + rank;
-            if (p < pieces && row < groups * 8) {
+            if (p < pieces) {
                 mark(p, with_lo >> i & 1);
             }
         }
     }
     if (rank == 0 && row < rows) {
         inverse[row] = entry;
+    }
+}
+
+template <int Threads, int Rows, int Held, int Parts>
+__device__ __forceinline__ void split_rows(
+    const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
+    static_assert(Threads <= 32 || Rows == 1, "teams larger than a warp are blocks");
+    static_assert(8 % Rows == 0, "a block has whole rows, with padding");
+    SHARED_BYTES(scratch, 2 * 32 * 4);
+    u32* const slots = reinterpret_cast<u32*>(scratch);
+    const i64 padded = (rows + 7) / 8 * 8;
+#pragma unroll 1
+    for (i64 first = static_cast<i64>(blockIdx.x) * Rows; first < padded; first += static_cast<i64>(gridDim.x) * Rows) {
+        const i64 row = first + threadIdx.x / Threads;
+        split_row<Threads, Held, Parts>(x, stride, tiles, inverse, row, rows, cols, slots);
     }
 }

@@ -27,7 +27,7 @@ REPAIR_THREADS = 256
 FINISH_THREADS = 256
 # Of split_rows: the most threads that have a row, and those of a block of rows of a warp each; the pieces of 8 elements
 # that each holds; the threads that find room on a multiprocessor.
-_ROW_THREADS, _ROW_HELD, _ROW_ROOM = 256, 4, 1024
+_ROW_THREADS, _ROW_HELD, ROW_ROOM = 256, 4, 1024
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
 _CHUNKS = (32, 24)  # columns of a tile that an epilogue works on at once
 _SPLIT_MEMBERS = "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;"
@@ -61,7 +61,7 @@ def split_rows_kernel(conditional: bool = False, parts: int = 2, team: int = _RO
     """
     threads = _ROW_THREADS if team == 32 else team
     call = f"split_rows<{team}, {threads // team}, {_ROW_HELD}, {parts}>({_SPLIT_ARGUMENTS})"
-    blocks = _ROW_ROOM // threads
+    blocks = ROW_ROOM // threads
     return _kernel("split_rows", _SPLIT_MEMBERS, call, threads, blocks=blocks, conditional=conditional)
 
 
@@ -74,13 +74,14 @@ def row_team(cols: int) -> int:
 
 
 @lru_cache
-def split_columns_kernel(conditional: bool = False, parts: int = 2, cluster: int = 1) -> Kernel:
+def split_columns_kernel(conditional: bool = False, parts: int = 2, cluster: int = 1, held: bool = False) -> Kernel:
     """Return the kernel that splits a column-major matrix; a conditional one does nothing where its flag is 0.
 
-    The blocks of a cluster share the columns.
+    The blocks of a cluster share the columns, which they keep in shared memory if `held`, see `holds_columns`.
     """
-    call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}, {parts}, {cluster}>({_SPLIT_ARGUMENTS})"
-    threads, shared = 32 * _COLUMN_WARPS, 4096 * parts * _COLUMN_WARPS
+    sizes = f"{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}, {parts}, {cluster}, {str(held).lower()}"
+    call = f"split_columns<{sizes}>({_SPLIT_ARGUMENTS})"
+    threads, shared = 32 * _COLUMN_WARPS, 4096 * (2 if held else parts) * _COLUMN_WARPS
     arch = ARCHITECTURE if cluster > 1 else ""
     return _kernel(
         "split_columns",
@@ -103,6 +104,11 @@ def column_cluster(rows: int, cols: int, parts: int, processors: int) -> int:
     while cluster < most and -(-rows // 32) * 2 * cluster <= processors and cols > 64 * cluster:
         cluster *= 2
     return cluster
+
+
+def holds_columns(cols: int, cluster: int) -> bool:
+    """Whether the blocks that split 32 rows of a column-major matrix keep its elements in shared memory."""
+    return cols <= 64 * _COLUMN_WARPS * cluster
 
 
 def plain_program(shape: Shape) -> Program:
@@ -180,7 +186,9 @@ def kernels_of(node: Node) -> list[Kernel]:
     if node.op == "split" and not node.by_columns:
         return [split_rows_kernel(parts=node.parts, team=row_team(node.inputs[0].shape[1]))]
     if node.op == "split":
-        return [split_columns_kernel(False, node.parts, column_cluster(*node.inputs[0].shape, node.parts, processors))]
+        rows, cols = node.inputs[0].shape
+        cluster = column_cluster(rows, cols, node.parts, processors)
+        return [split_columns_kernel(False, node.parts, cluster, holds_columns(cols, cluster))]
     return [finish_kernel()]
 
 

@@ -14,9 +14,11 @@ from .split import (
     FINISH_THREADS,
     GEMM_THREADS,
     REPAIR_THREADS,
+    ROW_ROOM,
     WARPS_A_TILE,
     column_cluster,
     finish_kernel,
+    holds_columns,
     inverse_at,
     padded,
     plain_program,
@@ -28,6 +30,8 @@ from .split import (
 from .structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, pointer
 
 # Members follow the structs in `split.py`.
+
+_ROUNDS = 4  # of blocks that split rows if a flag is set
 
 
 class Split:
@@ -61,15 +65,20 @@ class Split:
             self.kernel = split_rows_kernel(conditional, parts, team)
             self._rows_of_block = self.kernel.config.threads // team
         else:
-            self.kernel = split_columns_kernel(conditional, parts, column_cluster(rows, cols, parts, processors))
+            cluster = column_cluster(rows, cols, parts, processors)
+            self.kernel = split_columns_kernel(conditional, parts, cluster, holds_columns(cols, cluster))
         self._inverse = inverse_at(rows, cols, parts)
         self._shape, self._stride = (rows, cols), strides[0 if self._by_rows else 1]
+        self._processors = processors
         self._conditional = conditional
 
     def launch(self, runtime: Runtime, matrix: int, tiles: int, flag: int = -1) -> StructLaunch:
         """Load the kernel; the slots are those of the addresses of matrix, split and, if conditional, flag."""
         kernel, rows = self.kernel, self._shape[0]
         blocks = -(-rows // 8) * 8 // self._rows_of_block if self._by_rows else -(-rows // 32) * kernel.cluster
+        if self._conditional and self._by_rows:
+            # Mostly there is nothing to do, and starting blocks takes longer. More rows a block are slower to split.
+            blocks = min(blocks, self._processors * ROW_ROOM // kernel.config.threads * _ROUNDS)
         call = KernelCall(runtime.function(kernel), (blocks, 1, 1), (kernel.config.threads, 1, 1), kernel.shared)
         struct = pointer(matrix) + integers(self._stride) + pointer(tiles) + pointer(tiles, self._inverse)
         struct += integers(*self._shape)

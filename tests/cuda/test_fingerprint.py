@@ -256,17 +256,19 @@ def test_conditional_plans(device: Engine) -> None:
     assert templates >= {"ColumnStats", "RowProgram"}
 
 
+@pytest.mark.parametrize("shape", [(37, 130), (150, 130), (130, 1300)], ids=str)
 @pytest.mark.parametrize("by", ["rows", "columns"])
-def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -> None:
+def test_conditional_splits(device: Engine, by: str, shape: tuple[int, int], rng: np.random.Generator) -> None:
+    """On a multiprocessor, which has room for fewer rows than the larger matrices have."""
     from cupyfuse.cuda.launch import sequence
     from cupyfuse.cuda.split_launch import Split
     from cupyfuse.ir.products import split_shape
 
     runtime = runtime_of(device)
-    x = device.array(normal(rng, (37, 130)), "contiguous" if by == "rows" else "fortran")
+    x = device.array(normal(rng, shape), "contiguous" if by == "rows" else "fortran")
     strides = x.strides[0] // 4, x.strides[1] // 4
-    split = sequence([Split(37, 130, strides, conditional=True).launch(runtime, 0, 1, 2)])
-    plainly = sequence([Split(37, 130, strides).launch(runtime, 0, 1)])
+    split = sequence([Split(*shape, strides, conditional=True).launch(runtime, 0, 1, 2)])
+    plainly = sequence([Split(*shape, strides).launch(runtime, 0, 1)])
     memory, other = (device.xp.empty(split_shape(x.shape), np.float16) for _ in range(2))
     memory[...], other[...] = -7, -7
     flag = device.array(np.zeros(1, np.uint32))
