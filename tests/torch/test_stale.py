@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import threading
 import weakref
@@ -513,6 +514,51 @@ def test_a_check_is_recorded_once_its_arguments_stay_the_same(host: Launching, m
     for module in (plain, fused):
         layer(module).weight = nn.Parameter(layer(module).weight.detach() * -1.5)
     agree(fused, plain, x)
+
+
+def counted_checks(found: Any) -> mock.Mock:
+    """Count the fingerprints that a cache takes from here on."""
+    found._weights._fingerprint = mock.Mock(wraps=found._weights._fingerprint)
+    return found._weights._fingerprint
+
+
+def test_nothing_is_compared_where_every_call_comes_after_a_change(host: Launching) -> None:
+    plain, fused, x = pair(models.HeadSum, "cpu")
+    agree(fused, plain, x)
+    (found,) = entries(fused)
+    check = counted_checks(found)
+    for step in range(4):
+        in_place(layer(plain).weight), in_place(layer(fused).weight)
+        agree(fused, plain, x)
+        assert check.call_count == 1, f"the first change may be the only one; {step} more"
+    for way in (data_copy, in_place, data_copy):
+        way(layer(plain).weight), way(layer(fused).weight)
+        agree(fused, plain, x)
+    assert check.call_count == 4, "a call without a change that the host knows of, and the one after it, compare again"
+
+
+def test_a_graph_compares_although_other_calls_do_not(host: Launching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are as when it last ran, but in the meantime others were prepacked, which no check has seen."""
+    plain, fused, x = pair(models.HeadSum, "cpu")
+    agree(fused, plain, x)
+    (found,) = entries(fused)
+    found._weights._check = mock.Mock(wraps=found._weights._check)
+    with monkeypatch.context() as patch:
+        for module in (prepacked, executor):
+            patch.setattr(module, "is_capturing", lambda: True)
+        patch.setattr(prepacked, "_captured_graph", lambda: 1)
+        agree(fused, plain, x)
+    replay = functools.partial(found._weights._check, *found._weights._check.call_args.args)
+    arrays, first = found._weights._buffers.arrays, layer(fused).weight.detach().clone()
+    want = [array.clone() for array in arrays]
+    for _ in range(2):
+        for _ in range(4):
+            in_place(layer(plain).weight), in_place(layer(fused).weight)
+            agree(fused, plain, x)
+        layer(fused).weight.data.copy_(first)
+        replay()
+        assert all(map(torch.equal, arrays, want))
+        layer(plain).weight.data.copy_(first)
 
 
 def test_graphs_have_states_of_their_own(host: Launching, monkeypatch: pytest.MonkeyPatch) -> None:

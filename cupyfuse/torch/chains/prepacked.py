@@ -2,8 +2,9 @@
 
 On a GPU every call compares a fingerprint of the weights on the device, and the kernels that prepack return at once
 where it is unchanged (`CheckedCache`). This finds writes that no version counts, needs no synchronisation, and works in
-replays of CUDA graphs. The fingerprint samples the elements; changes that the host knows of enter it as a token.
-`Options.frozen` omits the check (`FrozenCache`); where neither is possible, every call prepacks (`Uncached`).
+replays of CUDA graphs. The fingerprint samples the elements; changes that the host knows of enter it as a token. Where
+every call comes after such a change, as in training, nothing is compared. `Options.frozen` omits the check
+(`FrozenCache`); where neither is possible, every call prepacks (`Uncached`).
 """
 
 from __future__ import annotations
@@ -158,6 +159,8 @@ class CheckedCache(Uncached):
         self._budget = budget
         self._runtime = runtime_of(matrices[0].get_device())
         self._token = 0  # grows with every change that the host sees
+        self._seen = 0  # the token at the last call
+        self._changes = 0  # how many calls in a row, up to the last, came after such a change
         self._all: weakref.WeakSet[_CheckedBuffers] = weakref.WeakSet()  # also those that only graphs still read
         when = "when the parameters have changed, which the device checks in every call: {} are kept"
         super().__init__(plan, matrices, when)
@@ -189,6 +192,11 @@ class CheckedCache(Uncached):
         if not state:
             return self.compute(matrices)
         addresses = [matrices[k].data_ptr() for k in self.needed]
+        if not capturing and self._changes_in_every_call():
+            buffers.expire()  # for what compares, in graphs or on other streams
+            self._execute.run_if_changed(addresses, buffers.addresses, buffers.true, stream)
+            return buffers.arrays
+        buffers.expired = False
         check = functools.partial(self._check, addresses, self._token, state, buffers)
         if capturing:
             check(stream)
@@ -196,6 +204,12 @@ class CheckedCache(Uncached):
             # The state and the buffers are always the same ones for a stream.
             buffers.recordings[stream](self._runtime, check, (self._token, *addresses), stream)
         return buffers.arrays
+
+    def _changes_in_every_call(self) -> bool:
+        """Count a call; whether it and the one before it came after a change that the host has seen."""
+        self._changes = self._changes + 1 if self._seen != self._token else 0
+        self._seen = self._token
+        return self._changes > 1
 
     def _check(self, addresses: list[int], token: int, state: int, buffers: _CheckedBuffers, stream: Any) -> Any:
         """Launch the fingerprint, and the kernels that prepack if it differs; return their workspace."""
@@ -275,15 +289,23 @@ class _Buffers:
 class _CheckedBuffers(_Buffers):
     """Cached arrays, and a fingerprint state for each stream and each captured graph.
 
-    `address` is that of the state that all others are compared with; `addresses` are those of the arrays.
+    Attributes
+    ----------
+    address : that of the state that all others are compared with
+    addresses : those of the arrays
+    true : that of a flag that is always set
+    expired : whether every check finds a change, as none has run since the last `expire`
+    recordings : by stream
     """
 
     def __init__(self, arrays: list[Any], device: int):
         words = (_STATES + 1) * STATE_BYTES // 8  # of 8 bytes
-        self._words = torch.zeros(words, dtype=torch.int64, device=arrays[0].device)
-        self.address = self._words.data_ptr()
+        self._words = torch.zeros(words + 1, dtype=torch.int64, device=arrays[0].device)
+        self._words[words:].fill_(1)
+        self.address, self.true = self._words.data_ptr(), self._words[words:].data_ptr()
         self.addresses = [array.data_ptr() for array in arrays]
-        self.recordings: defaultdict[int, _Recording] = defaultdict(_Recording)  # by stream
+        self.expired, self._captured = False, False
+        self.recordings: defaultdict[int, _Recording] = defaultdict(_Recording)
         self._free = list(range(self.address + STATE_BYTES, self.address + words * 8, STATE_BYTES))
         self._states: dict[Any, int] = {}
         super().__init__(arrays, device)
@@ -302,6 +324,7 @@ class _CheckedBuffers(_Buffers):
 
         No wait for the allocation is needed: a capture begins when the GPU has done what came before.
         """
+        self._captured = True
         graph = _captured_graph()
         if graph is None:
             return self._allocate_state()
@@ -318,8 +341,10 @@ class _CheckedBuffers(_Buffers):
 
     def expire(self) -> None:
         """Make the next check of every stream and graph find a change."""
-        with torch.inference_mode(False), torch.no_grad():
-            self._words[:1].zero_()
+        if not self.expired:
+            with torch.inference_mode(False), torch.no_grad():
+                self._words[:1].zero_()
+        self.expired = not self._captured  # replays of graphs check unseen
 
 
 class _Recording:
