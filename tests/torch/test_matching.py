@@ -42,8 +42,12 @@ OTHERS: dict[str, Callable[[], torch.Tensor]] = {
     "to be negated": lambda: torch.complex(tensor(), tensor()).conj().imag,
     "on another device": lambda: tensor(device="meta"),
     "nested": lambda: torch.nested.nested_tensor([*tensor()]),
+    "jagged": lambda: torch.nested.nested_tensor([*tensor()], layout=torch.jagged),
+    "of oneDNN": lambda: tensor().to_mkldnn(),
+    "compressed": lambda: tensor().to_sparse_csr(),
     "zeros without memory": lambda: torch._efficientzerotensor(SHAPE),
 }
+NOT_STRIDED = ("sparse", "nested", "jagged", "of oneDNN", "compressed")
 
 
 PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -63,26 +67,37 @@ def test_other_inputs_are_not_recognised(name: str) -> None:
     assert matches([tensor()]) and matches([tensor().clone()])
     other = OTHERS[name]()
     assert not matches([other])
-    if name not in ("sparse", "nested", "a subclass"):
+    if name not in (*NOT_STRIDED, "a subclass"):
         again = matcher([other], [0], None)
         assert again([OTHERS[name]()]) and not again([tensor()])
 
 
 @pytest.mark.parametrize("after", PLAIN)
 @pytest.mark.parametrize("before", PLAIN)
-def test_parameters_and_tensors_are_alike(before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As weights that `torch.func.functional_call` replaces: no executor is looked up for the others."""
+def test_parameters_and_tensors_are_recognised_in_turns(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As weights that `torch.func.functional_call` replaces: their executor is looked up once."""
     steps = (Step("tanh", ()), Step("add", (Ref(1),)))
     runner = Runner(build_chain(steps, ("input", "weight"), fixed=frozenset({1})))
-    x = tensor()
+    x, searches, search = tensor(), [], runner._executor_for
+    monkeypatch.setattr(runner, "_executor_for", lambda tensors: searches.append(1) or search(tensors))
+    counts = []
     for _ in range(3):
-        runner((x, PLAIN[before](tensor())))
-    searches = []
-    monkeypatch.setattr(runner, "_executor_for", searches.append)
-    weight = PLAIN[after](tensor() * 2)
-    torch.testing.assert_close(runner((x, weight))[0], torch.tanh(x) + weight, check_stride=True)
-    torch.testing.assert_close(runner((PLAIN[after](x), weight))[0], torch.tanh(x) + weight)
-    assert not searches
+        for kind in (before, after):
+            weight = PLAIN[kind](tensor() * 2)
+            for _ in range(3):
+                torch.testing.assert_close(runner((x, weight))[0], torch.tanh(x) + weight, check_stride=True)
+        counts.append(len(searches))
+    assert counts[0] == counts[2]
+    assert len(runner._recognized) == len({type(PLAIN[kind](x)) for kind in (before, after)})
+
+
+def test_the_same_tensor_twice_is_recognised() -> None:
+    x, y = tensor(), tensor() + 1
+    matches = matcher([x, y, x], range(3))
+    assert matches([x, y, x]) and matches([y, x, y]) and not matches([x, y, x.clone()])
+    assert not matcher([x, y, x.clone()], range(3))([x, y, x]), "the guards take none twice"
 
 
 @contextlib.contextmanager
@@ -136,7 +151,7 @@ def test_the_precision_belongs_to_products_alone() -> None:
 def test_calls_of_all_kinds_in_turn_are_right() -> None:
     """More kinds than are recognised, each several times, in one runner."""
     runner = runner_of()
-    kinds = [name for name in OTHERS if name not in ("another rank", "sparse", "nested", "on another device")]
+    kinds = [name for name in OTHERS if name not in ("another rank", *NOT_STRIDED, "on another device")]
     inputs = [tensor(), *(OTHERS[name]() for name in kinds), tensor((2, 6)), tensor((3, 6))]
     for _ in range(3):
         for x in inputs:
@@ -146,7 +161,7 @@ def test_calls_of_all_kinds_in_turn_are_right() -> None:
     assert len(runner._recognized) == _MOST_RECOGNIZED
 
 
-@pytest.mark.parametrize("name", ["sparse", "nested", "zeros without memory"])
+@pytest.mark.parametrize("name", [*NOT_STRIDED, "zeros without memory"])
 def test_inputs_that_are_no_strided_memory_are_left_to_pytorch(name: str) -> None:
     """After calls with plain tensors of the same shape, and before further ones."""
     runner = runner_of(Step("tanh", ()))
@@ -157,7 +172,9 @@ def test_inputs_that_are_no_strided_memory_are_left_to_pytorch(name: str) -> Non
     assert len(runner._recognized) == 1 and sum(runner.refusals.values()) == 3
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if name not in ("nested", "on another device")])
+@pytest.mark.parametrize(
+    "name", [name for name in OTHERS if name in ("sparse",) or name not in (*NOT_STRIDED, "on another device")]
+)
 def test_weights_that_others_replace_are_compared(name: str) -> None:
     """Of a chain that prepacks nothing of its weights, and so keeps none to compare others with."""
     other = OTHERS[name]()

@@ -1,7 +1,7 @@
-"""Recognise inputs like those of an earlier call by one generated expression.
+"""Recognise inputs like those of an earlier call, without a key to make and to hash.
 
-It compares what `eligibility.signature_of` and the key of `Runner` consist of: without a tuple to make and to hash, a
-call takes 1 us less.
+Dynamo's guards compare tensors: their types, dispatch keys, dtypes, devices, shapes, strides and whether gradients are
+wanted, in C++ for all of them at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ...generated import Constants, define
-from .eligibility import PLAIN_TYPES
 from .tensors import Tensors
 
 Matches = Callable[[Tensors], bool]
@@ -28,33 +27,36 @@ def matcher(
 ) -> Matches:
     """Return a function that tells whether inputs are like these, in a call with the same settings of PyTorch's.
 
+    A parameter is not like a tensor, and inputs that are the same tensor are like others that are.
+
     Parameters
     ----------
-    tensors : strided tensors of PyTorch's own types, which are alike
+    tensors : strided tensors of PyTorch's own types
     numbers : which of them are compared
     current_precision : returns the precision of products; None for chains that do not depend on it
     fixed : those of the numbers of which weights may be prepacked, unless they are of inference mode
     """
-    constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype, plain=PLAIN_TYPES)
+    constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype, strided=torch.strided)
     name = constants.name
-    lines, same = [], []
+    distinct: dict[int, int] = {}  # numbers, by the identities of their tensors: guards take none twice
+    memory, same = [], []
     for k in numbers:
-        t = tensors[k]
-        lines.append(f"t{k} = tensors[{k}]")
-        same.append(f"(type(t{k}) is {name(type(t))} or type(t{k}) in plain)")  # the first one is faster
-        same.append(f"t{k}.layout is {name(t.layout)}")  # others may have no strides
-        same += [f"t{k}.shape == {name(t.shape)}", f"t{k}.stride() == {name(t.stride())}"]
-        same += [f"t{k}.dtype is {name(t.dtype)}", f"t{k}.requires_grad is {t.requires_grad}"]
-        same += [f"t{k}.device == {name(t.device)}", f"t{k}.is_neg() is {t.is_neg()}"]
-        same.append(f"t{k}._is_zerotensor() is {t._is_zerotensor()}")  # one without memory
-        if k in fixed and t.is_inference():
-            same.append(f"t{k}.is_inference()")
+        # The guards ask for strides, without a way to fail: those of what is no strided memory would end the process.
+        memory.append(f"tensors[{k}].layout is strided and not tensors[{k}].is_nested")
+        first = distinct.setdefault(id(tensors[k]), k)
+        if first != k:
+            same.append(f"tensors[{k}] is tensors[{first}]")
+        if k in fixed and tensors[k].is_inference():
+            same.append(f"tensors[{k}].is_inference()")  # in inference mode the keys do not tell
+    if distinct:
+        guards = torch._C._dynamo.guards.TensorGuards(
+            *(tensors[k] for k in distinct.values()), dynamic_dims_sizes=None, dynamic_dims_strides=None
+        )
+        same.insert(0, f"{name(guards.check)}({', '.join(f'tensors[{k}]' for k in distinct.values())})")
     same += [f"grad() is {torch.is_grad_enabled()}", f"default() is {name(torch.get_default_dtype())}"]
     if current_precision is not None:
         same.append(f"{name(current_precision)}() == {current_precision()!r}")
-    lines.append(f"return {' and '.join(same)}")
-    guarded = ["try:", *(f"    {line}" for line in lines), "except RuntimeError:", "    return False"]  # nested tensors
-    return define("matches", "tensors", guarded, constants)
+    return define("matches", "tensors", [f"return {' and '.join([*memory, *same])}"], constants)
 
 
 def backward_call(

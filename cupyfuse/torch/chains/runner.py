@@ -145,7 +145,7 @@ class Runner:
 
     def _recognize(self, executor: Executor, tensors: Tensors) -> None:
         """Recognise further inputs like those of a call that an executor has had before."""
-        others = [each for each in self._recognized if each[1] is not executor]
+        others = [each for each in self._recognized if each[1] is not executor or not each[0](tensors)]
         reads_precision = executor.has_products and self.options.precision is None
         precision = matmul_precision if reads_precision else None
         if executor.prepacks:
@@ -183,6 +183,8 @@ class Runner:
             if isinstance(executor, Executor):
                 executor.bind(tensors)
                 self._latest[key] = executor
+                if not executor.prepacks:  # weights of other types are not current to it
+                    self._recognize(executor, tensors)
         return executor
 
     def _find_sharded(self, tensors: Tensors, reason: str) -> ShardedExecutor | str:
