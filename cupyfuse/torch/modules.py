@@ -24,6 +24,7 @@ from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
 _WEIGHT, _BIAS = Ref(1), Ref(2)
+_PLAIN = (nn.Linear, nn.BatchNorm1d)  # their tables have what their attributes are
 
 
 class _Runners:
@@ -32,6 +33,7 @@ class _Runners:
     def __init__(self) -> None:
         self.by_steps: dict[Any, Runner] = {}
         self.latest: dict[bool, tuple[Any, Runner]] = {}  # steps after a linear layer, by whether that has a bias
+        self.by_form: dict[Any, Runner] = {}  # by what decides on the steps
 
     @property
     def runners(self) -> list[Runner]:
@@ -106,7 +108,7 @@ class _DropIn(nn.Module):
 def _member(module: nn.Module, table: str, name: str) -> Any:
     """Read a parameter or a submodule: three times as fast from its table, unless a class may redefine it."""
     cls, own = type(module), module.__dict__
-    if (cls is nn.Linear or cls.__module__ == __name__) and name in own[table] and name not in own:
+    if (cls in _PLAIN or cls.__module__ == __name__) and name in own[table] and name not in own:
         return own[table][name]
     return getattr(module, name)
 
@@ -245,31 +247,50 @@ class HeadSoftmax(_DropIn):
         self.scale = nn.Parameter(torch.ones(scale_shape, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = _is_plain(self.gemm, nn.Linear) and _is_plain(self.bn, nn.BatchNorm1d)
+        gemm, bn = _member(self, "_modules", "gemm"), _member(self, "_modules", "bn")
+        plain = _is_plain(gemm, nn.Linear) and _is_plain(bn, nn.BatchNorm1d)
         if _is_watched(x) or not plain or x.dim() != 2:
-            return torch.softmax(self.scale * self.bn(self.gemm(x)), dim=1)
-        bn = self.bn
-        tensors: dict[str, Any] = {
-            "gemm.weight": self.gemm.weight,
-            "gemm.bias": self.gemm.bias,
-            "bn.running_mean": bn.running_mean,
-            "bn.running_var": bn.running_var,
-            "bn.weight": bn.weight,
-            "bn.bias": bn.bias,
-            "bn.num_batches_tracked": bn.num_batches_tracked if bn.training and bn.track_running_stats else None,
-            "scale": self.scale,
-        }
-        given = {name: t for name, t in tensors.items() if t is not None}
-        numbers = {name: k for k, name in enumerate(given, 1)}
-        weight, bias, *statistics, scale = (Ref(numbers[name]) if name in numbers else None for name in tensors)
-        steps = (
-            Step("linear", (weight,) if bias is None else (weight, bias)),
-            Step("batch_norm_module", (*statistics, bn.training, bn.momentum, bn.eps)),
-            Step("mul", (scale,)),
-            Step("softmax", (1,)),
+            return torch.softmax(self.scale * bn(gemm(x)), dim=1)
+        counts = bn.training and bn.track_running_stats
+        parameters = (
+            _member(gemm, "_parameters", "weight"),
+            _member(gemm, "_parameters", "bias"),
+            _member(bn, "_buffers", "running_mean"),
+            _member(bn, "_buffers", "running_var"),
+            _member(bn, "_parameters", "weight"),
+            _member(bn, "_parameters", "bias"),
+            _member(bn, "_buffers", "num_batches_tracked") if counts else None,
+            _member(self, "_parameters", "scale"),
         )
-        result: Tensor = self._runner(steps, ("input", *given))((x, *given.values()))[0]
+        given = [t for t in parameters if t is not None]
+        form = (bn.training, bn.momentum, bn.eps, *[t is not None for t in parameters])
+        by_form = self._runners().by_form
+        runner = by_form.get(form)
+        if runner is None:
+            runner = by_form[form] = self._runner(*_softmax_steps(*form))
+        result: Tensor = runner((x, *given))[0]
         return result
+
+
+_SOFTMAX_PARAMETERS = (
+    *("gemm.weight", "gemm.bias", "bn.running_mean", "bn.running_var", "bn.weight", "bn.bias"),
+    *("bn.num_batches_tracked", "scale"),
+)
+
+
+def _softmax_steps(
+    training: bool, momentum: float | None, eps: float, *given: bool
+) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """Return the steps of `HeadSoftmax`, and the names of the inputs, of which `given` tells the parameters."""
+    names = ["input", *(name for name, present in zip(_SOFTMAX_PARAMETERS, given, strict=True) if present)]
+    weight, bias, *statistics, scale = (Ref(names.index(n)) if n in names else None for n in _SOFTMAX_PARAMETERS)
+    steps = (
+        Step("linear", (weight,) if bias is None else (weight, bias)),
+        Step("batch_norm_module", (*statistics, training, momentum, eps)),
+        Step("mul", (scale,)),
+        Step("softmax", (1,)),
+    )
+    return steps, tuple(names)
 
 
 # Linear layers and the operation after them -------------------------------------------------------------------------
