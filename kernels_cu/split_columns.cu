@@ -4,9 +4,9 @@
 // tiles, inverse: the split operand, see split_pieces.cuh.
 // A cluster takes 32 rows of the operand, one for each lane of its warps: it finds the largest elements, then splits. A warp
 // takes 64 columns at a time and transposes them in shared memory, from where whole atoms are written. If Held, no warp has more
-// than these, and they wait there from the first pass on. Else the second pass reads them again, mostly from the L2 cache; lanes
-// have Ahead loads in flight in the first pass, Depth in the second.
-// Launch: Warps * 32 threads, ceil(rows / 32) clusters, Warps * 4096 bytes of dynamic shared memory times Parts, if Held times 2.
+// than these, and they wait there from the first pass on, in the room of two parts. Else the second pass reads them again, mostly
+// from the L2 cache; lanes have Ahead loads in flight in the first pass, Depth in the second.
+// Launch: Warps * 32 threads, ceil(rows / 32) clusters, Warps * 4096 bytes of dynamic shared memory times Parts.
 #pragma once
 
 #include "clusters.cuh"
@@ -16,6 +16,7 @@ template <int Warps, int Ahead, int Depth, int Parts, int Cluster, bool Held>
 __device__ __forceinline__ void split_columns(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
     static_assert(64 % Depth == 0 && Depth % 8 == 0, "whole pieces of blocks");
+    static_assert(!Held || Parts == 2, "elements take as much room as two parts");
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 rank = Cluster == 1 ? 0 : cluster_rank();
     const int worker = rank * Warps + warp;  // among the warps of the cluster
@@ -31,7 +32,7 @@ __device__ __forceinline__ void split_columns(
     u32(*const shares)[32] = reinterpret_cast<u32(*)[32]>(largest);  // what the block found, for the others of its cluster
 
     // A lane has a piece of 16 bytes in each half of the warp's part; pieces of a row begin at banks of their own.
-    char* const own = shared + warp * (Held ? 2 : Parts) * 4096;
+    char* const own = shared + warp * Parts * 4096;
     const auto piece_of_lane = [&](int n) { return own + lane * 128 + (n ^ lane % 8) * 16; };
 
     // Compare magnitudes as bits: their order is that of the numbers.

@@ -81,7 +81,7 @@ def split_columns_kernel(conditional: bool = False, parts: int = 2, cluster: int
     """
     sizes = f"{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}, {parts}, {cluster}, {str(held).lower()}"
     call = f"split_columns<{sizes}>({_SPLIT_ARGUMENTS})"
-    threads, shared = 32 * _COLUMN_WARPS, 4096 * (2 if held else parts) * _COLUMN_WARPS
+    threads, shared = 32 * _COLUMN_WARPS, 4096 * parts * _COLUMN_WARPS
     arch = ARCHITECTURE if cluster > 1 else ""
     return _kernel(
         "split_columns",
@@ -106,9 +106,12 @@ def column_cluster(rows: int, cols: int, parts: int, processors: int) -> int:
     return cluster
 
 
-def holds_columns(cols: int, cluster: int) -> bool:
-    """Whether the blocks that split 32 rows of a column-major matrix keep its elements in shared memory."""
-    return cols <= 64 * _COLUMN_WARPS * cluster
+def holds_columns(cols: int, cluster: int, parts: int) -> bool:
+    """Whether the blocks that split 32 rows of a column-major matrix keep its elements in shared memory.
+
+    They take the room of two parts, 128 KB. GPUs before Hopper, which split in one part, may have 99 KB.
+    """
+    return parts == 2 and cols <= 64 * _COLUMN_WARPS * cluster
 
 
 def plain_program(shape: Shape) -> Program:
@@ -188,7 +191,7 @@ def kernels_of(node: Node) -> list[Kernel]:
     if node.op == "split":
         rows, cols = node.inputs[0].shape
         cluster = column_cluster(rows, cols, node.parts, processors)
-        return [split_columns_kernel(False, node.parts, cluster, holds_columns(cols, cluster))]
+        return [split_columns_kernel(False, node.parts, cluster, holds_columns(cols, cluster, node.parts))]
     return [finish_kernel()]
 
 

@@ -66,7 +66,7 @@ class Split:
             self._rows_of_block = self.kernel.config.threads // team
         else:
             cluster = column_cluster(rows, cols, parts, processors)
-            self.kernel = split_columns_kernel(conditional, parts, cluster, holds_columns(cols, cluster))
+            self.kernel = split_columns_kernel(conditional, parts, cluster, holds_columns(cols, cluster, parts))
         self._inverse = inverse_at(rows, cols, parts)
         self._shape, self._stride = (rows, cols), strides[0 if self._by_rows else 1]
         self._processors = processors

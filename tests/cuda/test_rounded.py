@@ -46,6 +46,14 @@ def split(device: Engine, matrix: Any) -> Any:
     return memory
 
 
+@pytest.mark.parametrize("cols", [33, 1024, 1025])
+@pytest.mark.parametrize("processors", [1, 128])
+def test_splits_by_columns_find_room_before_hopper(cols: int, processors: int) -> None:
+    """A block has at most 99 KB on an RTX 4090 and an L40S; a few are the kernel's own."""
+    kernel = Split(70, cols, (1, 70), parts=1, processors=processors).kernel
+    assert kernel.shared <= 64 << 10 and kernel.cluster == 1
+
+
 def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any]:
     """(elements, inverse scales, how many elements are small), padding columns included."""
     raw = memory.reshape(-1).view(np.uint8)
