@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..trace import Axes, Call
 from .picture import notebook_html, svg
 from .report import record, report
-from .schedule import Schedule, Step, assign_offsets, base_of, state_bytes, step_time
+from .schedule import Schedule, Step, assign_offsets, base_of, state_bytes, step_time, view_chain
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -42,8 +42,8 @@ class Output:
 
     @property
     def direct(self) -> bool:
-        """Whether the step writes the value as the user's C-contiguous array has it."""
-        return base_of(self.node) is self.node and self.axes.in_order
+        """Whether the step writes the value as the user's C-contiguous array has it, if with other rows."""
+        return self.axes.in_order and all(view.op == "reshape" for view in view_chain(self.node))
 
     def with_user_axes(self, matrix: Any) -> Any:
         """View the value, given as rows x columns, with the user's axes."""

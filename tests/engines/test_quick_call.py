@@ -121,6 +121,26 @@ def test_a_call_with_outs_gives_the_same(rng: np.random.Generator) -> None:
             np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
 
 
+def test_results_with_other_rows_are_written_where_the_caller_gets_them(rng: np.random.Generator) -> None:
+    """Rows of images for a matrix that is the same for all, and several shapes of one value."""
+    x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
+
+    def views(x: Any, c: Any) -> Any:
+        y = x * c
+        return y, y.reshape(6, 20), y.reshape(-1), y.reshape(6, 20).T, y + 1
+
+    with HOST.active():
+        arrays = [HOST.array(x), HOST.array(x[0, 0])]
+        function = cf.fuse(lambda x, c: x * c)
+        execute = load(function.plan(*arrays), arrays, HOST.runtime)
+        assert execute.quick is not None
+        np.testing.assert_array_equal(execute(arrays)[0], x * x[0, 0])
+        results = cf.fuse(views)(*arrays)
+        for k, want in enumerate(views(x, x[0, 0])):
+            np.testing.assert_array_equal(results[k], want)
+            results[k][...] = 0  # none is a view of another
+
+
 def test_another_device_is_made_current_and_left(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, order = HOST.runtime, []
     current = True
