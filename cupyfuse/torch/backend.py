@@ -50,7 +50,9 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
     chosen = Options(**own)
     if not _is_wrapped_in_cpp(patches):
         cudagraph = bool(patches.get("triton.cudagraphs"))
-        fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, cudagraph=cudagraph))
+        beside_gpu = decision.on_gpu((*example_inputs, *module.parameters(), *module.buffers()))
+        judge = decision.judge_for(chosen, compiled=True, cudagraph=cudagraph, beside_gpu=beside_gpu)
+        fuse_module(module, AsOperator(chosen), judge)
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs), config_patches=patches or None)
     return compiled
 
@@ -98,7 +100,8 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     chosen = Options(only_gains=only_gains)
     prepare_attention(graph, compiled=True)
     imported = _import(graph)
-    lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
+    judge = decision.judge_for(chosen, compiled=True, beside_gpu=decision.on_gpu(imported.captured.tensors))
+    lower(imported, partition(imported.captured, judge), AsOperator(chosen))
     graph.lint()
 
 

@@ -179,11 +179,12 @@ class Capture:
         if self._callback is not None:
             self._callback.note_work(module)
         self._methods.add(owner, torch._guards.TracingContext.get_traced_code() or ())
+        beside_gpu = decision.on_gpu(itertools.chain(owner.parameters(), owner.buffers(), example_inputs))
         if not self.graphs:
-            judge = decision.judge_for(self.options, compiled=False, hooked=has_hooks(owner))
+            judge = decision.judge_for(self.options, False, hooked=has_hooks(owner), beside_gpu=beside_gpu)
             self.partitions += fuse_module(module, self._direct, judge)
             return leaving_modes(module)
-        judge = decision.judge_for(self.options, compiled=False, cudagraph=True)
+        judge = decision.judge_for(self.options, False, cudagraph=True, beside_gpu=beside_gpu)
         self.partitions += fuse_module(module, AsOperator(self.options), judge)
         cudagraph: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
         return cudagraph

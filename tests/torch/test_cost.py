@@ -285,6 +285,50 @@ def test_permuted_inputs_are_copied(compiled):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+def test_results_are_copied_to_the_order_of_pytorchs(compiled):
+    """As those of rotary embeddings, of queries whose heads and positions are transposed."""
+    rows = ((16, 12, 256, 64), "bfloat16")
+    builder = chains.Builder(2, {})
+    kept, copied = builder.mul(Ref(0), Ref(1)), builder.add(Ref(0), Ref(1))
+    chain = Chain(("x", "y"), tuple(builder.calls), (kept.number, copied.number))
+    in_order, laid_out = (estimate(chain, [rows, rows], laid_out=o, compiled=compiled) for o in ((), (False, True)))
+    value = Node("input", (), (16 * 12 * 256, 64), "bfloat16")
+    copy = Machine(devices.DEVICES[devices.DEFAULT], "highest").copy_time(value)
+    assert laid_out.fused.gpu - in_order.fused.gpu == pytest.approx(copy.gpu)
+    assert laid_out.fused.host - in_order.fused.host == pytest.approx(copy.host)
+    assert laid_out.pytorch == in_order.pytorch
+
+
+def judge_rotation(order, **options):
+    """Judge `x * cos + y * sin` of small matrices whose dimensions are in this order in memory."""
+    builder = chains.Builder(4, {})
+    result = builder.add(builder.mul(Ref(0), Ref(1)), builder.mul(Ref(2), Ref(3)))
+    chain = Chain(("x", "cos", "y", "sin"), tuple(builder.calls), (result.number,))
+    with FakeTensorMode():
+        x, y = (torch.empty([(16, 12, 256, 16)[k] for k in order]).permute(order) for _ in range(2))
+        cos, sin = (torch.empty(1, 1, 256, 16) for _ in range(2))
+        return decision.judge_for(Options(), compiled=False, **options)(chain, [x, cos, y, sin], [x * cos + y * sin])
+
+
+@pytest.mark.choice
+def test_the_judge_counts_the_copies_of_results():
+    """Of three operations with copies of two inputs and of the result, none is won where the host decides."""
+    assert judge_rotation([0, 1, 2, 3]).gains
+    assert not judge_rotation([0, 2, 1, 3]).gains
+
+
+@pytest.mark.choice
+def test_chains_on_the_cpu_beside_a_gpu_are_left():
+    """As the positions of MPNet, computed on the CPU and then moved: NumPy took longer than what the GPU won."""
+    assert judge_rotation([0, 1, 2, 3]).gains
+    found = judge_rotation([0, 1, 2, 3], beside_gpu=True)
+    assert not found.gains and "NumPy" in found.text
+    with FakeTensorMode():
+        values = [3, torch.empty(2), torch.empty(2, device="cuda")]
+    assert decision.on_gpu(values) and not decision.on_gpu(values[:2])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("name", "rest"), [("gelu", ()), ("add", (Ref(1),)), ("linear", (Ref(1), None))])
 def test_the_backward_pass_reads_the_copy_of_a_permuted_input(name, rest, compiled):
     rows = ((8, 1500, 512), "bfloat16")
@@ -422,7 +466,7 @@ def test_the_host_s_speed_is_measured_once() -> None:
 def test_an_estimate_takes_milliseconds(build):
     chain, metas = build("float32", (512, 1024, 1024) if build is not chains.add_layer_norm else (512, 1024))
     machine = Machine(devices.find("H200"), "highest")
-    run = cost._Run(chain, tuple(metas), (True,) * len(metas), (), machine, True, False, DEFAULT_WORKSPACE)
+    run = cost._Run(chain, tuple(metas), (True,) * len(metas), (), (), machine, True, False, DEFAULT_WORKSPACE)
     taken = []
     for _ in range(5):
         began = time.process_time()

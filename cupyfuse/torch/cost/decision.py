@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import torch
 
 from ..chains.chain import Chain, metas_of
 from ..chains.options import Options
 from ..chains.runtime import device_of, require_engine
 from ..chains.tensors import folds
+from ..graphs.captured import order_in_memory
 from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
 from .host import host_scale
 from .rates import HOOKED_GRAPH, US
 
 
-def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked: bool = False) -> Judge:
+def on_gpu(values: Iterable[Any]) -> bool:
+    """Whether any of these values is a tensor on a GPU."""
+    return any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
+
+
+def judge_for(
+    options: Options, compiled: bool, cudagraph: bool = False, hooked: bool = False, beside_gpu: bool = False
+) -> Judge:
     """Make the judge of the chains of a captured graph, as `partition` takes it.
 
     Parameters
@@ -23,17 +33,21 @@ def judge_for(options: Options, compiled: bool, cudagraph: bool = False, hooked:
     compiled : whether Inductor would run the chains, not PyTorch eager
     cudagraph : whether the graph runs as a CUDA graph
     hooked : whether the graph is one of several between hooks that Dynamo leaves to Python
+    beside_gpu : whether the model has tensors on a GPU: chains on those of the CPU, which NumPy would run, do not gain
     """
     if not options.only_gains:
         return judge_without_costs
 
     def judge(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
+        if beside_gpu and inputs[0].device.type == "cpu":
+            return Verdict(False, "on the CPU, beside tensors on a GPU: NumPy is no faster than PyTorch")
         trained = any(t.requires_grad for t in outputs)
         found = estimate(
             chain,
             metas_of(inputs),
             requires_grad=tuple(bool(t.requires_grad) for t in inputs) if trained else (),
             permuted=tuple(not folds(t) for t in inputs),
+            laid_out=tuple(bool(order_in_memory(t)) for t in outputs),
             precision=options.current_precision(),
             device=device_of(inputs[0]),
             compiled=compiled,

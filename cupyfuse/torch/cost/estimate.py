@@ -117,6 +117,7 @@ def estimate(
     *,
     requires_grad: Sequence[bool] = (),
     permuted: Sequence[bool] = (),
+    laid_out: Sequence[bool] = (),
     precision: str = "highest",
     device: Device | None = None,
     compiled: bool = False,
@@ -134,6 +135,8 @@ def estimate(
         inference
     permuted : for each input, whether it is copied for the chain, since its dimensions are permuted
         (`chains.tensors.folds`); the backward pass reads the copy. Empty for none
+    laid_out : for each output, whether it is copied from C order to another order of its dimensions, which PyTorch's
+        result has in memory. Empty for none
     precision : of float32 products
     device : None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the
         same as there, though the plan that runs may not be
@@ -146,8 +149,8 @@ def estimate(
         anonymous = replace(chain, names=tuple(f"input{k}" for k in range(len(chain.names))))
         signature = tuple((tuple(shape), dtype) for shape, dtype in metas)
         machine = Machine(device or devices.DEVICES[devices.DEFAULT], precision)
-        copied = tuple(map(bool, permuted))
-        return _estimate(_Run(anonymous, signature, wanted, copied, machine, compiled, frozen, max_workspace))
+        copied = tuple(map(bool, permuted)), tuple(map(bool, laid_out))
+        return _estimate(_Run(anonymous, signature, wanted, *copied, machine, compiled, frozen, max_workspace))
     except Exception as error:  # whatever the reason: a chain without an estimate is left to PyTorch
         unknown = Time(math.inf, math.inf)
         return Estimate(unknown, unknown, first_line(error))
@@ -161,6 +164,7 @@ class _Run:
     metas: tuple[Meta, ...]
     requires_grad: tuple[bool, ...]
     permuted: tuple[bool, ...]
+    laid_out: tuple[bool, ...]
     machine: Machine
     compiled: bool
     frozen: bool
@@ -180,7 +184,7 @@ def _estimate(run: _Run) -> Estimate:
     pytorch = pytorch_time(traced, run.requires_grad, run.machine)
     results = [v.tracer._node for v in traced.outputs]
     products = [n for n in g.topological(results) if n.op == "matmul"]
-    if any(run.permuted):
+    if any(run.permuted + run.laid_out):
         ours, theirs = _copy_times(run, traced, products)
         fused, pytorch = total_time([fused, *ours]), total_time([pytorch, *theirs])
     product = max((n.nbytes for n in products), default=0)
@@ -189,14 +193,16 @@ def _estimate(run: _Run) -> Estimate:
 
 
 def _copy_times(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tuple[list[Time], list[Time]]:
-    """Return the times of the copies of permuted inputs that are made for the chain, and of those that PyTorch makes.
+    """Return the times of the copies that are made for the chain, and of those that PyTorch makes of permuted inputs.
 
     Inductor copies what a product reads. Eager copies what else needs C order, and takes as long where an operation
     reads two orders.
     """
     machine, copied = run.machine, [v.tracer._node for v, p in zip(traced.inputs, run.permuted, strict=False) if p]
-    ours = [machine.copy_time(node) for node in copied]
+    results = [v.tracer._node for v, is_copied in zip(traced.outputs, run.laid_out, strict=False) if is_copied]
+    ours = [machine.copy_time(node) for node in (*copied, *results)]
     if run.compiled:
         return ours, [machine.copy_time(node) for node in copied if any(node in n.inputs for n in products)]
     mixed = [Time(machine.copy_time(v.tracer._node).gpu, 0.0) for v in reads_of_two_orders(traced, run.permuted)]
-    return ours, [*mixed, *(ours if copies_permuted(traced) else ())]
+    theirs = [machine.copy_time(node) for node in copied] if copies_permuted(traced) else []
+    return ours, [*mixed, *theirs]

@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..chains.eligibility import is_sharded
+from ..chains.tensors import concrete_sizes
 from ..rules.symbols import references
 
 
@@ -106,6 +107,16 @@ def is_dense(tensor: Any, order: Sequence[int]) -> bool:
             return False
         expected = expected * size
     return True
+
+
+def order_in_memory(tensor: Any) -> list[int] | None:
+    """Order a dense tensor's dimensions by stride, outermost first; [] for C order, None for gaps or overlaps."""
+    c_order = list(range(tensor.dim()))
+    if is_dense(tensor, c_order):
+        return []
+    strides = concrete_sizes(tensor.stride())
+    by_stride = sorted(c_order, key=lambda k: -strides[k])
+    return by_stride if is_dense(tensor, by_stride) else None
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

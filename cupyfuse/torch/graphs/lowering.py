@@ -24,9 +24,9 @@ from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Activity, Runner
 from ..chains.runtime import device_of
-from ..chains.tensors import concrete_sizes, folds
+from ..chains.tensors import folds
 from ..rules.shapes import DATA_GETTERS
-from .captured import is_dense, storage_of
+from .captured import order_in_memory, storage_of
 from .importer import ImportedGraph
 from .inplace import SWITCHES, restore_in_place
 from .partition import FusedChain, Partition
@@ -228,7 +228,7 @@ class _Lowerer:
         """
         tensors = [self.captured.tensors[n] for n in fused.inputs]
         examples = [self.captured.tensors[n] for n in fused.outputs]
-        orders = [order for order in map(_order_in_memory, examples) if order is not None]
+        orders = [order for order in map(order_in_memory, examples) if order is not None]
         if len(orders) < len(examples):
             raise TraceError("its results cannot be given PyTorch's strides")
         sharded = any(map(is_sharded, tensors))
@@ -327,13 +327,3 @@ class _Lowerer:
         with torch.no_grad():
             like = torch.empty_like(example, memory_format=torch.contiguous_format)
         return like.requires_grad_(example.requires_grad)
-
-
-def _order_in_memory(tensor: Any) -> list[int] | None:
-    """Order a dense tensor's dimensions by stride, outermost first; [] for C order, None for gaps or overlaps."""
-    c_order = list(range(tensor.dim()))
-    if is_dense(tensor, c_order):
-        return []
-    strides = concrete_sizes(tensor.stride())
-    by_stride = sorted(c_order, key=lambda k: -strides[k])
-    return by_stride if is_dense(tensor, by_stride) else None
