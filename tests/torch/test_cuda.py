@@ -235,3 +235,21 @@ def test_no_synchronisation_hides_in_a_call() -> None:
         fused(x).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class Distances(nn.Module):
+    """A softmax of scores and a bias by the distance of positions, which is computed on the CPU and then moved."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[-1])
+        distance = (places[:, None] - places).float().square().sqrt()
+        return torch.softmax(x * 0.125 - (distance * 0.1).tanh().to(x.device, x.dtype), -1)
+
+
+@pytest.mark.choice
+def test_what_a_model_computes_on_the_cpu_is_left_to_pytorch() -> None:
+    plain, fused, x = Distances(), ct.fuse(Distances()), torch.randn(64, 256, 256, device="cuda")
+    torch.testing.assert_close(fused(x), plain(x))
+    found = ct.explain(fused)
+    assert any("NumPy" in part.reason for part in found.left), str(found)
+    assert [part.operations[-1] for part in found.fused] == ["softmax"], str(found)
