@@ -93,14 +93,15 @@ __device__ __forceinline__ u64 sum_over_block(u64 sum) {
     return sum;
 }
 
-// What one thread reads of the states while others wait for their pieces: nothing but the sum is left to ask for at the end.
+// What a block's first thread reads of the states beside its pieces, so that at the end no memory but the sum's is waited for.
 struct Known {
-    u64 hash, generation, own;  // see FingerprintKept, and FingerprintState::generation
+    u64 hash, generation;  // of FingerprintKept
+    u64 own;               // generation of FingerprintState
 
     __device__ __forceinline__ void read_hash(const FingerprintKept* kept) {
         hash = *static_cast<const volatile u64*>(&kept->hash);
     }
-    // The order matters: whoever has read a new hash must read its generation, too.
+    // Behind the hash, with a fence between: whoever has read a new hash must read its generation, too.
     __device__ __forceinline__ void read_generations(const FingerprintState* state, const FingerprintKept* kept) {
         __threadfence();
         generation = *static_cast<const volatile u64*>(&kept->generation);
@@ -113,7 +114,7 @@ __device__ __forceinline__ void note_change(
     u64 hash, const Known& known, FingerprintState* state, FingerprintKept* kept) {
     u64 generation = known.generation;
     if (known.hash != hash) {
-        // The order matters here, too.
+        // The generation before the hash, for the same reason.
         generation = atomicAdd(&kept->generation, 1ull) + 1;
         __threadfence();
         atomicExch(&kept->hash, hash);

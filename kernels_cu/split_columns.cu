@@ -2,11 +2,11 @@
 //
 // x: (cols, rows) in memory, unit stride along a row: element k of row r of the operand is x[k * stride + r].
 // tiles, inverse: the split operand, see split_pieces.cuh.
-// A cluster takes 32 rows of the operand, one for each lane of its warps: it finds the largest elements, then splits. A warp
-// takes 64 columns at a time and transposes them in shared memory, from where whole atoms are written. If Held, no warp has more
-// than these, and they wait there from the first pass on, in the room of two parts. Else the second pass reads them again, mostly
-// from the L2 cache; lanes have Ahead loads in flight in the first pass, Depth in the second.
-// Launch: Warps * 32 threads, ceil(rows / 32) clusters, Warps * 4096 bytes of dynamic shared memory times Parts.
+// A cluster takes 32 rows of the operand, one for each lane of its warps, in two passes: it finds the largest elements, then
+// splits. In the second a warp takes 64 columns at a time and transposes them in shared memory, from where whole atoms are
+// written. If Held, no warp has more than 64, and the first pass leaves them there, in the room of two parts. Else the second
+// pass reads x again, mostly from the L2 cache. Lanes have Depth loads in flight, in the first pass of this case Ahead.
+// Launch: Warps * 32 threads, ceil(rows / 32) clusters, Warps * Parts * 4096 bytes of dynamic shared memory.
 #pragma once
 
 #include "clusters.cuh"
@@ -31,22 +31,25 @@ __device__ __forceinline__ void split_columns(
     u32(*const slots)[Warps][32] = reinterpret_cast<u32(*)[Warps][32]>(scratch);
     u32(*const shares)[32] = reinterpret_cast<u32(*)[32]>(largest);  // what the block found, for the others of its cluster
 
-    // A lane has a piece of 16 bytes in each half of the warp's part; pieces of a row begin at banks of their own.
+    // Where the warp has piece n of the lane's row, in 16 bytes for each part: the parts are 4096 bytes apart. Those of 8
+    // neighbouring lanes are in banks of their own.
     char* const own = shared + warp * Parts * 4096;
     const auto piece_of_lane = [&](int n) { return own + lane * 128 + (n ^ lane % 8) * 16; };
+    // Load Depth elements of the lane's row, from column k on.
+    const auto load = [&](Piece(&piece)[Depth / 8], i64 k) {
+#pragma unroll
+        for (int j = 0; j < Depth; ++j) {
+            piece[j / 8].bits[j % 8] = k + j < columns ? __float_as_uint(from[(k + j) * stride]) : 0u;
+        }
+    };
 
     // Compare magnitudes as bits: their order is that of the numbers.
     u32 top = 0;
     if constexpr (Held) {
-        const i64 begin = static_cast<i64>(worker) * 64;
 #pragma unroll
         for (int part = 0; part < 64; part += Depth) {
             Piece piece[Depth / 8];
-#pragma unroll
-            for (int j = 0; j < Depth; ++j) {
-                const i64 k = begin + part + j;
-                piece[j / 8].bits[j % 8] = k < columns ? __float_as_uint(from[k * stride]) : 0u;
-            }
+            load(piece, static_cast<i64>(worker) * 64 + part);
 #pragma unroll
             for (int j = 0; j < Depth / 8; ++j) {
                 top = max(top, piece[j].template top<Parts>());
@@ -91,14 +94,13 @@ __device__ __forceinline__ void split_columns(
 #pragma unroll
         for (int part = 0; part < 64; part += Depth) {
             Piece piece[Depth / 8];
+            if (Held) {
 #pragma unroll
-            for (int j = 0; j < Depth; ++j) {
-                const i64 k = block * 64 + part + j;
-                if (!Held) {
-                    piece[j / 8].bits[j % 8] = k < columns ? __float_as_uint(from[k * stride]) : 0u;
-                } else if (j % 8 == 0) {
-                    piece[j / 8].take(piece_of_lane((part + j) / 8));
+                for (int j = 0; j < Depth / 8; ++j) {
+                    piece[j].take(piece_of_lane(part / 8 + j));
                 }
+            } else {
+                load(piece, block * 64 + part);
             }
 #pragma unroll
             for (int j = 0; j < Depth / 8; ++j) {

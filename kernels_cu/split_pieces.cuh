@@ -27,12 +27,13 @@ __device__ __forceinline__ u32 magnitude(u32 bits) {
 struct Piece {
     u32 bits[8];
 
+    __device__ __forceinline__ void set(const uint4& low, const uint4& high) {
+        bits[0] = low.x, bits[1] = low.y, bits[2] = low.z, bits[3] = low.w;
+        bits[4] = high.x, bits[5] = high.y, bits[6] = high.z, bits[7] = high.w;
+    }
     __device__ __forceinline__ void load(const float* row, i64 col, i64 cols, bool aligned) {
         if (aligned && col + 8 <= cols) {
-            const uint4 low = *reinterpret_cast<const uint4*>(row + col);
-            const uint4 high = *reinterpret_cast<const uint4*>(row + col + 4);
-            bits[0] = low.x, bits[1] = low.y, bits[2] = low.z, bits[3] = low.w;
-            bits[4] = high.x, bits[5] = high.y, bits[6] = high.z, bits[7] = high.w;
+            set(*reinterpret_cast<const uint4*>(row + col), *reinterpret_cast<const uint4*>(row + col + 4));
         } else {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
@@ -46,9 +47,7 @@ struct Piece {
         *reinterpret_cast<uint4*>(at + 4096) = make_uint4(bits[4], bits[5], bits[6], bits[7]);
     }
     __device__ __forceinline__ void take(const char* at) {
-        const uint4 low = *reinterpret_cast<const uint4*>(at), high = *reinterpret_cast<const uint4*>(at + 4096);
-        bits[0] = low.x, bits[1] = low.y, bits[2] = low.z, bits[3] = low.w;
-        bits[4] = high.x, bits[5] = high.y, bits[6] = high.z, bits[7] = high.w;
+        set(*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + 4096));
     }
     // The largest magnitude, as bits.
     template <int Parts>

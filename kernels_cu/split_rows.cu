@@ -3,14 +3,14 @@
 // x: (rows, cols), any row stride, unit column stride.
 // tiles, inverse: the split operand, see split_pieces.cuh.
 // Columns up to Threads * Held * 8 are read once, those beyond twice.
-// Launch: Threads * Rows threads, any number of blocks, of which more than ceil(ceil(rows / 8) * 8 / Rows) have no work. Threads
-//   is a power of two; Rows is 1 if it is > 32.
+// Launch: Threads * Rows threads, any number of blocks: those beyond ceil(rows / 8) * 8 / Rows have no work. Threads is a power
+//   of two; Rows divides 8, and is 1 if Threads > 32.
 #pragma once
 
 #include "split_pieces.cuh"
 
 // Reduce a number of each thread of a row to one that all have; for more threads than a warp's through `slots`, 32 words that no
-// other call uses.
+// thread still reads.
 template <int Threads, class Combine>
 __device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
 #pragma unroll
@@ -32,8 +32,8 @@ __device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
 }
 
 // Split one row, or padding behind the rows. Each of `Threads` threads keeps its first `Held` pieces of it in registers between
-// the two passes. `slots` are 64 words, which the call for the next row may use at once: the last to read the first half of
-// them have done so before any thread is past the second reduction, and those of the second before any is past the next first.
+// the two passes. `slots` are 64 words, half of them for each of two reductions. The call for the next row may use them at
+// once: no thread gets past the barrier of one reduction before all have read what the one before it left in the other half.
 template <int Threads, int Held, int Parts>
 __device__ __forceinline__ void split_row(
     const float* x, i64 stride, char* tiles, float* inverse, i64 row, i64 rows, i64 cols, u32* slots) {
@@ -117,7 +117,7 @@ template <int Threads, int Rows, int Held, int Parts>
 __device__ __forceinline__ void split_rows(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
     static_assert(Threads <= 32 || Rows == 1, "teams larger than a warp are blocks");
-    static_assert(8 % Rows == 0, "a block has whole rows, with padding");
+    static_assert(8 % Rows == 0, "rows with their padding fill whole blocks");
     SHARED_BYTES(scratch, 2 * 32 * 4);
     u32* const slots = reinterpret_cast<u32*>(scratch);
     const i64 padded = (rows + 7) / 8 * 8;
