@@ -13,8 +13,8 @@ from .runtime import Runtime
 from .structs import KernelCall, Struct, StructLaunch, integers, pointer
 
 THREADS = 256
-BLOCKS = 4  # per multiprocessor, which has room for as many
-_MOST_BLOCKS = 2**16 - 1  # that a state can count
+BLOCKS = 4  # per multiprocessor, at most; all find room at once
+_MOST_BLOCKS = 2**16 - 1  # a state counts them in 16 bits
 STATE_BYTES = 64  # of each stream's state, and of the one that all streams share; zeros at first
 CHANGED_AT = 12  # byte offset of the flag in a stream's state
 MOST_MATRICES = 64  # 56 bytes each, of the 4 KB of a kernel's arguments

@@ -31,7 +31,7 @@ from .structs import Addresses, KernelCall, Launch, Struct, StructLaunch, intege
 
 # Members follow the structs in `split.py`.
 
-_ROUNDS = 4  # of blocks that split rows if a flag is set
+_ROUNDS = 4  # of blocks that fill the GPU: the most that a conditional split of rows starts
 
 
 class Split:
@@ -75,10 +75,14 @@ class Split:
     def launch(self, runtime: Runtime, matrix: int, tiles: int, flag: int = -1) -> StructLaunch:
         """Load the kernel; the slots are those of the addresses of matrix, split and, if conditional, flag."""
         kernel, rows = self.kernel, self._shape[0]
-        blocks = -(-rows // 8) * 8 // self._rows_of_block if self._by_rows else -(-rows // 32) * kernel.cluster
-        if self._conditional and self._by_rows:
-            # Mostly there is nothing to do, and starting blocks takes longer. More rows a block are slower to split.
-            blocks = min(blocks, self._processors * ROW_ROOM // kernel.config.threads * _ROUNDS)
+        if self._by_rows:
+            blocks = -(-rows // 8) * 8 // self._rows_of_block
+            if self._conditional:
+                # Mostly the flag is 0, and to start blocks is all the work. With fewer, which have more rows each, what
+                # is split takes longer.
+                blocks = min(blocks, self._processors * ROW_ROOM // kernel.config.threads * _ROUNDS)
+        else:
+            blocks = -(-rows // 32) * kernel.cluster
         call = KernelCall(runtime.function(kernel), (blocks, 1, 1), (kernel.config.threads, 1, 1), kernel.shared)
         struct = pointer(matrix) + integers(self._stride) + pointer(tiles) + pointer(tiles, self._inverse)
         struct += integers(*self._shape)

@@ -42,7 +42,7 @@ class Output:
 
     @property
     def direct(self) -> bool:
-        """Whether the step writes the value as the user's C-contiguous array has it, if with other rows."""
+        """Whether the step writes the elements in the order of the user's C-contiguous array, under any shape."""
         return self.axes.in_order and all(view.op == "reshape" for view in view_chain(self.node))
 
     def with_user_axes(self, matrix: Any) -> Any:
