@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 import weakref
@@ -180,11 +181,11 @@ class Capture:
             self._callback.note_work(module)
         self._methods.add(owner, torch._guards.TracingContext.get_traced_code() or ())
         beside_gpu = decision.on_gpu(itertools.chain(owner.parameters(), owner.buffers(), example_inputs))
+        judge_for = functools.partial(decision.judge_for, self.options, compiled=False, beside_gpu=beside_gpu)
         if not self.graphs:
-            judge = decision.judge_for(self.options, False, hooked=has_hooks(owner), beside_gpu=beside_gpu)
-            self.partitions += fuse_module(module, self._direct, judge)
+            self.partitions += fuse_module(module, self._direct, judge_for(hooked=has_hooks(owner)))
             return leaving_modes(module)
-        judge = decision.judge_for(self.options, False, cudagraph=True, beside_gpu=beside_gpu)
+        judge = judge_for(cudagraph=True)
         self.partitions += fuse_module(module, AsOperator(self.options), judge)
         cudagraph: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
         return cudagraph

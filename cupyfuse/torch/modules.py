@@ -1,9 +1,9 @@
 """Drop-in modules: the three heads, and common tails of networks, each one chain.
 
 They have the constructor, the random draws and the parameter names of the modules that they replace, so that seeds and
-checkpoints carry over. A call goes straight to the chain's runner, without capture or guards: the path of the lowest
-latency. The same operations run in eager where the chain may not be what a call computes: with hooks on a submodule, a
-submodule of another class, a compiler at work.
+checkpoints carry over. A call goes straight to the chain's runner, without a capture and what guards it: the path of
+the lowest latency. The same operations run in eager where the chain may not be what a call computes: with hooks on a
+submodule, a submodule of another class, a compiler at work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
 _WEIGHT, _BIAS = Ref(1), Ref(2)
-_PLAIN = (nn.Linear, nn.BatchNorm1d)  # their tables have what their attributes are
+_PLAIN = (nn.Linear, nn.BatchNorm1d)  # whose attributes are what their tables have
 
 
 class _Runners:
@@ -33,7 +33,7 @@ class _Runners:
     def __init__(self) -> None:
         self.by_steps: dict[Any, Runner] = {}
         self.latest: dict[bool, tuple[Any, Runner]] = {}  # steps after a linear layer, by whether that has a bias
-        self.by_form: dict[Any, Runner] = {}  # by what decides on the steps
+        self.by_form: dict[Any, Runner] = {}  # by what the steps of `HeadSoftmax` depend on
 
     @property
     def runners(self) -> list[Runner]:
@@ -106,7 +106,7 @@ class _DropIn(nn.Module):
 
 
 def _member(module: nn.Module, table: str, name: str) -> Any:
-    """Read a parameter or a submodule: three times as fast from its table, unless a class may redefine it."""
+    """Read a parameter, buffer or submodule: three times as fast from its table, unless a class may redefine it."""
     cls, own = type(module), module.__dict__
     if (cls in _PLAIN or cls.__module__ == __name__) and name in own[table] and name not in own:
         return own[table][name]
@@ -252,7 +252,7 @@ class HeadSoftmax(_DropIn):
         if _is_watched(x) or not plain or x.dim() != 2:
             return torch.softmax(self.scale * bn(gemm(x)), dim=1)
         counts = bn.training and bn.track_running_stats
-        parameters = (
+        parameters = (  # as `_SOFTMAX_PARAMETERS` names them
             _member(gemm, "_parameters", "weight"),
             _member(gemm, "_parameters", "bias"),
             _member(bn, "_buffers", "running_mean"),
@@ -281,12 +281,12 @@ _SOFTMAX_PARAMETERS = (
 def _softmax_steps(
     training: bool, momentum: float | None, eps: float, *given: bool
 ) -> tuple[tuple[Step, ...], tuple[str, ...]]:
-    """Return the steps of `HeadSoftmax`, and the names of the inputs, of which `given` tells the parameters."""
+    """Return the steps of `HeadSoftmax`, and the names of its inputs: `given` says which parameters there are."""
     names = ["input", *(name for name, present in zip(_SOFTMAX_PARAMETERS, given, strict=True) if present)]
-    weight, bias, *statistics, scale = (Ref(names.index(n)) if n in names else None for n in _SOFTMAX_PARAMETERS)
+    weight, bias, *of_norm, scale = (Ref(names.index(n)) if n in names else None for n in _SOFTMAX_PARAMETERS)
     steps = (
         Step("linear", (weight,) if bias is None else (weight, bias)),
-        Step("batch_norm_module", (*statistics, training, momentum, eps)),
+        Step("batch_norm_module", (*of_norm, training, momentum, eps)),
         Step("mul", (scale,)),
         Step("softmax", (1,)),
     )

@@ -27,7 +27,7 @@ def matcher(
 ) -> Matches:
     """Return a function that tells whether inputs are like these, in a call with the same settings of PyTorch's.
 
-    A parameter is not like a tensor, and inputs that are the same tensor are like others that are.
+    A parameter is not like a tensor. Inputs that are one tensor have to be one again, others different ones.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def matcher(
     """
     constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype, strided=torch.strided)
     name = constants.name
-    distinct: dict[int, int] = {}  # numbers, by the identities of their tensors: guards take none twice
+    distinct: dict[int, int] = {}  # numbers, by the identities of their tensors: guards refuse one that comes twice
     memory, same = [], []
     for k in numbers:
         # The guards ask for strides, without a way to fail: those of what is no strided memory would end the process.
@@ -47,7 +47,7 @@ def matcher(
         if first != k:
             same.append(f"tensors[{k}] is tensors[{first}]")
         if k in fixed and tensors[k].is_inference():
-            same.append(f"tensors[{k}].is_inference()")  # in inference mode the keys do not tell
+            same.append(f"tensors[{k}].is_inference()")  # in inference mode the dispatch keys do not tell
     if distinct:
         guards = torch._C._dynamo.guards.TensorGuards(
             *(tensors[k] for k in distinct.values()), dynamic_dims_sizes=None, dynamic_dims_strides=None

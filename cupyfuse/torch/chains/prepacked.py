@@ -193,7 +193,7 @@ class CheckedCache(Uncached):
             return self.compute(matrices)
         addresses = [matrices[k].data_ptr() for k in self.needed]
         if not capturing and self._changes_in_every_call():
-            buffers.expire()  # for what compares, in graphs or on other streams
+            buffers.expire()  # the hash is of earlier weights, which graphs or other streams may find again
             self._execute.run_if_changed(addresses, buffers.addresses, buffers.true, stream)
             return buffers.arrays
         buffers.expired = False
@@ -293,9 +293,9 @@ class _CheckedBuffers(_Buffers):
     ----------
     address : that of the state that all others are compared with
     addresses : those of the arrays
-    true : that of a flag that is always set
+    true : that of a flag that is always set, to prepack without a check
     expired : whether every check finds a change, as none has run since the last `expire`
-    recordings : by stream
+    recordings : of the checks, by stream
     """
 
     def __init__(self, arrays: list[Any], device: int):

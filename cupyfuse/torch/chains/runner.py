@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..sharded.executor import ShardedExecutor
 
 _MAX_EXECUTORS = 256
-_MOST_RECOGNIZED = 4  # executors whose inputs one runner recognises
+_MOST_RECOGNIZED = 4  # kinds of inputs, by one runner
 _ATTEMPTS = 3  # to make an executor where the engine fails, for want of memory, say
 
 
@@ -63,7 +63,7 @@ class Runner:
         self._varying = [k for k in range(len(chain.names)) if k not in chain.fixed]
         # By the signature of the varying inputs alone, which is all that a call with unchanged weights has to hash.
         self._latest: dict[Hashable, Executor] = {}
-        # Those whose inputs are recognised without a key, the last one first.
+        # What recognises inputs without a key, with their executor, the last one first.
         self._recognized: list[tuple[Matches, Executor]] = []
         # By the signature of all inputs; text says why they are left to PyTorch.
         self._executors: dict[Hashable, Executor | str] = {}
@@ -183,7 +183,8 @@ class Runner:
             if isinstance(executor, Executor):
                 executor.bind(tensors)
                 self._latest[key] = executor
-                if not executor.prepacks:  # weights of other types are not current to it
+                if not executor.prepacks:
+                    # Weights of another type than its first ones (tensors, parameters) would come here in every call.
                     self._recognize(executor, tensors)
         return executor
 

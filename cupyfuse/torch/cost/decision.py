@@ -33,7 +33,7 @@ def judge_for(
     compiled : whether Inductor would run the chains, not PyTorch eager
     cudagraph : whether the graph runs as a CUDA graph
     hooked : whether the graph is one of several between hooks that Dynamo leaves to Python
-    beside_gpu : whether the model has tensors on a GPU: chains on those of the CPU, which NumPy would run, do not gain
+    beside_gpu : whether the model has tensors on a GPU, too: its chains of CPU tensors, which NumPy would run, are left
     """
     if not options.only_gains:
         return judge_without_costs
