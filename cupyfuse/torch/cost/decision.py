@@ -33,7 +33,7 @@ def judge_for(
     compiled : whether Inductor would run the chains, not PyTorch eager
     cudagraph : whether the graph runs as a CUDA graph
     hooked : whether the graph is one of several between hooks that Dynamo leaves to Python
-    beside_gpu : whether the model has tensors on a GPU, too: its chains of CPU tensors, which NumPy would run, are left
+    beside_gpu : whether the model has tensors on a GPU: chains of CPU tensors, which NumPy would run, do not gain then
     """
     if not options.only_gains:
         return judge_without_costs
@@ -47,7 +47,7 @@ def judge_for(
             metas_of(inputs),
             requires_grad=tuple(bool(t.requires_grad) for t in inputs) if trained else (),
             permuted=tuple(not folds(t) for t in inputs),
-            laid_out=tuple(bool(order_in_memory(t)) for t in outputs),
+            laid_out=tuple(bool(order_in_memory(t)) for t in outputs),  # with gaps no chain runs
             precision=options.current_precision(),
             device=device_of(inputs[0]),
             compiled=compiled,
