@@ -251,15 +251,16 @@ class HeadSoftmax(_DropIn):
         plain = _is_plain(gemm, nn.Linear) and _is_plain(bn, nn.BatchNorm1d)
         if _is_watched(x) or not plain or x.dim() != 2:
             return torch.softmax(self.scale * bn(gemm(x)), dim=1)
-        counts = bn.training and bn.track_running_stats
+        tracks = bn.track_running_stats
+        has_statistics = tracks or not bn.training  # else PyTorch neither reads nor updates them
         parameters = (  # as `_SOFTMAX_PARAMETERS` names them
             _member(gemm, "_parameters", "weight"),
             _member(gemm, "_parameters", "bias"),
-            _member(bn, "_buffers", "running_mean"),
-            _member(bn, "_buffers", "running_var"),
+            _member(bn, "_buffers", "running_mean") if has_statistics else None,
+            _member(bn, "_buffers", "running_var") if has_statistics else None,
             _member(bn, "_parameters", "weight"),
             _member(bn, "_parameters", "bias"),
-            _member(bn, "_buffers", "num_batches_tracked") if counts else None,
+            _member(bn, "_buffers", "num_batches_tracked") if bn.training and tracks else None,
             _member(self, "_parameters", "scale"),
         )
         given = [t for t in parameters if t is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -86,6 +87,18 @@ def test_batch_norm_as_a_module(affine: bool, track: bool, momentum: float | Non
                         assert new is None
                     else:
                         agree(new, after)
+
+
+def test_statistics_that_are_no_longer_tracked_stay_as_they_are() -> None:
+    """As where a model's statistics are frozen while it trains: in inference they are still read."""
+    head = ct.HeadSoftmax(8, 6)
+    head.bn.track_running_stats = False
+    plain, x = copy.deepcopy(head), draw(5, 8, dtype=torch.float32)
+    for training in (True, True, False):
+        head.train(training), plain.train(training)
+        agree(head(x), torch.softmax(plain.scale * plain.bn(plain.gemm(x)), dim=1))
+        for buffer, other in zip(head.bn.buffers(), plain.bn.buffers(), strict=True):
+            agree(buffer, other)
 
 
 @pytest.mark.parametrize("dtype", (*DTYPES, *HALVES), ids=str)
