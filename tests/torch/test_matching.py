@@ -100,6 +100,27 @@ def test_the_same_tensor_twice_is_recognised() -> None:
     assert not matcher([x, y, x.clone()], range(3))([x, y, x]), "the guards take none twice"
 
 
+class Strict(torch.Tensor):
+    """A subclass of few operations, which does not tell its layout."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.layout.__get__:
+            raise NotImplementedError(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("other", [2.0, tensor().as_subclass(Strict)], ids=["a number", "a subclass"])
+def test_what_does_not_tell_its_layout_is_left_to_pytorch(other: Any) -> None:
+    """After calls with tensors, as a module's parameter that was deleted for a number of that name."""
+    runner = Runner(build_chain((Step("tanh"), Step("mul", (Ref(1),))), ("input", "weight"), fixed=frozenset({1})))
+    x, plain = tensor(), tensor() + 1
+    for _ in range(3):
+        torch.testing.assert_close(runner((x, plain))[0], torch.tanh(x) * plain)
+        torch.testing.assert_close(runner((x, other))[0], torch.tanh(x) * other)
+
+
 @contextlib.contextmanager
 def default_dtype() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)

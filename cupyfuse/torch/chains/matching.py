@@ -39,24 +39,27 @@ def matcher(
     constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype, strided=torch.strided)
     name = constants.name
     distinct: dict[int, int] = {}  # numbers, by the identities of their tensors: guards refuse one that comes twice
-    memory, same = [], []
+    lines, memory, same = [], [], []
     for k in numbers:
+        lines.append(f"t{k} = tensors[{k}]")
         # The guards ask for strides, without a way to fail: those of what is no strided memory would end the process.
-        memory.append(f"tensors[{k}].layout is strided and not tensors[{k}].is_nested")
+        # Numbers have no layout, and subclasses of tensors may refuse to tell theirs.
+        memory.append(f"type(t{k}) is {name(type(tensors[k]))} and t{k}.layout is strided and not t{k}.is_nested")
         first = distinct.setdefault(id(tensors[k]), k)
         if first != k:
-            same.append(f"tensors[{k}] is tensors[{first}]")
+            same.append(f"t{k} is t{first}")
         if k in fixed and tensors[k].is_inference():
-            same.append(f"tensors[{k}].is_inference()")  # in inference mode the dispatch keys do not tell
+            same.append(f"t{k}.is_inference()")  # in inference mode the dispatch keys do not tell
     if distinct:
         guards = torch._C._dynamo.guards.TensorGuards(
             *(tensors[k] for k in distinct.values()), dynamic_dims_sizes=None, dynamic_dims_strides=None
         )
-        same.insert(0, f"{name(guards.check)}({', '.join(f'tensors[{k}]' for k in distinct.values())})")
+        same.insert(0, f"{name(guards.check)}({', '.join(f't{k}' for k in distinct.values())})")
     same += [f"grad() is {torch.is_grad_enabled()}", f"default() is {name(torch.get_default_dtype())}"]
     if current_precision is not None:
         same.append(f"{name(current_precision)}() == {current_precision()!r}")
-    return define("matches", "tensors", [f"return {' and '.join([*memory, *same])}"], constants)
+    lines.append(f"return {' and '.join([*memory, *same])}")
+    return define("matches", "tensors", lines, constants)
 
 
 def backward_call(
