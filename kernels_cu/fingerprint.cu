@@ -151,12 +151,13 @@ __device__ __forceinline__ void fingerprint(
     if (threadIdx.x != 0) {
         return;
     }
-    sum = (sum << 16) + 1;
+    constexpr int count_bits = 16;
+    sum = (sum << count_bits) + 1;
     sum += atomicAdd(&state->sum, sum);
-    if ((sum & 0xffff) < gridDim.x) {
+    if ((sum & ((1ull << count_bits) - 1)) < gridDim.x) {
         return;
     }
     state->sum = 0;
-    const u64 hash = mixed(sum >> 16 ^ mixed(token + 0x9e3779b97f4a7c15ull));
+    const u64 hash = mixed(sum >> count_bits ^ mixed(token + 0x9e3779b97f4a7c15ull));
     note_change(hash == 0 ? 1 : hash, known, state, kept);  // zero means: no hash yet
 }

@@ -199,9 +199,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a lane that is not added", FINGERPRINT, "mask = 1; mask < 32", "mask = 2; mask < 32", fingerprints("stays")
     ),
-    Mutant("no last block", FINGERPRINT, "0xffff) < gridDim.x", "0xffff) <= gridDim.x", fingerprints("stays")),
+    Mutant("no last block", FINGERPRINT, "- 1)) < gridDim.x", "- 1)) <= gridDim.x", fingerprints("stays")),
     Mutant("a sum that grows", FINGERPRINT, "    state->sum = 0;\n", "", fingerprints("stays")),
-    Mutant("hashes that count as blocks", FINGERPRINT, "(sum << 16) + 1", "(sum << 15) + 1", fingerprints("stays")),
+    Mutant("hashes that count as blocks", FINGERPRINT, "(sum << count_bits) + 1", "(sum << (count_bits - 1)) + 1", fingerprints("stays")),
     Mutant("a token without effect", FINGERPRINT, "mixed(token + ", "mixed(0 * token + ", fingerprints("token")),
     Mutant(
         "a generation that nobody counts",
