@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch_support import OnHost
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.chains import prepacked
+from cupyfuse.torch.chains import compiled, executor, prepacked
+
+
+class Launching(OnHost):
+    """As on a GPU, with streams that a test chooses."""
+
+    current = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = lambda: self.current
+        self.recordings = 0
+
+    def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        self.recordings += 1
+        return super().record(launch)
+
+    @classmethod
+    def in_place_of_gpu(cls, monkeypatch: pytest.MonkeyPatch) -> Launching:
+        """Take tensors of the CPU for a GPU's: their chains are run, checked and prepared by the kernels."""
+        runtime = cls()
+
+        def weight_cache(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
+            assert plan.conditional
+            return (prepacked.FrozenCache if frozen else prepacked.CheckedCache)(plan, matrices, budget)
+
+        for module in (compiled, prepacked):
+            monkeypatch.setattr(module, "load", runtime.load)
+        monkeypatch.setattr(compiled, "begin", runtime.begin)
+        for module in (executor, prepacked):
+            monkeypatch.setattr(module, "is_capturing", lambda: False)
+        monkeypatch.setattr(prepacked, "runtime_of", lambda index: runtime)
+        monkeypatch.setattr(executor, "weight_cache", weight_cache)
+        monkeypatch.setattr(executor, "_is_cacheable", lambda t: not t.is_inference())
+        return runtime
 
 
 def sizes(device: str) -> tuple[int, int, int]:

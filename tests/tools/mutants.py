@@ -201,7 +201,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("no last block", FINGERPRINT, "- 1)) < gridDim.x", "- 1)) <= gridDim.x", fingerprints("stays")),
     Mutant("a sum that grows", FINGERPRINT, "    state->sum = 0;\n", "", fingerprints("stays")),
-    Mutant("hashes that count as blocks", FINGERPRINT, "(sum << count_bits) + 1", "(sum << (count_bits - 1)) + 1", fingerprints("stays")),
+    Mutant(
+        "hashes that count as blocks",
+        FINGERPRINT,
+        "(sum << count_bits) + 1",
+        "(sum << (count_bits - 1)) + 1",
+        fingerprints("stays"),
+    ),
     Mutant("a token without effect", FINGERPRINT, "mixed(token + ", "mixed(0 * token + ", fingerprints("token")),
     Mutant(
         "a generation that nobody counts",

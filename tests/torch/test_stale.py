@@ -16,6 +16,7 @@ import torch
 import torch_models as models
 from changing_weights import (
     WAYS,
+    Launching,
     agree,
     checks,
     data_add,
@@ -30,50 +31,21 @@ from changing_weights import (
 from support import HOST
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch_support import OnHost, require_gpu
+from torch_support import require_gpu
 
 import cupyfuse.torch as ct
 from cupyfuse.cuda import fingerprint
-from cupyfuse.torch.chains import compiled, executor, prepacked, weight_changes
+from cupyfuse.torch.chains import executor, prepacked, weight_changes
 from cupyfuse.torch.chains.tensors import to_numpy
 
 DROP_INS = [ct.HeadLogSumExp, ct.HeadSum, ct.HeadSoftmax, ct.LinearGELU]
 gpu = pytest.mark.gpu
 
 
-class Launching(OnHost):
-    """As on a GPU, with streams that a test chooses."""
-
-    current = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stream = lambda: self.current
-        self.recordings = 0
-
-    def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        self.recordings += 1
-        return super().record(launch)
-
-
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
     """Tensors of the CPU taken for a GPU's: their chains are run, checked and prepared by the kernels."""
-    runtime = Launching()
-
-    def weight_cache(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
-        assert plan.conditional
-        return (prepacked.FrozenCache if frozen else prepacked.CheckedCache)(plan, matrices, budget)
-
-    for module in (compiled, prepacked):
-        monkeypatch.setattr(module, "load", runtime.load)
-    monkeypatch.setattr(compiled, "begin", runtime.begin)
-    for module in (executor, prepacked):
-        monkeypatch.setattr(module, "is_capturing", lambda: False)
-    monkeypatch.setattr(prepacked, "runtime_of", lambda index: runtime)
-    monkeypatch.setattr(executor, "weight_cache", weight_cache)
-    monkeypatch.setattr(executor, "_is_cacheable", lambda t: not t.is_inference())
-    return runtime
+    return Launching.in_place_of_gpu(monkeypatch)
 
 
 @pytest.fixture(params=["cpu", "host", pytest.param("cuda", marks=gpu)])
