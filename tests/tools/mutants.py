@@ -241,6 +241,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "one state for all streams", PREPACKED, "self._states.get(stream)", "self._states.get(0)", stale("their_own")
     ),
+    Mutant(
+        "graphs that find what nobody packed",
+        PREPACKED,
+        "self.expired = not self._captured",
+        "self.expired = True",
+        ("tests/torch/test_stale_programs.py", "-k", "0 or 2 or 4"),
+    ),
     Mutant("a refresh that nobody hears of", PREPACKED, "self._words[:1].zero_()", "pass", stale("graphs")),
     Mutant(
         "memory that a graph still uses, given back",
