@@ -15,7 +15,7 @@ from ..cuda.runtime import Runtime
 from ..cuda.structs import Addresses, Launch
 from ..ir.graph import Node
 from ..ir.numbers import Number
-from ..plan.schedule import Step, base_of, contiguous_strides, view_chain
+from ..plan.schedule import Step, base_of, contiguous_strides, in_order_of_base, view_chain
 from .kernel_launch import LaunchSpec, Place
 
 
@@ -104,7 +104,7 @@ class LibraryLaunch:
         """Return a function that makes an operand in the user's shape from what a call holds."""
         base, place = base_of(node), self._place(node)
         held = self._held.get(base)
-        if held is not None and is_held_in_order(node):
+        if held is not None and in_order_of_base(node):
             if held.shape == shape:
                 return itemgetter(held.slot)
             return lambda at: at[held.slot].reshape(shape)
@@ -168,19 +168,14 @@ def rewritten_operand(step: Step, dead: Sequence[Node], storage: dict[Node, str]
         return None
     value = base_of(target)
     alone = value in dead and value not in map(base_of, others)
-    return value if is_held_in_order(target) and alone and storage[value] == storage[node] else None
-
-
-def is_held_in_order(node: Node) -> bool:
-    """Whether a value, or a view of one, is the array that a call holds for it but for its shape."""
-    return all(view.op == "reshape" for view in view_chain(node))
+    return value if in_order_of_base(target) and alone and storage[value] == storage[node] else None
 
 
 def reads_held_alone(steps: Sequence[Step], value: Node) -> bool:
     """Whether steps read a value by the array that a call holds alone, and write to no such array."""
     for step in steps:
         reads = [n for n in (*step.inputs, *step.repair_inputs) if base_of(n) is value]
-        if reads and (step.kind != "Library" or not all(map(is_held_in_order, reads))):
+        if reads and (step.kind != "Library" or not all(map(in_order_of_base, reads))):
             return False
         call = step.nodes[0].call if step.kind == "Library" else None
         if call is not None and call.writes and base_of(step.nodes[0].inputs[0]) is value:

@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..trace import Axes, Call
 from .picture import notebook_html, svg
 from .report import record, report
-from .schedule import Schedule, Step, assign_offsets, base_of, state_bytes, step_time, view_chain
+from .schedule import Schedule, Step, assign_offsets, base_of, in_order_of_base, state_bytes, step_time
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -43,7 +43,7 @@ class Output:
     @property
     def direct(self) -> bool:
         """Whether the step writes the elements in the order of the user's C-contiguous array, under any shape."""
-        return self.axes.in_order and all(view.op == "reshape" for view in view_chain(self.node))
+        return self.axes.in_order and in_order_of_base(self.node)
 
     def with_user_axes(self, matrix: Any) -> Any:
         """View the value, given as rows x columns, with the user's axes."""

@@ -28,6 +28,20 @@ def require_gpu() -> None:
         pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
 
 
+def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """Capture a call after two others; return the CUDA graph, and the results that each replay overwrites."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
 def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
     """Equal but for roundings: sums of a few dozen numbers of size one, in another order."""
     tolerance = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support import assert_close, assert_equal, dtype_of, info, normal, unit
-from torch_support import OnHost, require_gpu
+from torch_support import OnHost, captured, require_gpu
 
 import cupyfuse as cf
 from cupyfuse import dtypes, settings
@@ -474,19 +474,6 @@ def test_a_new_thread_needs_no_preparation(gpu: Place) -> None:
     thread.start()
     thread.join()
     assert torch.equal(got[0], expected[0])
-
-
-def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """Capture a call; return the CUDA graph, and the results that each replay overwrites."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph, result
 
 
 @pytest.mark.gpu

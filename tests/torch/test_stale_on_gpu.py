@@ -14,7 +14,7 @@ import torch_models as models
 from changing_weights import agree, averaged, data_add, data_copy, layer, one_column, one_row, pair, preserved, sizes
 from torch import nn
 from torch.nn import functional as F
-from torch_support import require_gpu
+from torch_support import captured, require_gpu
 
 import cupyfuse.torch as ct
 
@@ -24,20 +24,6 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def cuda() -> None:
     require_gpu()
-
-
-def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """A graph of the call, and what each replay writes."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph, result
 
 
 def near(got: Any, want: Any) -> None:

@@ -102,6 +102,11 @@ def view_chain(node: Node) -> list[Node]:
     return found[::-1]
 
 
+def in_order_of_base(node: Node) -> bool:
+    """Whether a value has the elements of `base_of(node)` in their order, under any shape."""
+    return all(view.op == "reshape" for view in view_chain(node))
+
+
 def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     """Return the layout of a value or a view, given those of the arguments.
 
@@ -170,7 +175,7 @@ def is_reshaped_argument(node: Node, layouts: dict[int, Layout]) -> bool:
     """Whether a value shows the memory of a contiguous argument under another shape."""
     base = base_of(node)
     in_c_order = base.op == "input" and layout_of(base, layouts).contiguous
-    return in_c_order and all(v.op == "reshape" for v in view_chain(node))
+    return in_c_order and in_order_of_base(node)
 
 
 def is_contiguous(value: Node, layouts: dict[int, Layout]) -> bool:
