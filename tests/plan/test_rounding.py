@@ -121,6 +121,31 @@ def test_the_library_stores_it_where_it_can_add_the_bias() -> None:
         assert product.by_library == in_epilogue == ("cuBLASLt" in plan.source()), "its bias added"
 
 
+CAST_BIAS: dict[str, Callable[[Any, Any], Any]] = {
+    "read by the product's sum": lambda y, b: cf.softmax(np.tanh(y * 0.7), axis=1),
+    "read behind it, too": lambda y, b: cf.softmax(y * b * 0.7, axis=1),
+}
+
+
+@pytest.mark.parametrize("name", CAST_BIAS)
+def test_a_bias_is_cast_in_the_epilogue(all_that_may: None, name: str, rng: np.random.Generator) -> None:
+    """As under autocast, where weights and biases are float32."""
+
+    def linear(x: Any, w: Any, b: Any) -> Any:
+        rounded = b.astype(x.dtype)
+        return CAST_BIAS[name](x @ w.T + rounded, rounded)
+
+    x, w, b = operands(rng, "bfloat16", (70, 64, 136))
+    b = b.astype(np.float32) + 100.3  # the cast shows
+    plan = cf.fuse(linear).plan(*(cf.spec(a.shape, a.dtype) for a in (x, w, b)))
+    assert is_stored_rounded(plan) and plan.steps[0].fused == ("matmul", "cast", "add")
+    exact = (x.astype(np.float64) @ w.astype(np.float64).T + b.astype(x.dtype).astype(np.float64)).astype(x.dtype)
+    expected = CAST_BIAS[name](exact.astype(np.float64), b.astype(x.dtype).astype(np.float64))
+    (by_numpy,), (by_kernels,) = (execute(plan, [x, w, b], engine) for engine in ("numpy", "host"))
+    for found in (by_numpy, by_kernels):
+        assert error(found, expected) < 2**-7
+
+
 @pytest.mark.parametrize("columns", [32000, 32002, 32003])
 def test_our_kernel_computes_rows_that_begin_anywhere(columns: int) -> None:
     """Up to seven times as fast as cuBLAS, which is the faster one where they begin at multiples of 16 bytes."""

@@ -38,13 +38,19 @@ def rounded_value(product: Node, tail: Step, results: Collection[Node], storage:
 
 
 def cut_behind(value: Node, tail: Step, product: Node) -> tuple[Step, Step]:
-    """Cut a row program in two: one that computes a value of the product alone, and one that reads the value."""
-    first = [value] if value is not product else []
+    """Cut a row program in two: one that computes a value of the product and of what it adds, and one that reads it.
+
+    What the first one computes on the way, such as the bias cast to the product's dtype, the second does again if it
+    reads it.
+    """
+    there = {product, *tail.inputs}
+    reached = set(g.topological([value], lambda n: () if n in there else g.eager_inputs(n))) | {product}
+    first = [n for n in tail.nodes if n in reached]
     outputs = [n for n in tail.outputs if n is not value]
-    reached = set(g.topological(outputs, lambda n: () if n is value else g.eager_inputs(n)))
-    rest = [n for n in tail.nodes if n in reached and n is not value]
-    read = {product, *(i for n in first for i in g.eager_inputs(n))}
+    reread = set(g.topological(outputs, lambda n: () if n is value else g.eager_inputs(n)))
+    rest = [n for n in tail.nodes if n in reread and n is not value]
+    results = [value] if first else []
     return (
-        step_of("RowProgram", tail.domain, first, [i for i in tail.inputs if i in read], first, []),
-        step_of("RowProgram", tail.domain, rest, [value, *(i for i in tail.inputs if i in reached)], outputs, []),
+        step_of("RowProgram", tail.domain, first, [i for i in tail.inputs if i in reached], results, []),
+        step_of("RowProgram", tail.domain, rest, [value, *(i for i in tail.inputs if i in reread)], outputs, []),
     )
