@@ -146,6 +146,21 @@ def test_a_bias_is_cast_in_the_epilogue(all_that_may: None, name: str, rng: np.r
         assert error(found, expected) < 2**-7
 
 
+def test_a_cast_bias_and_nothing_behind_it() -> None:
+    """The sum is what the next product reads, and saved for the backward pass."""
+    calls = (
+        Call("to", (Ref(2), "bfloat16"), (4,)),
+        Call("linear", (Ref(0), Ref(1), Ref(4)), (5,)),
+        Call("linear", (Ref(5), Ref(3), None), (6,)),
+    )
+    chain = Chain(("x", "w", "b", "v"), calls, outputs=(6,), updates=(), fixed=frozenset())
+    m, k, n = LARGE
+    metas = ((m, k), "bfloat16"), ((n, k), "bfloat16"), ((n,), "float32"), ((n, n), "bfloat16")
+    traced = chain.trace(metas)
+    plan = build(traced.as_traced([traced.values[5].tracer._node]), None, Settings())
+    assert [s.fused for s in plan.steps] == [("matmul", "cast", "add"), ("matmul",)]
+
+
 @pytest.mark.parametrize("columns", [32000, 32002, 32003])
 def test_our_kernel_computes_rows_that_begin_anywhere(columns: int) -> None:
     """Up to seven times as fast as cuBLAS, which is the faster one where they begin at multiples of 16 bytes."""

@@ -30,7 +30,7 @@ def rounded_value(product: Node, tail: Step, results: Collection[Node], storage:
         return None
     value = bias_added(product, [n for n in tail.nodes if product in n.inputs]) or product
     if value is not product and value in results and storage[value] == value.dtype:
-        return None if product in results or tail.nodes == (value,) else value
+        return None if product in results or tail.outputs == (value,) else value
     if product.size * dtypes.ITEMSIZE["float32"] <= _HELD:
         return None
     kept = {*results, *tail.outputs}  # for others, who may need it as it is
