@@ -39,6 +39,28 @@ def test_steps_have_gradients_of_zero(device: str) -> None:
     assert fused(x).requires_grad
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda m, y: m.scale.log10().trunc() + y,
+        lambda m, y: m.scale * 2 + m.scale.reciprocal().round(),
+        lambda m, y: m.scale.rsqrt().sign() * y,
+    ],
+    ids=["logarithm", "reciprocal", "root"],
+)
+def test_steps_have_first_derivatives_of_zero_in_a_graph(code: Any, device: str) -> None:
+    """No gradient reads the argument of a step; what stood for it had infinite slopes."""
+    module = Code(code)
+    module.scale = nn.Parameter(torch.rand(12) + 0.5)
+    plain, fused, x = pair(module, device, DOUBLE)
+    found = []
+    for each in (plain, fused):
+        y = each(x)
+        of = list(each.parameters())
+        found.append(torch.autograd.grad(y.sum(), of, create_graph=True, allow_unused=True, materialize_grads=True))
+    near(found[1], found[0])
+
+
 def test_counts_of_elements_have_a_gradient(device: str) -> None:
     plain, fused, x = pair(Code(lambda m, y: y.relu().norm(p=0, dim=1)), device, DOUBLE)
     near(fused(x), plain(x))

@@ -28,6 +28,7 @@ from .saving import SavedValues, backward_graph, choose_saved, cotangents_of, de
 from .tensors import Tensors, as_matrix, layout_of, without_memory
 
 Flags = tuple[bool, ...]
+_WITH_SLOPES = 0.5  # where logarithms, roots, quotients and inverse sines have finite slopes
 _MOST_RECOGNIZED = 4  # plans whose calls are recognised: of alike layers, or of outputs that are used in turn
 
 
@@ -300,8 +301,11 @@ class Backward:
         return backward_graph(self.traced, roots, self.inputs, self.saving, cotangents)
 
     def _zeros(self, number: int, device: torch.device) -> torch.Tensor:
+        return self._filled(number, device, 0.0)
+
+    def _filled(self, number: int, device: torch.device, fill: float) -> torch.Tensor:
         value = self.traced.inputs[number]
-        return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=device)
+        return torch.full(value.shape, fill, dtype=getattr(torch, value.dtype), device=device)
 
     def eager_gradients(self, tensors: Mapping[int, Any], cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
         """Compute the gradients by PyTorch's own operations, to be differentiated again where that is enabled.
@@ -318,9 +322,10 @@ class Backward:
             return none
         again = torch.is_grad_enabled()
         with torch.enable_grad():
-            # No derivative depends on the values of other inputs.
+            # No derivative depends on the values of other inputs, unless it is NaN, as zero times the infinite slope
+            # of a logarithm at 0: that of `trunc(log(x))`.
             inputs = [
-                tensors[k] if k in tensors else self._zeros(k, device).requires_grad_(want)
+                tensors[k] if k in tensors else self._filled(k, device, _WITH_SLOPES).requires_grad_(want)
                 for k, want in enumerate(wanted)
             ]
             aliases = [t.view_as(t) if want else t for t, want in zip(inputs, wanted, strict=True)]
