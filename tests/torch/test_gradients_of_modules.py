@@ -61,6 +61,41 @@ def test_steps_have_first_derivatives_of_zero_in_a_graph(code: Any, device: str)
     near(found[1], found[0])
 
 
+class Doubled(torch.autograd.Function):
+    """As most of users' functions, it is called with zeros for no gradient, and has some then."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * 2
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_only_compared_has_no_gradient(frozen: bool, device: str) -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.threshold = nn.Linear(12, 12), nn.Parameter(torch.rand(12))
+
+        def forward(self, x: Any, scores: Any) -> Any:
+            return torch.where(scores * 2 > self.threshold, self.linear(x), 0.1).exp()
+
+    plain, fused, x = pair(Gated(), device)
+    before = torch.randn(5, 12, device=device)
+    for module in (plain, fused):
+        module.linear.requires_grad_(not frozen)
+        scores, called = before.clone().requires_grad_(), []
+        module.threshold.register_hook(called.append)
+        x.requires_grad_()
+        for _ in range(2):
+            module(x, Doubled.apply(scores)).sum().backward()
+        assert scores.grad is None and module.threshold.grad is None and not called
+        assert x.grad is not None and (module.linear.weight.grad is None) == frozen
+
+
 def test_counts_of_elements_have_a_gradient(device: str) -> None:
     plain, fused, x = pair(Code(lambda m, y: y.relu().norm(p=0, dim=1)), device, DOUBLE)
     near(fused(x), plain(x))

@@ -68,6 +68,7 @@ class Backward:
     differentiable : for each output, whether it depends on an input whose gradient is wanted
     constants : the outputs that do not
     inputs : the inputs that the backward pass reads
+    unreached : the inputs whose gradient is wanted and that no output has one for, as those of comparisons
     second_order_inputs : further inputs, which saved values depend on; only derivatives of the gradients read them
     saving : what the forward pass saves; all else is recomputed
     """
@@ -100,6 +101,8 @@ class Backward:
         self._plans: dict[Hashable, _BackwardPlan] = {}
         self._dependence: dict[Hashable, _Dependence] = {}
         self._recognized: list[BackwardCall] = []  # the last one first
+        given_to = self.inputs_with_gradients(self.differentiable, needs)
+        self.unreached = frozenset(k for k, need in enumerate(needs) if need) - given_to
 
     def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
         """Find the nodes that depend on inputs whose gradient is wanted."""
@@ -262,13 +265,14 @@ class Backward:
         Saved values and cotangents have no memory.
         """
         given = self._flags([True] * len(self.differentiable))
-        if not self._find_dependence(given, tuple(wanted)).computed:
+        wanted = tuple([want and k not in self.unreached for k, want in enumerate(wanted)])
+        if not self._find_dependence(given, wanted).computed:
             return None
         saved = [without_memory(node.shape, stored(node).dtype) for node in self.saving.nodes]
         values = [v for v, present in zip(self.traced.outputs, given, strict=True) if present]
         arrays = [*(as_matrix(tensors[k]) for k in self.inputs), *saved]
         arrays += [cotangent_matrix(v, without_memory(v.shape, v.dtype)) for v in values]
-        return given, tuple(wanted), arrays
+        return given, wanted, arrays
 
     def _plan(self, given: Flags, wanted: Flags, arrays: Tensors, device: torch.device | None = None) -> _BackwardPlan:
         """Plan the backward graph for inputs, saved values and cotangents of these layouts.

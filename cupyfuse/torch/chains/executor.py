@@ -58,6 +58,8 @@ class Executor:
         is_plain = self._weights is None and compiled.is_plain(self._outputs)
         self._execute = (getattr(compiled.execute, "quick", None) or compiled.execute) if is_plain else None
         needed = sorted(self._weights.needed) if self._weights is not None else []
+        # Recorded weights are told by identity.
+        self._apart = frozenset() if self.backward is None else self.backward.unreached.difference(needed)
         trained = [] if options.frozen else [k for k in needed if tensors[k].requires_grad]
         fixed = sorted(chain.fixed)
         self.prepacks = self._weights is not None
@@ -119,6 +121,9 @@ class Executor:
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
         """Return the outputs, part of autograd's graph where gradients are wanted."""
         if self._differentiable:
+            if self._apart:
+                # Autograd would call what comes before them, and custom functions there make zeros of no gradient.
+                tensors = [t.detach() if k in self._apart else t for k, t in enumerate(tensors)]
             return autograd.apply(self, tensors)
         return self._execute(tensors) if self._execute is not None else self.run(tensors)[0]
 
