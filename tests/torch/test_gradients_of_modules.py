@@ -61,6 +61,16 @@ def test_steps_have_first_derivatives_of_zero_in_a_graph(code: Any, device: str)
     near(found[1], found[0])
 
 
+def test_a_transpose_of_a_number_is_differentiated_twice(device: str) -> None:
+    plain, fused, x = pair(Code(lambda m, y: y.exp().mean().mT * 2 + y.sum()), device, DOUBLE)
+    found = []
+    for module in (plain, fused):
+        (first,) = torch.autograd.grad(module(x), module.linear.bias, create_graph=True)
+        found.append(torch.autograd.grad(first.sum(), module.linear.bias))
+    near(found[1], found[0])
+    assert fused.explain().fused
+
+
 class Doubled(torch.autograd.Function):
     """As most of users' functions, it is called with zeros for no gradient, and has some then."""
 

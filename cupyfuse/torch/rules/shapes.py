@@ -188,6 +188,8 @@ def transpose(input: Value, dim0: int, dim1: int) -> Value:
     if order:
         (a,), (b,) = (normalize_dims(d, input.ndim, "transpose") for d in (dim0, dim1))
         order[a], order[b] = order[b], order[a]
+    elif not {dim0, dim1} <= {0, -1}:
+        refuse("transpose", "a value without dimensions")  # only `.mT` takes it
     return permute_dims(input, tuple(order), "transpose")
 
 
