@@ -72,6 +72,8 @@ class NumpyExecutable:
         results = []
         outs = [None] * len(self._results) if outs is None else outs
         for (output, in_order), out in zip(self._results, outs, strict=True):
+            if output.pieces:
+                memory[output.node] = np.concatenate([_view_of(n, memory) for n in output.pieces], axis=1)
             value = _view_of(output.node, memory)
             value = value.reshape(output.shape) if in_order else output.with_user_axes(value)
             if out is None:

@@ -27,10 +27,14 @@ def set_emitter(emitter: Emitter) -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """A result of the function: a value, and the user's axes in it."""
+    """A result of the function: a value, and the user's axes in it.
+
+    `pieces` are the values that steps write side by side, where it consists of several.
+    """
 
     node: Node
     axes: Axes
+    pieces: tuple[Node, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

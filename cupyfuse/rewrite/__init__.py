@@ -17,6 +17,7 @@ from .cleanup import (
     push_transposes,
     share_common_subexpressions,
 )
+from .concats import sink_concats
 from .notes import Note
 from .order import replace_library_calls, simplify
 from .order_statistics import sort_once
@@ -45,6 +46,7 @@ __all__ = [
     "drop_guards_of_elements",
     "drop_redundant_guards",
     "sink_broadcasts",
+    "sink_concats",
     "drop_custom_derivatives",
     "fold_scales",
     "lower_logsumexp",

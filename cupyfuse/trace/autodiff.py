@@ -17,6 +17,7 @@ from .. import dtypes
 from ..errors import NotDifferentiable
 from ..ir import graph as g
 from ..ir.adjoints import exclusive_product, extremum_adjoint
+from ..ir.concats import between_zeros, columns_of, columns_shown, first_columns
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..ir.rebuild import expression_key
@@ -208,6 +209,19 @@ def _strided_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node |
     return [g.reshape(total, x.shape)]
 
 
+def _slice_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
+    """Put the cotangent of some columns among zeros."""
+    shown = columns_shown(node)
+    if shown is None:
+        raise NotDifferentiable("a slice has a gradient only if it shows neighbouring columns of all rows")
+    return [between_zeros(g.broadcast(cotangent, node.shape), shown[0], node.inputs[0].shape[1])]
+
+
+def _concat_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
+    ends = first_columns(node)
+    return [columns_of(cotangent, first, i.shape[1]) for first, i in zip(ends, node.inputs, strict=False)]
+
+
 def _custom_derivative_vjp(node: Node, cotangent: Node, forward: Container[Node]) -> list[Node | None]:
     """Multiply the cotangent by the partial derivatives that a `custom_derivative` node holds."""
     value, *rest = node.inputs
@@ -227,5 +241,7 @@ _VJPS: dict[str, Callable[[Node, Node, Container[Node]], list[Node | None]]] = {
     "reshape": _reshape_vjp,
     "matmul": _matmul_vjp,
     "strided": _strided_vjp,
+    "slice": _slice_vjp,
+    "concat": _concat_vjp,
     "custom_derivative": _custom_derivative_vjp,
 }

@@ -11,7 +11,8 @@ import torch
 
 from .axes import Dim, normalize_dims, permute_dims
 from .overloads import is_tensor
-from .table import F, Refused, binary_operands, leave_unfused, overload, rule
+from .parts import PART, columns
+from .table import F, Refused, binary_operands, overload, rule
 from .values import Value, expand_to, refuse, stop_gradient
 
 T = torch.Tensor
@@ -206,39 +207,39 @@ def permute(input: Value, dims: tuple[int, ...]) -> Value:
 
 # Indices ------------------------------------------------------------------------------------------------------------
 
-# Kernels read and write rows x columns from the start of a tensor.
-leave_unfused(
-    "a part of a tensor",
-    *("chunk", "split", "tensor_split", "unbind", "narrow", "select", "glu", "index_select"),
-    *("unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "split_with_sizes"),
-)
-leave_unfused("tensors put side by side", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack")
-
 _INDICES = {"new": None, "all": slice(None), "rest": Ellipsis}
 
 
+Index = tuple[Any, ...]  # names in `_INDICES`, integers, and (start, stop) of slices
+
+
 def _getitem_arguments(input: Any, index: Any) -> Any:
-    """Encode an index as a chain can store it: names in `_INDICES`, and integers; refuse parts of dimensions."""
-    items: list[str | int] = []
+    """Encode an index as a chain can store it; refuse slices with steps and what is no number."""
+    items: list[Any] = []
     for item in index if isinstance(index, tuple) else (index,):
         if item is None or item is Ellipsis:
             items.append("new" if item is None else "rest")
-        elif isinstance(item, slice) and item.start in (None, 0) and item.stop is None and item.step in (None, 1):
-            items.append("all")
+        elif isinstance(item, slice) and item.step in (None, 1) and _are_numbers(item.start, item.stop):
+            whole = item.start in (None, 0) and item.stop is None
+            items.append("all" if whole else (item.start, item.stop))
         elif type(item) is int:
             items.append(item)
         else:
-            return Refused("a part of a tensor")
+            return Refused(PART)
     return input, tuple(items)
 
 
-def _getitem_eager(x: Any, index: tuple[Any, ...]) -> Any:
-    return x[tuple(_INDICES[i] if isinstance(i, str) else i for i in index)]
+def _are_numbers(*ends: Any) -> bool:
+    return all(end is None or type(end) is int for end in ends)
+
+
+def _getitem_eager(x: Any, index: Index) -> Any:
+    return x[tuple(_INDICES[i] if isinstance(i, str) else slice(*i) if isinstance(i, tuple) else i for i in index)]
 
 
 @view_rule(operator.getitem, T.__getitem__, eager=_getitem_eager, adapt=_getitem_arguments)
-def getitem(input: Value, index: tuple[Any, ...]) -> Value:
-    """Trace an index of new dimensions, whole dimensions, and the only element of dimensions of length one."""
+def getitem(input: Value, index: Index) -> Value:
+    """Trace an index of whole and new dimensions, the element of dimensions of length one, and part of the last one."""
     indexed = len(index) - index.count("new") - index.count("rest")
     if indexed > input.ndim or index.count("rest") > 1:
         refuse("getitem", f"too many indices for a value of shape {input.shape}")
@@ -252,6 +253,13 @@ def getitem(input: Value, index: tuple[Any, ...]) -> Value:
             shape, rest = shape + rest[:kept], rest[kept:]
         elif i == "all":
             shape.append(rest.pop(0))
+        elif isinstance(i, tuple):
+            length = rest.pop(0)
+            first, last, _ = slice(*i).indices(length)
+            shape.append(max(last - first, 0))
+            if shape[-1] != length and rest:
+                refuse("getitem", PART)
+            input = columns(input, first, shape[-1], "getitem")
         elif rest.pop(0) != 1 or i not in (0, -1):
-            refuse("getitem", "a part of a tensor")
+            refuse("getitem", PART)
     return input.view(shape + rest)

@@ -1,0 +1,64 @@
+"""Matrices side by side, and the columns of values: each is the other's gradient."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from . import graph as g
+from .graph import Node
+from .parts import Part
+
+
+def concat(pieces: Sequence[Node]) -> Node:
+    """Put matrices of one dtype, with as many rows each, side by side."""
+    rows, dtype = pieces[0].shape[0], pieces[0].dtype
+    assert all(p.shape[0] == rows and p.dtype == dtype for p in pieces)
+    if len(pieces) == 1:
+        return pieces[0]
+    return Node("concat", tuple(pieces), (rows, sum(p.shape[1] for p in pieces)), dtype)
+
+
+def first_columns(node: Node) -> list[int]:
+    """Return where each piece of a concat begins, and where the last one ends."""
+    return list(itertools.accumulate((p.shape[1] for p in node.inputs), initial=0))
+
+
+def columns_of(node: Node, first: int, count: int) -> Node:
+    """Return neighbouring columns of a value: of what it is computed from, or as a view of it in memory.
+
+    A value that has one column, which broadcasts, is its own part.
+    """
+    rows, cols = node.shape
+    if cols == 1 or count == cols:
+        return node
+    if node.op == "concat":
+        ends = first_columns(node)
+        found = []
+        for piece, start, end in zip(node.inputs, ends, ends[1:], strict=False):
+            low, high = max(first, start), min(first + count, end)
+            if low < high:
+                found.append(g.broadcast(columns_of(piece, low - start, high - low), (rows, high - low)))
+        return concat(found)
+    along_rows = ((rows, 1),) if rows != 1 else ()
+    along_cols = ((count, 1),) if count != 1 else ()
+    part = Part((along_rows, 0), (along_cols, first), (rows, count), node.shape)
+    return part.again(node, ()) or part.of_stored(node)
+
+
+def columns_shown(node: Node) -> tuple[int, int] | None:
+    """Return the first column, and how many, that a slice shows of all rows of its input; None for other slices."""
+    (row, down), (col, across) = node.dims
+    all_rows = node.shape[0] == node.inputs[0].shape[0] and row == 0 and (down == 1 or node.shape[0] == 1)
+    return (col, node.shape[1]) if all_rows and (across == 1 or node.shape[1] == 1) else None
+
+
+def between_zeros(node: Node, first: int, cols: int) -> Node:
+    """Put a matrix among zeros: its columns from `first` on, of so many."""
+    rows, count = node.shape
+
+    def zeros(width: int) -> list[Node]:
+        zero = g.cast(g.const(0.0), node.dtype)
+        return [g.broadcast(zero, (rows, width))] if width else []
+
+    return concat([*zeros(first), node, *zeros(cols - first - count)])
