@@ -265,7 +265,7 @@ class CudaExecutable:
             elif view.op == "slice":
                 (row, down), (col, across) = view.dims
                 place = place.slice(row, down, col, across)
-            else:
+            elif view.op == "reshape":
                 place = Place(place.slot, view.shape[1], 1)
         return place
 

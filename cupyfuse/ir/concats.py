@@ -25,21 +25,13 @@ def first_columns(node: Node) -> list[int]:
 
 
 def columns_of(node: Node, first: int, count: int) -> Node:
-    """Return neighbouring columns of a value: of what it is computed from, or as a view of it in memory.
+    """Return neighbouring columns of a value: computed from those of its operands, or as a view of it in memory.
 
     A value that has one column, which broadcasts, is its own part.
     """
     rows, cols = node.shape
     if cols == 1 or count == cols:
         return node
-    if node.op == "concat":
-        ends = first_columns(node)
-        found = []
-        for piece, start, end in zip(node.inputs, ends, ends[1:], strict=False):
-            low, high = max(first, start), min(first + count, end)
-            if low < high:
-                found.append(g.broadcast(columns_of(piece, low - start, high - low), (rows, high - low)))
-        return concat(found)
     along_rows = ((rows, 1),) if rows != 1 else ()
     along_cols = ((count, 1),) if count != 1 else ()
     part = Part((along_rows, 0), (along_cols, first), (rows, count), node.shape)

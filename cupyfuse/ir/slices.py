@@ -86,6 +86,29 @@ def repeats_of(node: Node, cols: int = 0) -> Repeats | None:
     return rows_of_copy(node.dims, cols or node.shape[1], node.dtype)
 
 
+class RepeatedColumns(NamedTuple):
+    """How a strided copy repeats neighbouring columns of the rows of its input, seen as rows of `length` elements."""
+
+    repeats: Repeats
+    length: int
+    first: int
+
+
+def repeated_columns(node: Node) -> RepeatedColumns | None:
+    """Return how a strided node repeats neighbouring columns of rows; None if it copies other elements.
+
+    None too where kernels cannot load vectors from the first of them.
+    """
+    (source,), (*outer, (count, step)) = node.inputs, node.dims
+    length = min((s for n, s in outer if n != 1 and s), default=source.size)
+    if step != 1 or count != node.shape[1] or source.size % max(length, 1) or node.offset + count > length:
+        return None
+    if not begin_packs(node.offset, node.dtype) or not begin_packs(count, node.dtype):
+        return None
+    repeats = rows_of_copy([*outer, (length, 1)], length, node.dtype)
+    return None if repeats is None else RepeatedColumns(repeats, length, node.offset)
+
+
 def put(node: Node, value: Node, dims: Iterable[tuple[int, int]], offset: int) -> Node:
     """Copy a node, and write a value in C order to a strided view of the copy, given as for `strided_copy`."""
     return Node("put", (node, value), node.shape, node.dtype, dims=tuple(dims), offset=offset)

@@ -17,7 +17,7 @@ from .cleanup import (
     push_transposes,
     share_common_subexpressions,
 )
-from .concats import sink_concats
+from .concats import repeat_columns, sink_concats
 from .notes import Note
 from .order import replace_library_calls, simplify
 from .order_statistics import sort_once
@@ -47,6 +47,7 @@ __all__ = [
     "drop_redundant_guards",
     "sink_broadcasts",
     "sink_concats",
+    "repeat_columns",
     "drop_custom_derivatives",
     "fold_scales",
     "lower_logsumexp",

@@ -67,7 +67,10 @@ def canonical(target: Any, args: Any, kwargs: Any) -> tuple[Any, list[torch.Tens
 
 
 def fill(arguments: Any, values: Any) -> list[Any]:
-    return [values[a.number] if isinstance(a, Operand) else a for a in arguments]
+    return [
+        values[a.number] if isinstance(a, Operand) else tuple(fill(a, values)) if isinstance(a, tuple) else a
+        for a in arguments
+    ]
 
 
 def to_array(tensor: torch.Tensor) -> Any:
@@ -316,6 +319,9 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> Call:
         "expand_as": ((x[:1], x), {}),
         "view_as": ((x, draw(3, 8)), {}),
         "getitem": ((x, (slice(None), None)), {}),
+        "narrow": ((x, 1, 2, 3), {}),
+        "chunk": ((x, 4, 1), {}),
+        "glu": ((x,), {}),
         "gather": ((x, -1, torch.tensor([[0], [5], [2], [2]])), {}),
         "index_rows": ((x, torch.tensor([0, 5, -2, 2])), {}),
         "one_hot": ((torch.tensor([0, 5, 2, 2]), 6), {}),

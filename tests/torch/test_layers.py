@@ -277,6 +277,11 @@ def test_shapes(target: Any, shape: tuple[int, ...], args: Any) -> None:
         (T.expand, (3, 1, 7), (2, 3, 4, 7), "leading dimension"),
         (T.__getitem__, (4, 6), (0,), "a part of a tensor"),
         (T.__getitem__, (4, 6), ((slice(None), 2),), "a part of a tensor"),
+        (T.__getitem__, (4, 6), (slice(1, 3),), "a part of a tensor"),
+        (torch.chunk, (4, 6), (2,), "a part of a tensor"),
+        (T.split, (4, 6), (2,), "a part of a tensor"),
+        (torch.narrow, (4, 6), (0, 1, 2), "a part of a tensor"),
+        (F.glu, (4, 6), (0,), "a part of a tensor"),
     ],
 )
 def test_shapes_that_are_not_fused(target: Any, shape: Any, args: Any, reason: str) -> None:
@@ -359,7 +364,7 @@ REFUSED: tuple[tuple[str, Any, tuple[Any, ...], dict[str, Any]], ...] = (
     ("padded", F.max_pool1d, (draw(3, 4), 2), {"padding": 1}),
     ("positions", F.max_pool1d, (draw(3, 4), 2), {"return_indices": True}),
     ("holes", F.max_pool1d, (draw(3, 4), 1), {"dilation": 2}),
-    ("a part of a tensor", T.__getitem__, (draw(3, 4), slice(1, 2)), {}),
+    ("a part of a tensor", T.__getitem__, (draw(3, 4), (slice(None), slice(0, 4, 2))), {}),
     ("a part of a tensor", T.__getitem__, (draw(3, 4), draw(3, 4) > 0), {}),
     ("batched products", torch.bmm, (draw(2, 3, 4), draw(2, 4, 3)), {}),
     ("it sorts", torch.sort, (draw(3),), {}),

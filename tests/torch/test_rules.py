@@ -227,10 +227,7 @@ def test_arithmetic_of_masks_and_counts() -> None:
     ("target", "reason"),
     [
         (F.scaled_dot_product_attention, "left whole"),
-        (torch.chunk, "part of a tensor"),
-        ("split", "part of a tensor"),
-        (torch.split, "part of a tensor"),
-        (F.glu, "part of a tensor"),
+        ("split_with_sizes", "part of a tensor"),
         (torch.cat, "side by side"),
         ("unbind", "part of a tensor"),
         (torch.tensor_split, "part of a tensor"),

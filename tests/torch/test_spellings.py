@@ -158,6 +158,14 @@ def adapted() -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
     for target in (operator.getitem, T.__getitem__):
         yield "getitem", target, (x, (Ellipsis, None)), {}
         yield "getitem", target, (x3[:, :1], (slice(None), 0)), {}
+        yield "getitem", target, (x3, (Ellipsis, slice(-4, None))), {}
+    for target in (torch.split, torch._VF.split, T.split):
+        yield "split", target, (x, 4, -1), {}
+        yield "split", target, (x, [1, 2, 3]), {"dim": 1}
+    yield "split", T.split, (x,), {"split_size": 3, "dim": 1}
+    for target in (torch.cat, torch.concat, torch.concatenate):
+        yield "cat", target, ((x, p[:, :1]), 1), {}
+        yield "cat", target, ([x3, y[:2, None].expand(2, 3, 6).contiguous()],), {"dim": -1}
 
 
 def changes_in_place(target: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
-from ...ir.slices import repeat_rows, repeats_of
+from ...ir.slices import repeat_rows, repeated_columns, repeats_of, slice_view
 from .memory import Layout, base_of, is_contiguous
 from .steps import Step
 
@@ -42,9 +42,13 @@ def can_read_repeats(step: Step) -> bool:
 
 
 def _as_view(node: Node) -> Node:
-    """Return a view of the rows that a strided copy repeats; the copy itself if it is another one."""
+    """Return a view of the rows, or of columns of rows, that a strided copy repeats; the copy if it is another one."""
     (source,), (rows, cols) = node.inputs, node.shape
-    found = repeats_of(node)
+    found, columns = repeats_of(node), repeated_columns(node) if node.size and base_of(source).op != "const" else None
+    if found is None and columns is not None:
+        whole = g.reshape(source, (source.size // columns.length, columns.length))
+        part = slice_view(whole, (0, 1, whole.shape[0]), (columns.first, 1, cols))
+        return repeat_rows(part, rows, columns.repeats)
     if found is None or source.size % cols or base_of(source).op == "const":
         return node
     matrix = source if source.shape[1] == cols else g.reshape(source, (source.size // cols, cols))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import dtypes
 from ..chains.chain import Call, TracedChain
-from ..rules import RULES
+from ..rules import RULES, takes_part
 from ..rules.symbols import references
 from . import rates
 from .machine import Machine, Time, total_time
@@ -42,6 +42,7 @@ _POINTWISE = Kernels()
 # By rule; pointwise where it is not here. Sources: PyTorch 2.11's kernels; rates of logsumexp and batch_norm from the
 # reports "rows" and "heads" (see `rates`), other rates estimated.
 _TABLE: dict[str, Kernels] = {
+    "cat": Kernels(backward=0, moved=0),
     "softmin": Kernels(full=2, reads=2, writes=2, rate=0.6, backward=2),
     "gelu": Kernels(rate=0.7),
     **dict.fromkeys(("add", "sub", "clone"), Kernels(backward=0, moved=0)),
@@ -175,7 +176,7 @@ def _kernel_time(call: Call, graded: list[int], traced: TracedChain, machine: Ma
     """Estimate an operation bound by memory, and its gradients with respect to the operands `graded`."""
     kernels = _kernels_of(call, traced)
     if kernels is None:
-        return Time(0.0, rates.EAGER_VIEW * (2 if graded else 1))
+        return _view_time(call, graded, traced, machine)
     numbers = list(references(call.arguments))
     operands = sum(_size(traced, n) for n in numbers)
     result = sum(_size(traced, n) for n in call.results)
@@ -201,6 +202,16 @@ def _kernel_time(call: Call, graded: list[int], traced: TracedChain, machine: Ma
             broadcast = sum(traced.values[n].size < elements for n in graded)
             times += [_column_sum(result, itemsize, machine)] * broadcast
     return total_time(times)
+
+
+def _view_time(call: Call, graded: list[int], traced: TracedChain, machine: Machine) -> Time:
+    """Estimate a view, and its gradient: that of a part is copied to zeros, those of all parts are put side by side."""
+    host = rates.EAGER_VIEW * (2 if graded else 1)
+    if not graded or not takes_part(call.rule, call.arguments):
+        return Time(0.0, host)
+    whole, shown = _size(traced, graded[0]), sum(_size(traced, n) for n in call.results if n >= 0)
+    kernels, moved = (1, 2 * whole) if RULES[call.rule].several else (2, whole + 2 * shown)
+    return Time(rates.EAGER_LAUNCH * kernels + machine.memory_time(moved), host + rates.EAGER * kernels)
 
 
 def _product_time(call: Call, flows: list[int], traced: TracedChain, machine: Machine) -> Time:

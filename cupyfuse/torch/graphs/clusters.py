@@ -119,8 +119,10 @@ class Clusters(ResolvedGraph):
         homes = (self.cluster_of.get(self.producer.get(number, -1)) for number in operation.read)
         near = list({id(c): c for c in homes if c is not None}.values())
         if operation.view and not near and any(n not in self.captured.parameters for n in operation.read):
-            self.unfused[k] = VIEW
-            return
+            call = self.fusible[k].call
+            if not rules.takes_part(call.rule, call.arguments):  # whose gradient a chain writes among zeros
+                self.unfused[k] = VIEW
+                return
         choices = [near] if near else []
         choices += [[c] for c in reversed(near)] if len(near) > 1 else []
         reason = ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .. import rules
 from ..chains.chain import Call
+from ..chains.eligibility import is_sharded
 from ..rules.symbols import Ref, references
 from .captured import CapturedGraph, Operation, keeps_placement, storage_of
 from .written_memory import merged_inputs
@@ -85,6 +86,9 @@ class ResolvedGraph:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
+        side_by_side = found.rule.name == "cat" or rules.takes_part(found.rule.name, found.arguments)
+        if side_by_side and any(is_sharded(self.captured.tensors[n]) for n in operation.read):
+            return "a part of a DTensor's rows, or several side by side"
         several = found.rule.several or found.rule.updates
         if not several and any(n in self._used for n in operation.results[1:]):
             return "more than its first result is used"

@@ -18,7 +18,8 @@ from . import pointwise as pointwise
 from . import reductions as reductions
 from . import shapes as shapes
 from .overloads import find
+from .parts import takes_part
 from .random import NUMPY_FUNCTIONS, PLACING, draws
 from .table import RULES, Found, Refused, Rule
 
-__all__ = ["NUMPY_FUNCTIONS", "PLACING", "RULES", "Found", "Refused", "Rule", "draws", "find"]
+__all__ = ["NUMPY_FUNCTIONS", "PLACING", "RULES", "Found", "Refused", "Rule", "draws", "find", "takes_part"]

@@ -5,6 +5,7 @@ Kernels read rows from any column on, and write them there. Parts of other dimen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,15 @@ from .values import Value, pointwise, refuse
 
 PART = "a part of a tensor"
 _SIDE_BY_SIDE = "tensors put side by side"
+
+# Rules of views that may leave elements out.
+_PARTS = ("getitem", "narrow", "chunk", "split")
+
+
+def takes_part(rule: str, arguments: Sequence[Any]) -> bool:
+    """Whether a call shows a part of its operand's rows."""
+    return rule in _PARTS and (rule != "getitem" or any(isinstance(item, tuple) for item in arguments[1]))
+
 
 leave_unfused(
     PART,

@@ -1,0 +1,196 @@
+"""Parts of rows and rows side by side: slices, `chunk`, `split`, `narrow`, `glu` and `cat` along the last dimension."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import cupyfuse.torch as ct
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+Tensors = list[torch.Tensor]
+
+
+class Code(nn.Module):
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Any) -> Any:
+        return self.function(*tensors)
+
+
+def rotate_half(x: Any) -> Any:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def rotary(x: Any, cos: Any, sin: Any) -> Any:
+    """Rotary embeddings, as transformers computes them."""
+    return x * cos + rotate_half(x) * sin
+
+
+def partly_rotary(x: Any, cos: Any, sin: Any) -> Any:
+    """Those of a part of each head."""
+    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    return torch.cat((rotary(turned, cos, sin), rest), dim=-1)
+
+
+def gated(x: Any) -> Any:
+    value, gate = x.chunk(2, dim=-1)
+    return value * F.gelu(gate)
+
+
+def interleaved_sum(x: Any) -> Any:
+    first, second, third = x.split([3, 4, x.shape[-1] - 7], dim=-1)
+    return torch.cat((third.exp(), first * 2, second.tanh()), dim=-1).softmax(-1)
+
+
+# Functions with the shapes of their operands, and their launches.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {
+    "rotary": (rotary, [(2, 5, 4, 16), (2, 5, 1, 16), (2, 5, 1, 16)], 1),
+    "rotary, of other halves": (rotary, [(2, 5, 4, 10), (2, 5, 4, 10), (2, 5, 4, 10)], 1),
+    "rotary, of a part": (partly_rotary, [(6, 24), (6, 16), (6, 16)], 1),
+    "gated": (gated, [(6, 32)], 1),
+    "gated, of what is computed": (lambda x: gated(x.tanh() * 3), [(6, 32)], 1),
+    "glu": (lambda x: F.glu(x * 2), [(2, 3, 10)], 1),
+    "three parts": (lambda x: torch.cat([t.exp() * k for k, t in enumerate(x.split(4, 1))], 1), [(5, 12)], 1),
+    "an end": (lambda x: (x * 3)[..., -5:].softmax(-1), [(5, 12)], 1),
+    "a norm of a part": (lambda x: F.rms_norm(x[..., 2:10], (8,)), [(5, 12)], 1),
+    "a vector": (lambda x: torch.cat((x[:3].exp(), x[5:8].tanh() * 2)), [(9,)], 1),
+    "dtypes": (lambda x, y: torch.cat((x.exp(), y.double() * 2), -1), [(5, 4), (5, 4)], 1),
+    "one column": (lambda x: torch.cat((x[..., :1].exp(), x[..., 1:] * 2), -1), [(5, 4)], 2),
+    "repeated": (lambda x: torch.cat((x.exp(), x.exp(), x), -1), [(5, 4)], 1),
+}
+
+
+def results_of(module: nn.Module, tensors: Tensors) -> tuple[Any, Tensors]:
+    """The result, and the gradients."""
+    given = [t.clone().requires_grad_() for t in tensors]
+    result = module(*given)
+    result.backward(torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape))
+    return result.detach(), [t.grad for t in given]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    function, shapes, launches = FUNCTIONS[name]
+    tensors = [torch.randn(shape) for shape in shapes]
+    fused = ct.fuse(Code(function))
+    expected, gradients = results_of(Code(function), tensors)
+    found, fused_gradients = results_of(fused, tensors)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(fused_gradients, gradients)
+    assert found.stride() == expected.stride()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(*tensors), expected)
+    found = re.findall(r"fused: +(\d+) launch", str(fused.explain().details()))
+    assert set(map(int, found)) == {launches}  # of the forward pass, with gradients and without
+
+
+# Random programs ----------------------------------------------------------------------------------------------------
+
+POINTWISE: tuple[Callable[[Any], Any], ...] = (torch.tanh, torch.sigmoid, torch.neg, lambda x: x * 1.5, torch.square)
+BINARY: tuple[Callable[[Any, Any], Any], ...] = (torch.add, torch.mul, torch.sub, torch.maximum)
+OF_ROWS: tuple[Callable[[Any], Any], ...] = (
+    lambda x: x.softmax(-1),
+    lambda x: x - x.mean(-1, keepdim=True),
+    lambda x: x.sum(-1, keepdim=True),
+    lambda x: F.layer_norm(x, x.shape[-1:]),
+)
+
+
+def random_program(generator: Any) -> Callable[..., Any]:
+    """A function of (x, y, weight) that cuts rows into parts, computes with them, and puts them side by side."""
+    steps = [int(n) for n in torch.randint(0, 10_000, (12,), generator=generator)]
+
+    def program(x: Any, y: Any, weight: Any) -> Any:
+        values, results = [x, y], []
+        for step in steps:
+            kind, step = step % 9, step // 9
+            value, other = values[step % len(values)], values[(step // 7) % len(values)]
+            width = value.shape[-1]
+            if kind < 2:
+                value = POINTWISE[step % len(POINTWISE)](value)
+            elif kind == 2 and other.shape[-1] in (1, width):
+                value = BINARY[step % len(BINARY)](value, other)
+            elif kind == 3 and width > 1:
+                cut = 1 + step % (width - 1)
+                value = value[..., cut:] if step % 2 else value[..., :cut]
+            elif kind == 4 and width >= 4:
+                values += value.chunk(2 + step % 3, -1) if step % 2 else value.split(1 + step % (width - 1), -1)
+                continue
+            elif kind in (5, 6):
+                value = torch.cat((value, other) if kind == 5 else (other, value, other), -1)
+            elif kind == 7:
+                value = OF_ROWS[step % len(OF_ROWS)](value)
+            elif kind == 8:
+                value = F.linear(value, weight[:, :width]) if width <= weight.shape[1] else F.relu(value)
+            if value.shape[-1] <= 64:
+                values.append(value)
+            if step % 5 == 0:
+                results.append(value)
+        return (*results, values[-1].tanh())
+
+    return program
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("seed", range(150))
+def test_random_programs(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    program = random_program(generator)
+    leading = [(3,), (2, 5), (1,), ()][seed % 4]
+    tensors = [torch.randn(*leading, 12, generator=generator, dtype=torch.float64) for _ in range(2)]
+    tensors.append(torch.randn(6, 16, generator=generator, dtype=torch.float64))
+    fused = ct.fuse(Code(program))
+    with torch.no_grad():
+        pairs = list(zip(fused(*tensors), program(*tensors), strict=True))
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+    gradients = []
+    for function in (fused, program):
+        given = [t.clone().requires_grad_() for t in tensors]
+        results = [r for r in function(*given) if r.requires_grad]
+        loss = sum((r * torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype).view(r.shape)).sum() for r in results)
+        gradients.append(torch.autograd.grad(loss, given, allow_unused=True))
+    for ours, theirs in zip(*gradients, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_views_stay_views() -> None:
+    """A part that is returned shares memory with what it is a part of, as in eager."""
+
+    def parts(x: Any) -> Any:
+        y = x.exp() * 2
+        first, second = y.chunk(2, -1)
+        return y, first, second * first
+
+    x = torch.randn(4, 6)
+    whole, first, _ = ct.fuse(Code(parts))(x)
+    first.zero_()
+    assert (whole[:, :3] == 0).all() and (whole[:, 3:] != 0).all()
+
+
+def test_a_part_that_is_written_to() -> None:
+    def written(x: Any) -> Any:
+        y = x.exp()
+        y[..., :2] = 7.0
+        return y[..., :4] * y[..., 4:]
+
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ct.fuse(Code(written))(x), written(x))
+
+
+def test_second_derivatives() -> None:
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(ct.fuse(Code(lambda x: gated(x * 2))), (x,))
