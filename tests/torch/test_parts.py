@@ -74,14 +74,14 @@ def results_of(module: nn.Module, tensors: Tensors) -> tuple[Any, Tensors]:
     """The result, and the gradients."""
     given = [t.clone().requires_grad_() for t in tensors]
     result = module(*given)
-    result.backward(torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape))
+    result.backward(torch.linspace(-1, 1, result.numel(), dtype=result.dtype, device=result.device).view(result.shape))
     return result.detach(), [t.grad for t in given]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions(name: str) -> None:
+def test_functions(name: str, device: str) -> None:
     function, shapes, launches = FUNCTIONS[name]
-    tensors = [torch.randn(shape) for shape in shapes]
+    tensors = [torch.randn(shape, device=device) for shape in shapes]
     fused = ct.fuse(Code(function))
     expected, gradients = results_of(Code(function), tensors)
     found, fused_gradients = results_of(fused, tensors)
@@ -143,12 +143,13 @@ def random_program(generator: Any) -> Callable[..., Any]:
 
 @pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(150))
-def test_random_programs(seed: int) -> None:
+def test_random_programs(seed: int, device: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     program = random_program(generator)
     leading = [(3,), (2, 5), (1,), ()][seed % 4]
     tensors = [torch.randn(*leading, 12, generator=generator, dtype=torch.float64) for _ in range(2)]
     tensors.append(torch.randn(6, 16, generator=generator, dtype=torch.float64))
+    tensors = [t.to(device) for t in tensors]
     fused = ct.fuse(Code(program))
     with torch.no_grad():
         pairs = list(zip(fused(*tensors), program(*tensors), strict=True))
@@ -159,7 +160,9 @@ def test_random_programs(seed: int) -> None:
     for function in (fused, program):
         given = [t.clone().requires_grad_() for t in tensors]
         results = [r for r in function(*given) if r.requires_grad]
-        loss = sum((r * torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype).view(r.shape)).sum() for r in results)
+        loss = sum(
+            (r * torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype, device=device).view_as(r)).sum() for r in results
+        )
         gradients.append(torch.autograd.grad(loss, given, allow_unused=True))
     for ours, theirs in zip(*gradients, strict=True):
         assert (ours is None) == (theirs is None)

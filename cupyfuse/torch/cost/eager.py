@@ -135,6 +135,13 @@ def _norm(value: Any) -> Kernels:
     return Kernels(rate=0.55, backward=2, moved=1.6) if is_16_bit else Kernels(rate=0.77, backward=2, moved=1.85)
 
 
+def _glu(value: Any) -> Kernels:
+    """Return the kernels of PyTorch's glu: of 4096 x 6144 on an H200 42 us in bfloat16, 62 in float32; 54 and 80 more
+    for the gradient.
+    """
+    return Kernels(rate=0.42, moved=0.72) if dtypes.ITEMSIZE[value.dtype] == 2 else Kernels(rate=0.58, moved=0.75)
+
+
 def _kernels_of(call: Call, traced: TracedChain) -> Kernels | None:
     """Look up the kernels of a call; None for a view."""
     rule = RULES[call.rule]
@@ -147,6 +154,8 @@ def _kernels_of(call: Call, traced: TracedChain) -> Kernels | None:
         return _norm(traced.values[operands[0]])
     if call.rule == "logsumexp":
         return _logsumexp(traced.values[operands[0]])
+    if call.rule == "glu":
+        return _glu(traced.values[operands[0]])
     found = _TABLE.get(call.rule, _POINTWISE)
     if call.rule.startswith("batch_norm") and sum(n >= 0 for n in call.results) > 1:
         found = replace(found, small=found.small + 1, reads=2.0)  # in training: statistics first
