@@ -136,8 +136,9 @@ def _norm(value: Any) -> Kernels:
 
 
 def _glu(value: Any) -> Kernels:
-    """Return the kernels of PyTorch's glu: of 4096 x 6144 on an H200 42 us in bfloat16, 62 in float32; 54 and 80 more
-    for the gradient.
+    """Return the kernels of PyTorch's glu.
+
+    Those of 4096 x 6144 take an H200 42 us in bfloat16 and 62 in float32, the gradients 54 and 80.
     """
     return Kernels(rate=0.42, moved=0.72) if dtypes.ITEMSIZE[value.dtype] == 2 else Kernels(rate=0.58, moved=0.75)
 
