@@ -83,6 +83,9 @@ def test_they_are_of_one_chain(case: str) -> None:
 APART = {
     "in place": (lambda m, x, y: y.mul_(m.scale.view(1, -1, 1, 1)).add_(x), "mul"),
     "a residual in another order": (lambda m, x, y: y + x.contiguous(), "add"),
+    "channels side by side": (lambda m, x, y: torch.cat((y, x), 1) * 2, "cat"),
+    "pixels side by side": (lambda m, x, y: torch.cat((y, x), -1) * 2, "cat"),
+    "halves of the channels": (lambda m, x, y: F.glu(y * 2, 1) * 2, "glu"),
     "an element for each row": (lambda m, x, y: y * torch.linspace(0, 1, 5).view(5, 1), "mul"),
 }
 

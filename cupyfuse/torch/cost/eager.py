@@ -207,7 +207,7 @@ def _kernel_time(call: Call, graded: list[int], traced: TracedChain, machine: Ma
             kernels.moved * (operands + result + grads), rate
         )
         times.append(Time(gpu, 2 * rates.EAGER_GRADED + rates.EAGER * kernels.backward))
-        if not RULES[call.rule].reduces:
+        if not RULES[call.rule].reduces and call.rule != "cat":
             # Gradients of operands that were broadcast are summed.
             broadcast = sum(traced.values[n].size < elements for n in graded)
             times += [_column_sum(result, itemsize, machine)] * broadcast
