@@ -12,10 +12,14 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...ir.kinds import is_product
+from ...ir.rebuild import rebuild
 from ...plan.build import build
 from ...plan.schedule import Step, base_of, schedule
+from ...plan.schedule.memory import stored_size
 from ...plan.schedule.tiles import own_time, share_of_rows, split_epilogue_time
 from ...plan.schedule.times import sum_time
+from ...plan.side_by_side import stored_where_read, with_pieces_apart
+from ...rewrite import repeat_columns, share_common_subexpressions, sink_concats
 from ...settings import Settings
 from ..chains.backward import Backward
 from ..chains.chain import TracedChain
@@ -133,7 +137,11 @@ def _itemsize(step: Step) -> int:
 
 def inductor_time(traced: TracedChain, requires_grad: Flags, machine: Machine) -> Time:
     """Estimate Inductor's kernels: the same grouping of row work, products and their biases by cuBLAS."""
-    steps = schedule(traced.as_traced().graph, {}).steps
+    graph = traced.as_traced().graph
+    if any(node.op == "concat" for node in graph.order):
+        graph = share_common_subexpressions(rebuild(rebuild(graph, sink_concats), repeat_columns))
+        graph = with_pieces_apart(stored_where_read(graph))
+    steps = schedule(graph, {}).steps
     products = {n for s in steps if s.kind == "Gemm" for n in s.outputs}
     steps = [s for s in steps if not _adds_bias(s, products)]
     times = [_inductor_step_time(step, machine) for step in steps]
@@ -277,5 +285,5 @@ def _sizes(node: Node) -> tuple[int, int, int]:
 
 
 def _bytes(nodes: Iterable[Node]) -> float:
-    """Add up the bytes of values, each counted once."""
-    return float(sum(n.nbytes for n in dict.fromkeys(nodes)))
+    """Add up the bytes of values in memory, each counted once."""
+    return float(sum(stored_size(n) * dtypes.ITEMSIZE[n.dtype] for n in dict.fromkeys(nodes)))

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from .nodes import example_of, find_rule, same_shape, tensors_of
 
 _SAME_ELEMENTS = ("to", "identity", "positive", "contiguous", "detach")  # rules of views that keep rows and columns
-# Rules that tell dimensions apart: weights belong to the second one; classes are one more, the last; what is put side by
-# side, or gates its other half, is along one.
+# Rules that tell dimensions apart: weights belong to the second one; classes are one more, the last; what is put side
+# by side, or gates its other half, is along one.
 _BY_DIMENSION = ("prelu", "one_hot", "cat", "glu")
 
 
