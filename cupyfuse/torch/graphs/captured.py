@@ -124,6 +124,11 @@ def channels_last(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank), 1)
 
 
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
+    """Return the permutation that undoes another one."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
 def is_in_a_format(tensor: Any) -> bool:
     """Whether a tensor is dense in one of PyTorch's memory formats, provably where sizes are symbolic.
 

@@ -7,14 +7,12 @@ result for the next convolution, have what follows as a part of the product's ch
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .captured import channels_last, is_dense, is_in_a_format
-from .nodes import example_of, find_rule, insert, insert_copy, replace, same_shape, tensors_of
+from .captured import channels_last, inverse, is_dense, is_in_a_format
+from .nodes import example_of, find_rule, insert, insert_copy, replace, same_shape, tensors_of, transposed
 from .rowwise import is_by_element
 from .written_memory import WrittenMemory
 
@@ -37,7 +35,7 @@ def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
     tensors = tensors_of(node)
     if any(example_of(t) is None for t in tensors):
         return
-    sources = [source for source in map(transposed, tensors) if source is not None]
+    sources = [s for t in tensors if (s := transposed(t, channels_last(rank))) is not None]
     if not continues and not any(find_rule(source) for source in sources):
         return
     if not all(_has_channels_last(t, node) or _is_of_channels(t, rank) for t in tensors):
@@ -47,7 +45,7 @@ def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
     with whole.fake_mode, torch.no_grad():
         example = torch.empty_like(whole.detach().permute(channels_last(rank)), memory_format=torch.contiguous_format)
     result = insert_copy(node, operands, example.requires_grad_(whole.requires_grad))
-    replace(node, insert(node, "permute", result, *_inverse(rank)))
+    replace(node, insert(node, "permute", result, *inverse(channels_last(rank))))
 
 
 def _normalize_rows(node: Node) -> None:
@@ -67,28 +65,9 @@ def _normalize_rows(node: Node) -> None:
     with whole.fake_mode, torch.no_grad():
         example = torch.empty_like(example_of(rows).detach(), dtype=whole.dtype).requires_grad_(whole.requires_grad)
     result = insert_copy(node, {image: rows}, example)
-    replace(node, insert(node, "permute", insert(node, "view_as", result, image_rows), *_inverse(whole.dim())))
-
-
-def _inverse(rank: int) -> tuple[int, ...]:
-    """Return the permutation that makes the last dimension the second one again."""
-    return (0, rank - 1, *range(1, rank - 1))
-
-
-def transposed(node: Any) -> Node | None:
-    """Return the value in C order that a node transposes, so that its last dimension is the second one."""
-    found = find_rule(node)
-    if found is None or found.rule.name not in ("transpose", "permute") or example_of(found.arguments[0]) is None:
-        return None
-    source, rank = found.arguments[0], example_of(node).dim()
-    if found.rule.name == "transpose":
-        order = list(range(rank))
-        a, b = (d % rank for d in found.arguments[1:])
-        order[a], order[b] = b, a
-    else:
-        order = [d % rank for d in found.arguments[1]]
-    in_c_order = is_dense(example_of(source), range(rank))
-    return source if in_c_order and tuple(order) == _inverse(rank) else None
+    replace(
+        node, insert(node, "permute", insert(node, "view_as", result, image_rows), *inverse(channels_last(whole.dim())))
+    )
 
 
 def _has_channels_last(operand: Node, node: Node) -> bool:
@@ -111,4 +90,4 @@ def _with_channels_last(operand: Node, place: Node) -> Node:
         return operand
     if _is_of_channels(operand, rank) and not same_shape(operand, place):
         return insert(place, "flatten", operand)
-    return transposed(operand) or insert(place, "permute", operand, *channels_last(rank))
+    return transposed(operand, channels_last(rank)) or insert(place, "permute", operand, *channels_last(rank))

@@ -189,6 +189,16 @@ def functionalised(graph: Graph) -> list[Any]:
     return [node.args[0].meta["example_value"] for node in calls]
 
 
+def is_switched(first: Node, last: Node) -> bool:
+    """Whether anything between two nodes switches gradients: views and what is computed may be recorded or not."""
+    node = first
+    while node is not last:
+        node = node.next
+        if node.target in SWITCHES:
+            return True
+    return False
+
+
 def is_in_place(node: Node) -> bool:
     """Whether a node writes to an operand, or did before `functionalise`, and will again where no chain takes it."""
     return IN_PLACE in node.meta or writes(node.target, node.args, node.kwargs)

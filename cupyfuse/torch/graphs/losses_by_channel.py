@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .channels_last import transposed
+from .captured import channels_last
 from .inplace import is_in_place
-from .nodes import example_of, find_rule, insert, insert_copy, replace, tensors_of
+from .nodes import example_of, find_rule, insert, insert_copy, replace, tensors_of, transposed
 from .rowwise import operand_of_rows
 from .written_memory import WrittenMemory
 
@@ -68,7 +68,7 @@ def _transposed(node: Any) -> list[Node] | None:
     found = find_rule(node) if example_of(node) is not None else None
     if found is None:
         return None
-    source = transposed(node)
+    source = transposed(node, channels_last(example_of(node).dim()))
     if source is not None:
         return [source, node]
     main, rank = operand_of_rows(node), example_of(node).dim()

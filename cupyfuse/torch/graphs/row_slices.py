@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .captured import storage_of
-from .inplace import SWITCHES, is_in_place
+from .inplace import is_in_place, is_switched
 from .nodes import WHOLE, example_of, find_rule, insert, items_of, replace, results_of
 from .rowwise import operand_of_rows
 from .written_memory import WrittenMemory
@@ -39,7 +39,7 @@ def slice_operands(node: Node, memory: WrittenMemory) -> None:
             break
         source = main
     value = path[-1][1]
-    if _is_switched(path[-1][0], node) or memory.is_written_to(value):
+    if is_switched(path[-1][0], node) or memory.is_written_to(value):
         return
     if any(memory.is_written_to(n) or _is_returned(n) for n in _sharing(node)):
         return
@@ -69,16 +69,6 @@ def _with_operand(operation: Node, main: Node, rows: Node, index: Any) -> Node:
 
 def _is_product(node: Node) -> bool:
     return find_rule(node).rule.product
-
-
-def _is_switched(first: Node, last: Node) -> bool:
-    """Whether anything between two nodes switches gradients: views and what is computed may be recorded or not."""
-    node = first
-    while node is not last:
-        node = node.next
-        if node.target in SWITCHES:
-            return True
-    return False
 
 
 def _sharing(node: Node) -> list[Node]:
