@@ -36,7 +36,7 @@ def operand_of_rows(node: Node) -> Node | None:
             return None
         wider = statically_known_true(example_of(node).shape[-1] >= example_of(first).shape[-1])
         return first if wider and len(tensors) == len({*tensors}) else None
-    if not is_by_element(node) and (found.rule.name not in _SAME_ELEMENTS or _chooses_format(node)):
+    if not is_by_element(node) and (found.rule.name not in _SAME_ELEMENTS or chooses_format(node)):
         return None
     main = [t for t in tensors if same_shape(t, node)]
     others = [t for t in tensors if t not in main]
@@ -48,10 +48,10 @@ def is_by_element(node: Node) -> bool:
     found = find_rule(node)
     if found is None or found.rule.reduces or found.rule.product or found.rule.updates or found.rule.view:
         return False
-    return found.rule.name not in _BY_DIMENSION and not _chooses_format(node)
+    return found.rule.name not in _BY_DIMENSION and not chooses_format(node)
 
 
-def _chooses_format(node: Node) -> bool:
+def chooses_format(node: Node) -> bool:
     """Whether a call says in which order of memory its result is."""
     return any(isinstance(a, torch.memory_format) for a in pytree.tree_leaves((node.args, node.kwargs)))
 

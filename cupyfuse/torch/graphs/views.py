@@ -12,6 +12,7 @@ from .channels_last import keep_channels_last
 from .indices import index_rows, remove_broadcasts
 from .losses_by_channel import reduce_last
 from .nodes import example_of
+from .permuted_rows import permute_rows
 from .row_slices import slice_operands
 from .written_memory import WrittenMemory
 
@@ -23,3 +24,4 @@ def rewrite_views(graph: Graph) -> None:
         for node in list(graph.nodes):
             if node.op in ("call_function", "call_method") and example_of(node) is not None:
                 rewrite(node, memory)
+    permute_rows(graph, memory)
