@@ -263,6 +263,10 @@ def test_adaptive_pools() -> None:
         (T.__getitem__, (4, 6), (Ellipsis,)),
         (T.__getitem__, (4, 1, 6), ((Ellipsis, -1, slice(0, None)),)),
         (T.__getitem__, (1, 6), (0,)),
+        (T.__getitem__, (1, 6), (slice(0, 1),)),
+        (T.__getitem__, (2, 1, 6), ((slice(None), slice(-1, 5), slice(1, 4)),)),
+        (T.__getitem__, (4, 6), ((Ellipsis, None, slice(-9, 9)),)),
+        (T.__getitem__, (4, 6), ((slice(0, 4), slice(3, -1)),)),
     ],
 )
 def test_shapes(target: Any, shape: tuple[int, ...], args: Any) -> None:

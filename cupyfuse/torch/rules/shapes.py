@@ -257,9 +257,10 @@ def getitem(input: Value, index: Index) -> Value:
             length = rest.pop(0)
             first, last, _ = slice(*i).indices(length)
             shape.append(max(last - first, 0))
-            if shape[-1] != length and rest:
-                refuse("getitem", PART)
-            input = columns(input, first, shape[-1], "getitem")
+            if shape[-1] != length:
+                if rest:
+                    refuse("getitem", PART)
+                input = columns(input, first, shape[-1], "getitem")
         elif rest.pop(0) != 1 or i not in (0, -1):
             refuse("getitem", PART)
     return input.view(shape + rest)
