@@ -106,6 +106,10 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
     if apart:
         clusters = Clusters(captured, apart)
         judged = _judge_clusters(clusters, judge)
+    joints = _losing_joints(clusters, judged)
+    if joints:
+        clusters = Clusters(captured, apart | joints)
+        judged = _judge_clusters(clusters, judge)
     losing = [(cluster, verdict.text) for cluster, _, verdict in judged if not verdict.gains]
     for cluster, reason in losing:
         clusters.leave(cluster, reason)
@@ -161,6 +165,17 @@ def _products_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge)
             reason = f"what is around it gains more alone; as one chain {verdict.text}"
             apart.update(dict.fromkeys(products, reason))
     return apart
+
+
+def _losing_joints(clusters: Clusters, judged: Sequence[_Judged]) -> dict[int, str]:
+    """Find the operations that put values side by side in clusters that do not gain: what is around one may, alone."""
+    return {
+        k: verdict.text
+        for cluster, _, verdict in judged
+        if not verdict.gains and len(cluster.members) > 1
+        for k in cluster.members
+        if clusters.fusible[k].call.rule == "cat"
+    }
 
 
 def _base_of_view(clusters: Clusters, number: int) -> int | None:

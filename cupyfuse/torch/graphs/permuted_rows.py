@@ -266,8 +266,8 @@ def _reads_in_place(user: Node, covered: Collection[Node]) -> bool:
 def _is_in_chain(node: Node) -> bool:
     """Whether a chain may have an operation, or a cone; a product only by a matrix."""
     found = find_rule(node)
-    if _concatenates_rows(node):
-        return True
+    if node.target in _CONCATENATIONS:
+        return _concatenates_rows(node)
     if found is None or (found.rule.view and not _is_cast(node)):
         return False
     if not found.rule.product:
