@@ -23,6 +23,7 @@ _LIBRARY_LAUNCHES = {
     "copy": "a device copy",
     "strided": "a device copy",
     "put": "a device copy, and one to a part of it",
+    "concat": "no launch, its pieces are written there",
 }
 
 

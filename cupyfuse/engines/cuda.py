@@ -16,10 +16,18 @@ from ..cuda.runtime import Runtime
 from ..cuda.structs import Addresses
 from ..errors import EngineError
 from ..ir import graph as g
-from ..ir.concats import first_columns
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, assign_offsets, base_of, dead_after, may_overwrite, row_stride, view_chain
+from ..plan.schedule import (
+    Step,
+    assign_offsets,
+    base_of,
+    dead_after,
+    may_overwrite,
+    pieces_of,
+    row_stride,
+    view_chain,
+)
 from .kernel_launch import LaunchSpec, Place
 from .launch_specs import LaunchSpecs, ShapeAndStrides
 from .library_launch import Held, allocation, reads_held_alone, release, rewritten_operand
@@ -96,10 +104,7 @@ class CudaExecutable:
                 strides[node] = tuple(array.shape), tuple(runtime.strides(array))
         for o in plan.outputs:
             base = base_of(o.node)
-            self._places[base] = place = Place(self._slot(), base.shape[1], 1)
-            if o.pieces:
-                firsts = zip(o.pieces, first_columns(base), strict=False)
-                self._places.update((base_of(piece), place.slice(0, 1, first, 1)) for piece, first in firsts)
+            self._places[base] = Place(self._slot(), base.shape[1], 1)
         nodes = g.topological(node for step in plan.steps for node in step.nodes)
         takes_numbers = any(node.number is not None or (node.call is not None and node.call.numbers) for node in nodes)
         self._numbers = self._slot() if takes_numbers else -1  # of the numbers of a call
@@ -121,6 +126,8 @@ class CudaExecutable:
         )
         for node, offset in offsets.items():
             self._places[node] = Place(self._workspace_slot(offset), plan.scheduled.row_stride(node), 1)
+        for piece, (whole, first) in pieces_of(plan.steps).items():
+            self._places[piece] = self._places[whole].slice(0, 1, first, 1)
         self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._held, in_place, self._flag, self._numbers)
         with runtime.made_current():
             specs = self._launch_specs()

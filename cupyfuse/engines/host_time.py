@@ -137,7 +137,8 @@ def _step_seconds(step: Step) -> float:
         copied = step.writes * (2 if call is not None and call.writes else 1)  # the results, and what it writes to
         return _STEP + _library_seconds(step.nodes) + max(memory, _copy_seconds(copied))
     if step.kind == "Copy":
-        return _STEP + max(memory, (step.reads + step.writes) * _COPY)
+        moved = sum(2 * n.nbytes for n in step.nodes if n.op == "concat") or step.reads + step.writes
+        return _STEP + max(memory, moved * _COPY)
     nodes = [n for n in step.nodes if n.op not in ("input", "const", *g.VIEWS)]
     along = 0 if step.kind == "ColumnStats" else 1
     if step.domain[along] > BLOCK:  # a single row, or column, is a block that no cache holds

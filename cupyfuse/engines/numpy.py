@@ -72,8 +72,6 @@ class NumpyExecutable:
         results = []
         outs = [None] * len(self._results) if outs is None else outs
         for (output, in_order), out in zip(self._results, outs, strict=True):
-            if output.pieces:
-                memory[output.node] = np.concatenate([_view_of(n, memory) for n in output.pieces], axis=1)
             value = _view_of(output.node, memory)
             value = value.reshape(output.shape) if in_order else output.with_user_axes(value)
             if out is None:
@@ -156,6 +154,8 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
             memory[node] = np.array(source, order="C")
             target = _strided_view(node, memory[node])
             target[...] = _view_of(node.inputs[1], memory).reshape(target.shape)
+        elif node.op == "concat":
+            memory[node] = np.concatenate([_view_of(i, memory) for i in node.inputs], axis=1)
         elif node.op == "strided":
             memory[node] = _strided_view(node, source).copy().reshape(node.shape)
         else:

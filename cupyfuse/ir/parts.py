@@ -58,7 +58,11 @@ def in_memory(node: g.Node) -> bool:
     """Whether a value is always stored in memory, never computed as it is read."""
     while node.op in g.VIEWS:
         node = node.inputs[0]
-    return node.op in ("input", "const", "strided", "put") or is_product(node) or (node.reduction and node.axis == 0)
+    return (
+        node.op in ("input", "const", "strided", "put", "concat")
+        or is_product(node)
+        or (node.reduction and node.axis == 0)
+    )
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from operator import itemgetter
 from ..ir.graph import Graph
 from ..rewrite import Note, replace_library_calls, simplify
 from ..settings import Settings
+from ..trace import Axes
 from .block_choice import choose_blocks
 from .block_planner import BlockPlanner
-from .plan import Plan
+from .plan import Output, Plan
 from .prepacking import fixed_values, is_quick, plan_inputs, prepackable, scheduled_for, split_off
 from .rounding import mark_products, mark_saved_sums, may_store_rounded
 from .schedule import (
@@ -25,7 +26,6 @@ from .schedule import (
     takes_epilogues,
     unfused_cost,
 )
-from .side_by_side import outputs_of, stored_where_read, with_pieces_apart
 from .soundness import check_plan
 from .traced import Traced
 from .views import with_views_stored, within_flops
@@ -103,12 +103,10 @@ def _plan_of(
     rewrites that led to the graph.
     """
     simplified, notes = simplify(traced.graph, settings.on_gpu)
-    simplified = stored_where_read(simplified)
     if may_store_rounded(traced.graph, traced.calls):
         simplified = mark_products(simplified)
     simplified = mark_saved_sums(simplified, traced.saved)
-    apart = with_pieces_apart(simplified)
-    graph = choose_products(apart, settings, fixed_values(apart, bound))
+    graph = choose_products(simplified, settings, fixed_values(simplified, bound))
     graph = one_pass_product_variances(graph) if takes_epilogues(settings) else graph
     prepare = None
     if bound:
@@ -119,11 +117,10 @@ def _plan_of(
             prepare = plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
     scheduled = scheduled_for(graph, layouts, settings, None if bound else cost_as_written, most_flops)
-    outputs = tuple(outputs_of(simplified, scheduled.graph, traced.axes))
+    results = zip(scheduled.graph.outputs, traced.axes, strict=True)
+    outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
     plan = Plan(traced.name, settings, scheduled.graph, scheduled, outputs, (*noted, *notes), traced.calls, prepare)
-    if plan.workspace > settings.max_workspace and apart is not simplified:
-        plan.whole = "results consist of several values side by side"
-    elif plan.workspace > settings.max_workspace:
+    if plan.workspace > settings.max_workspace:
         planner = BlockPlanner(traced.name, simplified, traced.axes, layouts or {}, settings, bound)
         try:
             plan.blocks, plan.prepare = choose_blocks(planner, plan.workspace)

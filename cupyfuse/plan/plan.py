@@ -27,14 +27,10 @@ def set_emitter(emitter: Emitter) -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """A result of the function: a value, and the user's axes in it.
-
-    `pieces` are the values that steps write side by side, where it consists of several.
-    """
+    """A result of the function: a value, and the user's axes in it."""
 
     node: Node
     axes: Axes
-    pieces: tuple[Node, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

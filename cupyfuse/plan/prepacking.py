@@ -26,9 +26,10 @@ from .schedule import (
     separate_columns,
     share_launches,
 )
+from .schedule.memory import COPIES
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
-_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library", *g.SCANS)
+_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", *COPIES, "concat", "library", *g.SCANS)
 
 
 def scheduled_for(

@@ -2,37 +2,96 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Iterable
 
 from ..ir import graph as g
 from ..ir.concats import columns_of, columns_shown, concat, first_columns
-from ..ir.graph import Node
+from ..ir.graph import Graph, Node
 from ..ir.slices import repeats_of, strided_copy
 
+# Reductions of rows that combine those of pieces, and by what.
+_COMBINED = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
 
-def sink_concats(node: Node) -> Node:
+
+def sink_concats(graph: Graph) -> Graph:
     """f([a, b], c) = [f(a, c's first columns), f(b, c's last ones)] for pointwise f, and columns of [a, b] are theirs.
 
-    Exact. Saves storing [a, b]: at the end of a function, steps write its pieces where they belong.
+    Sums, means and extrema of rows are those of pieces of one width, combined. Exact, but for the order of sums. Saves
+    storing [a, b]: steps write pieces where they belong. What another reduction of rows reads is computed as a whole.
     """
-    if node.op == "slice" and node.inputs[0].op == "concat":
-        shown = columns_shown(node)
-        return node if shown is None else _columns(node.inputs[0], *shown)
-    if node.op == "concat" and any(i.op == "concat" for i in node.inputs):
-        return concat([piece for i in node.inputs for piece in (i.inputs if i.op == "concat" else (i,))])
-    ends = {end for i in node.inputs if i.op == "concat" for end in first_columns(i)}
-    if not ends or not node.pointwise or node.op == "guard":
+    if all(node.op != "concat" for node in graph.order):
+        return graph
+    whole = _read_as_a_whole(graph)
+    sinking: set[Node] = set()  # of the rebuilt graph
+
+    def rule(node: Node, original: Node) -> Node:
+        found = _sunk(node, sinking)
+        if found.op == "concat" and original not in whole:
+            sinking.add(found)
+        return found
+
+    done: dict[Node, Node] = {}
+    for node in graph.order:
+        done[node] = rule(g.with_inputs(node, [done[i] for i in node.inputs]), node)
+    return graph.replace(done)
+
+
+def _read_as_a_whole(graph: Graph) -> set[Node]:
+    """Find the values that reductions of rows read which pieces do not combine, and what these are computed from."""
+    readers, found = g.users(graph.roots), set[Node]()
+    widths: dict[Node, tuple[int, ...]] = {}  # of the pieces that values would be computed in
+    for node in graph.order:
+        if node.op == "concat":
+            widths[node] = tuple(i.shape[1] for i in node.inputs)
+        elif node.pointwise:
+            pieces = {widths[i] for i in node.inputs if i in widths and i.shape == node.shape}
+            if pieces:
+                widths[node] = pieces.pop() if len(pieces) == 1 else ()
+    for node in reversed(graph.order):
+        if node in widths:
+            even = len(set(widths[node])) == 1
+            for reader in readers.get(node, ()):
+                reduced = reader.reduction and reader.axis == 1
+                if reader in found or (reduced and not (even and reader.op in _COMBINED and not reader.gradient)):
+                    found.add(node)
+    return found
+
+
+def _sunk(node: Node, sinking: set[Node]) -> Node:
+    """Return what a node is in the place of one of pieces."""
+    operands = [i for i in node.inputs if i in sinking]
+    if not operands:
         return node
+    if node.op == "slice":
+        shown = columns_shown(node)
+        return node if shown is None else _columns(operands[0], *shown, sinking)
+    if node.op == "concat":
+        return concat([piece for i in node.inputs for piece in (i.inputs if i in sinking else (i,))])
+    if node.reduction and node.axis == 1:
+        return _reduced(node, operands[0])
+    if not node.pointwise or node.op == "guard":
+        return node
+    ends = sorted({end for i in operands for end in first_columns(i)})
     pieces = []
-    for first, end in itertools.pairwise(sorted(ends)):
-        operands = [_columns(i, first, end - first) for i in node.inputs]
-        pieces.append(g.with_inputs(node, operands, (node.shape[0], end - first)))
+    for first, end in itertools.pairwise(ends):
+        of_piece = [_columns(i, first, end - first, sinking) for i in node.inputs]
+        pieces.append(g.with_inputs(node, of_piece, (node.shape[0], end - first)))
     return concat(pieces)
 
 
-def _columns(node: Node, first: int, count: int) -> Node:
+def _reduced(node: Node, operand: Node) -> Node:
+    """Reduce the rows of pieces, and combine what is found."""
+    combine = functools.partial(g.pointwise, _COMBINED[node.op])
+    op = "sum" if node.op == "mean" else node.op
+    total = functools.reduce(combine, [g.reduce(op, piece, 1) for piece in operand.inputs])
+    return total if node.op != "mean" else g.pointwise("divide", total, g.const(float(operand.shape[1])))
+
+
+def _columns(node: Node, first: int, count: int, sinking: Iterable[Node]) -> Node:
     """Return neighbouring columns of a value: of the pieces that have them, if it is put together of some."""
-    if node.op != "concat" or count == node.shape[1]:
+    if node not in sinking or count == node.shape[1]:
         return columns_of(node, first, count)
     found, ends = [], first_columns(node)
     for piece, start, end in zip(node.inputs, ends, ends[1:], strict=False):

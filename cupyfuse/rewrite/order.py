@@ -49,7 +49,7 @@ def simplify(graph: Graph, on_gpu: bool = True) -> tuple[Graph, list[Note]]:
 
     for rule in (drop_custom_derivatives, drop_no_ops, expand_power, cancel_transposes, convert_matmul_operands):
         graph = rebuild(graph, rule)
-    graph = share_common_subexpressions(rebuild(rebuild(graph, sink_concats), repeat_columns))
+    graph = share_common_subexpressions(rebuild(sink_concats(graph), repeat_columns))
     graph = recognize_activations(graph, notes) if on_gpu else graph
     graph = transpose_products(sink_broadcasts(graph, notes))
     graph = pool_products(share_common_subexpressions(graph), notes)

@@ -28,6 +28,7 @@ from .memory import (
     contiguous_strides,
     in_order_of_base,
     insert_copies,
+    pieces_in_memory,
     results_in_memory,
     round_values,
     row_stride,
@@ -49,7 +50,7 @@ from .tiles import (
     tiles_of,
 )
 from .times import step_time
-from .workspace import assign_offsets, dead_after, may_overwrite
+from .workspace import assign_offsets, dead_after, may_overwrite, pieces_of
 
 __all__ = [
     "MOST_FLOPS",
@@ -76,6 +77,7 @@ __all__ = [
     "may_overwrite",
     "one_pass_product_variances",
     "base_of",
+    "pieces_of",
     "row_shares",
     "row_stride",
     "round_values",
@@ -124,7 +126,8 @@ def schedule(
 
     `cost_as_written` is that of the function it was simplified from.
     """
-    graph = insert_copies(results_in_memory(graph, layouts or {}), layouts or {})
+    graph = results_in_memory(pieces_in_memory(graph), layouts or {})
+    graph = insert_copies(graph, layouts or {})
     with_copies, graph = graph, repeat_in_place(graph, layouts or {})
     while True:
         scheduler, steps = best_partition(graph, cost_as_written, most_flops)

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from ... import dtypes
 from ...ir import graph as g
+from ...ir.concats import columns_shown
 from ...ir.graph import Graph, Node
 from ...ir.products import split_shape
 from .cost import MOST_FLOPS, unfused_cost
@@ -46,6 +47,10 @@ def operands_of_part(node: Node, mode: Mode, rows: int) -> list[Part] | None:
         return _operands_of_addend(node, rows)
     if (node.inputs[0] if node.op == "split" else node).shape[mode] != rows:
         return None
+    if node.op == "concat":
+        return [(i, mode) for i in node.inputs] if mode == ROWS else None
+    if node.op == "slice":
+        return [(node.inputs[0], mode)] if mode == ROWS and columns_shown(node) is not None else None
     if node.pointwise or node.op == "copy":
         return [(i, mode if i.shape[mode] == rows else WHOLE) for i in node.inputs]
     if node.op == "transpose":

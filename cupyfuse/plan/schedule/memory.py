@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...ir.rebuild import rebuild
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,22 @@ def results_in_memory(graph: Graph, layouts: dict[int, Layout]) -> Graph:
 
     outputs = [in_own_memory(n) for n in graph.outputs]
     return Graph(graph.inputs, outputs, [(arg, in_own_memory(n)) for arg, n in graph.effects])
+
+
+def pieces_in_memory(graph: Graph) -> Graph:
+    """Give each piece of matrices side by side, which is written where it belongs there, memory of its own.
+
+    A row program writes it, whatever computes the value: other steps write without gaps.
+    """
+    if all(node.op != "concat" for node in graph.order):
+        return graph
+
+    def rule(node: Node) -> Node:
+        if node.op != "concat":
+            return node
+        return g.with_inputs(node, [Node("cast", (piece,), piece.shape, piece.dtype) for piece in node.inputs])
+
+    return rebuild(graph, rule)
 
 
 def round_values(graph: Graph, values: set[Node]) -> Graph:

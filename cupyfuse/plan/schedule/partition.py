@@ -149,6 +149,8 @@ class Scheduler:
             if node.op in ("matmul", "batched_matmul", "accumulate", "split", "put"):
                 self._round(base_of(i))
         self.rounded.update(i for i in node.inputs if i.op == "split")
+        if node.op == "concat":
+            self.rounded.update((node, *node.inputs))
         # The operands themselves are read only for elements that the split cannot hold.
         repair_inputs = node.inputs[2:] if node.op == "split_matmul" else ()
         inputs = [i for i in node.inputs if i not in repair_inputs]

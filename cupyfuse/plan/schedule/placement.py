@@ -16,7 +16,7 @@ from .steps import separate_stages
 SINGLE_STEPS = {
     **dict.fromkeys(("matmul", "batched_matmul", "split_matmul", "accumulate"), "Gemm"),
     "split": "Split",
-    **dict.fromkeys(COPIES, "Copy"),
+    **dict.fromkeys((*COPIES, "concat"), "Copy"),
     **dict.fromkeys(g.SCANS, "Scan"),
     "library": "Library",
 }

@@ -5,9 +5,20 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Container, Iterable, Sequence
 
+from ...ir.concats import first_columns
 from ...ir.graph import Node
 from .memory import base_of
 from .steps import Step, last_stage, stages_of
+
+
+def pieces_of(steps: Iterable[Step]) -> dict[Node, tuple[Node, int]]:
+    """Return the values that steps write side by side: the whole, and the first column there."""
+    wholes = [node for step in steps for node in step.outputs if node.op == "concat"]
+    return {
+        piece: (whole, first)
+        for whole in wholes
+        for piece, first in zip(whole.inputs, first_columns(whole), strict=False)
+    }
 
 
 def dead_after(steps: Sequence[Step], live_out: Iterable[Node]) -> list[list[Node]]:
@@ -35,6 +46,8 @@ def assign_offsets(
 ) -> tuple[dict[Node, int], int]:
     """Place the values that steps write in one workspace; values with disjoint lifetimes may share memory.
 
+    Pieces of matrices side by side have no place of their own: that of the whole is taken from its first piece on.
+
     Parameters
     ----------
     steps : sequence of Step
@@ -58,9 +71,10 @@ def assign_offsets(
     taken: list[tuple[int, int, int]] = []  # live blocks as (start, end, number of the value), sorted
     blocks: dict[Node, tuple[int, int, int]] = {}
     total = 0
+    pieces = pieces_of(steps)
     for step, dead in zip(steps, dead_after(steps, live_out), strict=True):
-        for node in step.outputs:
-            if node in elsewhere:
+        for node in dict.fromkeys(pieces.get(n, (n, 0))[0] for n in step.outputs):
+            if node in elsewhere or node in blocks:
                 continue
             nbytes = max(size_of(node), 1 if alignment > 1 else 0)
             nbytes = -(-nbytes // alignment) * alignment
@@ -82,6 +96,8 @@ def assign_offsets(
 def may_overwrite(steps: Sequence[Step], node: Node, source: Node) -> bool:
     """Whether a step may write `node` over `source`: nothing else reads the old value of an element then."""
     written = False
+    if node.op == "concat":
+        return False  # each of its pieces is written by a step of its own
     for step in steps:
         reads = [n for n in (*step.inputs, *step.repair_inputs) if base_of(n) is source]
         if written and reads:

@@ -18,7 +18,6 @@ from ...plan.schedule import Step, base_of, schedule
 from ...plan.schedule.memory import stored_size
 from ...plan.schedule.tiles import own_time, share_of_rows, split_epilogue_time
 from ...plan.schedule.times import sum_time
-from ...plan.side_by_side import stored_where_read, with_pieces_apart
 from ...rewrite import repeat_columns, share_common_subexpressions, sink_concats
 from ...settings import Settings
 from ..chains.backward import Backward
@@ -139,8 +138,7 @@ def inductor_time(traced: TracedChain, requires_grad: Flags, machine: Machine) -
     """Estimate Inductor's kernels: the same grouping of row work, products and their biases by cuBLAS."""
     graph = traced.as_traced().graph
     if any(node.op == "concat" for node in graph.order):
-        graph = share_common_subexpressions(rebuild(rebuild(graph, sink_concats), repeat_columns))
-        graph = with_pieces_apart(stored_where_read(graph))
+        graph = share_common_subexpressions(rebuild(sink_concats(graph), repeat_columns))
     steps = schedule(graph, {}).steps
     products = {n for s in steps if s.kind == "Gemm" for n in s.outputs}
     steps = [s for s in steps if not _adds_bias(s, products)]
