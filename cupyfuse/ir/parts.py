@@ -76,10 +76,10 @@ class Reshaped:
 
     def again(self, node: g.Node, stored: Collection[g.Node] = ()) -> g.Node | None:
         done: dict[g.Node, g.Node] = {}
-        for each in g.topological([node], lambda n: () if n.op == "strided" else n.inputs):
+        for each in g.topological([node], lambda n: () if n.op == "strided" or is_product(n) else n.inputs):
             if each.size == 1 and self.shape != (1, 1):
                 done[each] = each  # a number, which broadcasts to any shape
-            elif each.op == "input" or each in stored:
+            elif each.op == "input" or each in stored or is_product(each):
                 done[each] = g.reshape(each, self.shape)
             elif each.op == "strided":
                 # Rows that come again are read where they are, so they are split or joined there, not in a copy.

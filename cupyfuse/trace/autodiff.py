@@ -58,8 +58,11 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
             active.add(node)
     passed = _Forward(set(forward), active, targets)
     gathered: dict[Node, Node] = {}
+    views: dict[object, Node] = {}  # equal ones have one cotangent, which is added up in their shape
+    first = {node: views.setdefault(expression_key(node), node) for node in forward if node.op in g.VIEWS}
 
     def accumulate(node: Node, cotangent: Node | None) -> None:
+        node = first.get(node, node)
         if cotangent is not None and node in active:
             cotangent = g.cast(cotangent, node.dtype)
             gathered[node] = g.pointwise("add", gathered[node], cotangent) if node in gathered else cotangent
