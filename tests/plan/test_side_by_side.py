@@ -78,6 +78,18 @@ def test_products_are_copied_into_their_place() -> None:
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_read_as_a_whole_several_times_is_stored_once() -> None:
+    """A norm takes the mean of its operand, and of its deviation's square."""
+    x, y, w = torch.randn(20, 8), torch.randn(20, 5), torch.randn(4, 13)
+    plan, expected = plan_of(lambda x, y, w: F.linear(F.layer_norm(torch.cat((x.exp(), y), -1), (13,)), w), x, y, w)
+    assert [s.kind for s in plan.steps].count("Copy") == 1
+    for engine in ("numpy", "host"):
+        (found,) = execute(plan, [to_array(t) for t in (x, y, w)], engine)
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+    plan, _ = plan_of(lambda x, y: torch.cat((x, y), -1).softmax(-1), x, y)
+    assert [s.kind for s in plan.steps].count("Copy") == 1
+
+
 def test_rows_that_come_again_are_cut_where_they_are() -> None:
     """As of the cosines of rotary embeddings, which are those of all heads: nothing is copied."""
     x, cos, sin = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 1, 16), torch.randn(2, 5, 1, 16)

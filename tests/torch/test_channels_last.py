@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch_support import Graphs
 
 import cupyfuse.torch as ct
 
@@ -145,3 +146,17 @@ def test_results_that_are_changed_later() -> None:
         return held.sum(-1) + y.sum(1)
 
     check(tail, images(2, CHANNELS, 5, 4))
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_rows_side_by_side_are_no_operation_on_elements(dim: int) -> None:
+    """Nor are gates: the last dimension of an image is not its channels."""
+
+    def both(x: Any) -> tuple[Any, Any]:
+        return torch.cat((x, x.exp()), dim).relu() * 2, F.glu(x.tanh(), dim).relu() * 2
+
+    graphs = Graphs()
+    compiled, x = torch.compile(both, backend=graphs), images(2, 4, 6, 6)
+    for ours, theirs in zip(compiled(x), both(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()

@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.chains.chain import Call, Chain
+from cupyfuse.torch.cost import decision
 from cupyfuse.torch.cost.estimate import estimate
+from cupyfuse.torch.graphs.partition import Verdict
 from cupyfuse.torch.rules.symbols import Ref
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -69,6 +71,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {
     "a vector": (lambda x: torch.cat((x[:3].exp(), x[5:8].tanh() * 2)), [(9,)], 1),
     "dtypes": (lambda x, y: torch.cat((x.exp(), y.double() * 2), -1), [(5, 4), (5, 4)], 1),
     "one column": (lambda x: torch.cat((x[..., :1].exp(), x[..., 1:] * 2), -1), [(5, 4)], 2),
+    "all rows, counted": (lambda x: x.exp()[0:4, 1:5] * 2, [(4, 8)], 1),
+    "all tokens, counted": (lambda x, y: x.exp() * y.tanh()[:, : x.shape[1]], [(2, 3, 8), (1, 3, 8)], 1),
     "repeated": (lambda x: torch.cat((x.exp(), x.exp(), x), -1), [(5, 4)], 1),
 }
 
@@ -200,6 +204,23 @@ def test_a_part_that_is_written_to() -> None:
 def test_second_derivatives() -> None:
     x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(ct.fuse(Code(lambda x: gated(x * 2))), (x,))
+
+
+def test_a_part_that_loses_leaves_what_is_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rotary embeddings of transposed heads, which kernels read as copies: their cosines gain."""
+
+    def judge(chain: Any, inputs: Any, outputs: Any) -> Verdict:
+        gains = len(chain.operations) > 1 and "cat" not in chain.operations
+        return Verdict(gains, "estimates", 1.0 if gains else -1.0)
+
+    monkeypatch.setattr(decision, "judge_for", lambda *args, **kwargs: judge)
+    x, angles = torch.randn(5, 8), torch.randn(5, 8)
+    module = Code(lambda x, angles: rotary(x, angles.cos() * 2, angles.sin() * 2))
+    fused = ct.fuse(module)
+    torch.testing.assert_close(fused(x, angles), module(x, angles))
+    (chain,) = fused.explain().fused
+    assert set(chain.operations) == {"cos", "sin", "mul", "add"}
+    assert "what is around it gains alone" in str(fused.explain())
 
 
 # What is chosen -----------------------------------------------------------------------------------------------------

@@ -106,9 +106,9 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
     if apart:
         clusters = Clusters(captured, apart)
         judged = _judge_clusters(clusters, judge)
-    joints = _losing_joints(clusters, judged)
-    if joints:
-        clusters = Clusters(captured, apart | joints)
+    parts = _parts_apart(clusters, judged, judge, apart)
+    if parts:
+        clusters = Clusters(captured, apart | parts)
         judged = _judge_clusters(clusters, judge)
     losing = [(cluster, verdict.text) for cluster, _, verdict in judged if not verdict.gains]
     for cluster, reason in losing:
@@ -167,14 +167,24 @@ def _products_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge)
     return apart
 
 
-def _losing_joints(clusters: Clusters, judged: Sequence[_Judged]) -> dict[int, str]:
-    """Find the operations that put values side by side in clusters that do not gain: what is around one may, alone."""
+def _parts_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge, apart: dict[int, str]) -> dict[int, str]:
+    """Choose the parts of rows, and rows side by side, whose chain gains nothing, but what is around them does."""
+
+    def is_part(member: int) -> bool:
+        call = clusters.fusible[member].call
+        return call.rule == "cat" or rules.takes_part(call.rule, call.arguments)
+
+    losing = [(c, [k for k in c.members if is_part(k)], v) for c, _, v in judged if not (v.gains or c.no_op)]
+    chosen = [k for _, parts, _ in losing for k in parts]
+    if not chosen:
+        return {}
+    around = Clusters(clusters.captured, apart | dict.fromkeys(chosen, "tried"))
+    gaining = [set(part.members) for part, _, found in _judge_clusters(around, judge) if found.gains]
     return {
-        k: verdict.text
-        for cluster, _, verdict in judged
-        if not verdict.gains and len(cluster.members) > 1
-        for k in cluster.members
-        if clusters.fusible[k].call.rule == "cat"
+        k: f"what is around it gains alone; as one chain {verdict.text}"
+        for cluster, parts, verdict in losing
+        if any(members.issubset(cluster.members) for members in gaining)
+        for k in parts
     }
 
 
