@@ -160,3 +160,29 @@ def test_rows_side_by_side_are_no_operation_on_elements(dim: int) -> None:
     for ours, theirs in zip(compiled(x), both(x), strict=True):
         torch.testing.assert_close(ours, theirs)
         assert ours.stride() == theirs.stride()
+
+
+TAKEN = {
+    "channels": lambda t: F.gelu(t * 2) + 1,
+    "classes": lambda t: F.cross_entropy(t, torch.arange(10).view(2, 5) % 3),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_a_view_that_was_taken_without_gradients_has_none(case: str) -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Any) -> Any:
+            y = self.linear(x)
+            with torch.no_grad():
+                t = y.transpose(1, 2)
+            return TAKEN[case](t).sum() + y.sum()
+
+    model, x = Cut(), torch.randn(2, 5, 4)
+    fused = ct.fuse(copy.deepcopy(model), only_gains=False)
+    for each in (model, fused):
+        each(x).backward()
+    torch.testing.assert_close(fused.linear.weight.grad, model.linear.weight.grad)

@@ -147,6 +147,15 @@ def _of_parts(m: Any, q: Any, cos: Any, sin: Any) -> Any:
     return q * c + torch.cat((second * -1, first), 3) * s
 
 
+def _views_without_gradients(m: Any, q: Any, cos: Any, sin: Any) -> Any:
+    with torch.no_grad():
+        part = q.transpose(1, 2).transpose(1, 2)
+    y = part * cos + q
+    with torch.no_grad():
+        rows = y.transpose(1, 2)
+    return y, rows.exp() * 2
+
+
 COMPUTED: dict[str, Callable[..., Any]] = {
     "the cosines of all": lambda m, q, cos, sin: rotate(q, cos[:1], sin[:1]),
     "without dimensions of one": lambda m, q, cos, sin: rotate(q, cos[0, 0], sin[0, 0]),
@@ -207,6 +216,13 @@ def test_heads_of_other_numbers_of_tokens_share_a_graph() -> None:
     for shape in ((2, 5), (3, 7), (4, 9), (2, 1), (1, 6), (0, 3)):
         for a, b in zip(run(fused, operands(*shape)), run(module, operands(*shape)), strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_views_that_were_taken_without_gradients_have_none() -> None:
+    module = Heads(_views_without_gradients)
+    fused = ct.fuse(copy.deepcopy(module), only_gains=False)
+    for a, b in zip(run(fused, operands()), run(module, operands()), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_dtypes_of_autocast() -> None:

@@ -12,8 +12,9 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .captured import channels_last, inverse, is_dense, is_in_a_format
-from .nodes import example_of, find_rule, insert, insert_copy, replace, same_shape, tensors_of, transposed
+from .nodes import example_of, find_rule, insert, insert_copy, replace, same_shape, tensors_of
 from .rowwise import is_by_element
+from .transposes import transposed
 from .written_memory import WrittenMemory
 
 
@@ -35,7 +36,7 @@ def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
     tensors = tensors_of(node)
     if any(example_of(t) is None for t in tensors):
         return
-    sources = [s for t in tensors if (s := transposed(t, channels_last(rank))) is not None]
+    sources = [s for t in tensors if (s := transposed(t, channels_last(rank), node)) is not None]
     if not continues and not any(find_rule(source) for source in sources):
         return
     if not all(_has_channels_last(t, node) or _is_of_channels(t, rank) for t in tensors):
@@ -90,4 +91,5 @@ def _with_channels_last(operand: Node, place: Node) -> Node:
         return operand
     if _is_of_channels(operand, rank) and not same_shape(operand, place):
         return insert(place, "flatten", operand)
-    return transposed(operand, channels_last(rank)) or insert(place, "permute", operand, *channels_last(rank))
+    order = channels_last(rank)
+    return transposed(operand, order, place) or insert(place, "permute", operand, *order)

@@ -12,8 +12,9 @@ from torch.fx import Node
 
 from .captured import channels_last
 from .inplace import is_in_place
-from .nodes import example_of, find_rule, insert, insert_copy, replace, tensors_of, transposed
+from .nodes import example_of, find_rule, insert, insert_copy, replace, tensors_of
 from .rowwise import operand_of_rows
+from .transposes import transposed
 from .written_memory import WrittenMemory
 
 F = torch.nn.functional
@@ -68,7 +69,7 @@ def _transposed(node: Any) -> list[Node] | None:
     found = find_rule(node) if example_of(node) is not None else None
     if found is None:
         return None
-    source = transposed(node, channels_last(example_of(node).dim()))
+    source = transposed(node, channels_last(example_of(node).dim()), node)
     if source is not None:
         return [source, node]
     main, rank = operand_of_rows(node), example_of(node).dim()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from .. import rules
-from .captured import inverse, is_dense
 
 WHOLE = slice(None)
 IN_PLACE = "cupyfuse_in_place"  # in a node's meta: the target of the call in place that `functionalise` replaced
@@ -108,27 +106,3 @@ def find_rule(node: Node) -> Any:
     target = node.target if node.op in ("call_function", "call_method") else None
     found = rules.find(target, node.args, node.kwargs)
     return found if isinstance(found, rules.Found) and not found.inplace else None
-
-
-def order_of_transpose(node: Node) -> list[int] | None:
-    """Return the order in which a node permutes the dimensions of its operand; None if it is no such view."""
-    found = find_rule(node)
-    if found is None or found.rule.name not in ("transpose", "permute") or example_of(node) is None:
-        return None
-    rank = example_of(node).dim()
-    if found.rule.name == "permute":
-        return [d % rank for d in found.arguments[1]]
-    order = list(range(rank))
-    a, b = (d % rank for d in found.arguments[1:])
-    order[a], order[b] = b, a
-    return order
-
-
-def transposed(node: Node, order: Sequence[int]) -> Node | None:
-    """Return the value in C order that a node transposes, so that its dimensions are in this order in memory."""
-    permutation = order_of_transpose(node)
-    if permutation is None or tuple(permutation) != inverse(order):
-        return None
-    source = find_rule(node).arguments[0]
-    example = example_of(source)
-    return source if example is not None and is_dense(example, range(example.dim())) else None

@@ -27,12 +27,11 @@ from .nodes import (
     insert,
     insert_copy,
     items_of,
-    order_of_transpose,
     replace,
     tensors_of,
-    transposed,
 )
 from .rowwise import chooses_format, is_by_element
+from .transposes import order_of_transpose, transposed
 from .written_memory import WrittenMemory
 
 T = torch.Tensor
@@ -243,7 +242,9 @@ def _gains(last: Node, cones: _Cones) -> bool:
         return True
     if any(_is_in_chain(user) for view in _restoring(last, cone) for user in view.users):
         return True
-    return any(source is not None and find_rule(source) for source in (transposed(b, cone.order) for b in cone.borders))
+    return any(
+        source is not None and find_rule(source) for source in (transposed(b, cone.order, last) for b in cone.borders)
+    )
 
 
 def _splits_chain(last: Node, cones: _Cones, covered: Collection[Node]) -> bool:
@@ -286,7 +287,8 @@ def _moves(operand: Node, order: tuple[int, ...]) -> bool:
 def _restoring(last: Node, cone: _Cone) -> list[Node]:
     """List the views of a result that have its dimensions in the order of memory, but for those that are returned."""
     views = [user for user in last.users if order_of_transpose(user) == list(cone.order)]
-    return [view for view in views if not any(user.op == "output" for user in view.users)]
+    returned = {view for view in views if any(user.op == "output" for user in view.users)}
+    return [view for view in views if view not in returned and not is_switched(last, view)]
 
 
 def _permute(last: Node, cone: _Cone) -> None:
@@ -310,7 +312,7 @@ def _permuted(operand: Node, place: Node, order: tuple[int, ...]) -> Node:
     shape = example_of(operand).shape
     if all(map(_is_one, shape[:-1])):
         return operand
-    source = transposed(operand, order)
+    source = transposed(operand, order, place)
     if source is not None:
         return source
     if len(shape) < len(order):
