@@ -225,6 +225,16 @@ def test_views_that_were_taken_without_gradients_have_none() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_writes_stay_that_only_unread_operations_read() -> None:
+    def code(m: Any, q: Any, cos: Any, sin: Any) -> Any:
+        y = m.project(m.project.weight.new_ones(2, 5, 12)).view(2, 5, HEADS, SIZE).transpose(1, 2)
+        written = y.mul_(cos)
+        (written * 2 + q).transpose(1, 2)
+        return y.flip(1) - q.flip(1)
+
+    check(code)
+
+
 def test_dtypes_of_autocast() -> None:
     module = Heads(lambda m, q, cos, sin: (rotate(q, cos, sin).exp(), rotate_half(q) + q))
     fused = ct.fuse(copy.deepcopy(module), only_gains=False)

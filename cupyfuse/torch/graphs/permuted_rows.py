@@ -116,10 +116,10 @@ def _cone_of(last: Node, memory: WrittenMemory) -> _Cone | None:
 def _order_of(node: Node) -> tuple[int, ...] | None:
     """Return the order in memory of what an operation on elements returns, its last dimension last.
 
-    None if that is C order, or another one.
+    None if that is C order or another one, or if nothing reads it: what that had read would be erased, writes too.
     """
     example = example_of(node)
-    if example is None or example.dim() < 3 or not _is_of_elements(node):
+    if example is None or example.dim() < 3 or not node.users or not _is_of_elements(node):
         return None
     order = order_in_memory(example)
     if not order or order[-1] != len(order) - 1 or _is_one(example.shape[-1]):
@@ -285,8 +285,8 @@ def _moves(operand: Node, order: tuple[int, ...]) -> bool:
 
 
 def _restoring(last: Node, cone: _Cone) -> list[Node]:
-    """List the views of a result that have its dimensions in the order of memory, but for those that are returned."""
-    views = [user for user in last.users if order_of_transpose(user) == list(cone.order)]
+    """List the views of a result that have its dimensions in the order of memory, and are read but not returned."""
+    views = [user for user in last.users if user.users and order_of_transpose(user) == list(cone.order)]
     returned = {view for view in views if any(user.op == "output" for user in view.users)}
     return [view for view in views if view not in returned and not is_switched(last, view)]
 
