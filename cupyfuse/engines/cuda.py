@@ -204,8 +204,8 @@ class CudaExecutable:
         if step.kind != "Library" or not step.launches:
             return False
         value = rewritten_operand(step, dead, self.plan.scheduled.storage)
-        if value is None or (value in self._places and value not in self._held):
-            return False
+        if value is None or value.op == "concat" or (value in self._places and value not in self._held):
+            return False  # pieces are written before there would be an array for the whole
         if value not in self._held:
             call = step.nodes[0].call
             assert call is not None

@@ -12,6 +12,7 @@ from passes import execute
 from torch.nn import functional as F
 from torch_rules import Following, to_array
 
+import cupyfuse as cf
 from cupyfuse.ir import graph as g
 from cupyfuse.ir.concats import between_zeros, columns_of, concat
 from cupyfuse.plan.build import build
@@ -123,6 +124,26 @@ def test_what_products_read_is_written_in_pieces() -> None:
     for engine in ("numpy", "host"):
         (found,) = execute(plan, [to_array(t) for t in (x, y, w)], engine)
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_library_function_that_writes_to_its_operand() -> None:
+    """It has a copy: an array of its own would be there only once all pieces are."""
+
+    def replaced(x: Any, places: Any) -> Any:
+        y = np.exp(x)
+        np.put(y, places, 7.0)
+        return y
+
+    traced = cf.fuse(replaced).trace((cf.spec((5, 8), "float32"), cf.spec(3, "int64")))
+    (result,), x = traced.graph.outputs, leaf(5, 4)
+    whole = concat([g.pointwise("exp", x), g.pointwise("tanh", x)])
+    graph = g.Graph([x, traced.graph.inputs[1]], [g.with_inputs(result, [whole, *result.inputs[1:]])])
+    array, places = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4), np.array([0, 5, 39])
+    expected = np.concatenate([np.exp(array), np.tanh(array)], axis=1)
+    np.put(expected, places, 7.0)
+    for engine in ("numpy", "host"):
+        (found,) = execute(build(Traced("f", graph, ((0, 1),), traced.calls)), [array, places], engine)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def leaf(rows: int, cols: int, number: int = 0) -> g.Node:
