@@ -206,6 +206,20 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(ct.fuse(Code(lambda x: gated(x * 2))), (x,))
 
 
+def test_parts_that_others_read_too_are_cut_by_pytorch() -> None:
+    """It puts the gradients of all of them together in one copy. Those that nobody else reads are of the chain."""
+    for function, inside in (
+        (lambda x: (lambda a, b: (a.exp() * 2, b.sort(-1)[0]))(*x.chunk(2, -1)), False),
+        (lambda x: (lambda a, b: (a.exp() * 2 + b, x.sort(-1)[0]))(*x.chunk(2, -1)), True),
+    ):
+        fused, x, given = ct.fuse(Code(function)), torch.randn(4, 6, requires_grad=True), []
+        for module in (fused, Code(function)):
+            given.append(torch.autograd.grad(sum(r.sum() for r in module(x)), x)[0])
+        torch.testing.assert_close(*given)
+        (chain,) = fused.explain().fused
+        assert ("chunk" in chain.operations) == inside
+
+
 def test_a_part_that_loses_leaves_what_is_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As rotary embeddings of transposed heads, which kernels read as copies: their cosines gain."""
 

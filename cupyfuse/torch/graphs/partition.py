@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import rules
 from ..chains.chain import Call, Chain
+from ..explain import VIEW
 from ..rules.symbols import Ref, Size, size_hint, substitute, symbolic
 from .captured import CapturedGraph
 from .clusters import Cluster, Clusters
@@ -101,9 +102,12 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
         Says of each chain whether it is worth running.
     """
     clusters = Clusters(captured)
+    shared = _shared_parts(clusters)
+    if shared:
+        clusters = Clusters(captured, shared)
     judged = _judge_clusters(clusters, judge)
-    apart = _products_apart(clusters, judged, judge)
-    if apart:
+    apart = _products_apart(clusters, judged, judge, shared)
+    if len(apart) > len(shared):
         clusters = Clusters(captured, apart)
         judged = _judge_clusters(clusters, judge)
     parts = _parts_apart(clusters, judged, judge, apart)
@@ -138,8 +142,26 @@ def _judge_clusters(clusters: Clusters, judge: Judge) -> list[_Judged]:
     return judged
 
 
-def _products_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge) -> dict[int, str]:
+def _shared_parts(clusters: Clusters) -> dict[int, str]:
+    """Find the operations that cut a chain's input into parts some of which are read elsewhere, too.
+
+    PyTorch puts the gradients of all parts together in one copy; that of a chain's part alone would be a copy more.
+    """
+    used, found = clusters.outside_uses(), {}
+    for k, cluster in clusters.cluster_of.items():
+        call, operation = clusters.fusible[k].call, clusters.captured.operations[k]
+        several = rules.RULES[call.rule].several and rules.takes_part(call.rule, call.arguments)
+        if several and operation.read[0] in cluster.inputs and not used.isdisjoint(operation.results):
+            found[k] = VIEW
+    return found
+
+
+def _products_apart(
+    clusters: Clusters, judged: Sequence[_Judged], judge: Judge, shared: dict[int, str]
+) -> dict[int, str]:
     """Choose the products that are left to PyTorch for the sake of what is between them, and say why.
+
+    `shared` are left to PyTorch anyway, and among what is returned.
 
     In 16 bits PyTorch's products, which add their biases, may be faster than a whole chain; a residual and a norm
     between two of them are not.
@@ -155,10 +177,11 @@ def _products_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge)
         if products and between_them and not verdict.whole:
             mixed.append((cluster, products, verdict))
     if not mixed:
-        return {}
-    between = Clusters(clusters.captured, dict.fromkeys((k for _, products, _ in mixed for k in products), "tried"))
+        return shared
+    tried = dict.fromkeys((k for _, products, _ in mixed for k in products), "tried")
+    between = Clusters(clusters.captured, shared | tried)
     gaining = [(set(part.members), found.saved) for part, _, found in _judge_clusters(between, judge) if found.gains]
-    apart: dict[int, str] = {}
+    apart = dict(shared)
     for cluster, products, verdict in mixed:
         parts = [saved for members, saved in gaining if members.issubset(cluster.members)]
         if parts and sum(parts) > (verdict.saved if verdict.gains else 0.0):
