@@ -1,4 +1,4 @@
-"""Matrices side by side, and the columns of values: each is the other's gradient."""
+"""Matrices side by side, and columns of values: the gradient of the one is the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def concat(pieces: Sequence[Node]) -> Node:
 
 
 def first_columns(node: Node) -> list[int]:
-    """Return where each piece of a concat begins, and where the last one ends."""
+    """Return the first column of each piece of a concat, and last how many columns there are in all."""
     return list(itertools.accumulate((p.shape[1] for p in node.inputs), initial=0))
 
 
@@ -46,7 +46,7 @@ def columns_shown(node: Node) -> tuple[int, int] | None:
 
 
 def between_zeros(node: Node, first: int, cols: int) -> Node:
-    """Put a matrix among zeros: its columns from `first` on, of so many."""
+    """Put a matrix among zeros: the result has `cols` columns, those of the matrix from the column `first` on."""
     rows, count = node.shape
 
     def zeros(width: int) -> list[Node]:

@@ -1,47 +1,45 @@
-"""Matrices side by side: what is computed of them is computed of each, and they are put side by side at the end."""
+"""Matrices side by side: what is computed of them is computed of each, and only results are put side by side."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
 
 from ..ir import graph as g
 from ..ir.concats import columns_of, columns_shown, concat, first_columns
 from ..ir.graph import Graph, Node
 from ..ir.slices import repeats_of, strided_copy
 
-# Reductions of rows that combine those of pieces, and by what.
+# What combines reductions of rows of the pieces into that of the whole.
 _COMBINED = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
 
 
 def sink_concats(graph: Graph) -> Graph:
     """f([a, b], c) = [f(a, c's first columns), f(b, c's last ones)] for pointwise f, and columns of [a, b] are theirs.
 
-    Sums, means and extrema of rows are those of pieces of one width, combined. Exact, but for the order of sums. Saves
-    storing [a, b]: steps write pieces where they belong. What another reduction of rows reads is computed as a whole.
+    Sums, means and extrema of rows are combined from those of the pieces, if these have one width. Exact, but for the
+    order of sums. Saves storing [a, b]: steps write pieces where they belong. What any other reduction of rows reads is
+    computed as a whole.
     """
     if all(node.op != "concat" for node in graph.order):
         return graph
     whole = _read_as_a_whole(graph)
-    sinking: set[Node] = set()  # of the rebuilt graph
-
-    def rule(node: Node, original: Node) -> Node:
-        found = _sunk(node, sinking)
-        if found.op == "concat" and original not in whole:
-            sinking.add(found)
-        return found
-
+    sinking: set[Node] = set()  # concats of the rebuilt graph whose readers are computed of each piece
     done: dict[Node, Node] = {}
     for node in graph.order:
-        done[node] = rule(g.with_inputs(node, [done[i] for i in node.inputs]), node)
+        found = done[node] = _sunk(g.with_inputs(node, [done[i] for i in node.inputs]), sinking)
+        if found.op == "concat" and node not in whole:
+            sinking.add(found)
     return graph.replace(done)
 
 
 def _read_as_a_whole(graph: Graph) -> set[Node]:
-    """Find the values that reductions of rows read which pieces do not combine, and what these are computed from."""
+    """Find the values that are not computed piece by piece, for the sake of a reduction that reads them or a later one.
+
+    That is one of rows which those of pieces cannot be combined into.
+    """
     readers, found = g.users(graph.roots), set[Node]()
-    widths: dict[Node, tuple[int, ...]] = {}  # of the pieces that values would be computed in
+    widths: dict[Node, tuple[int, ...]] = {}  # of the pieces of values, () if operands have different ones
     for node in graph.order:
         if node.op == "concat":
             widths[node] = tuple(i.shape[1] for i in node.inputs)
@@ -60,7 +58,7 @@ def _read_as_a_whole(graph: Graph) -> set[Node]:
 
 
 def _sunk(node: Node, sinking: set[Node]) -> Node:
-    """Return what a node is in the place of one of pieces."""
+    """Compute a node from the pieces of operands in `sinking`; return it as it is where it needs these as a whole."""
     operands = [i for i in node.inputs if i in sinking]
     if not operands:
         return node
@@ -82,15 +80,15 @@ def _sunk(node: Node, sinking: set[Node]) -> Node:
 
 
 def _reduced(node: Node, operand: Node) -> Node:
-    """Reduce the rows of pieces, and combine what is found."""
+    """Reduce the rows of each piece, and combine the results."""
     combine = functools.partial(g.pointwise, _COMBINED[node.op])
     op = "sum" if node.op == "mean" else node.op
     total = functools.reduce(combine, [g.reduce(op, piece, 1) for piece in operand.inputs])
     return total if node.op != "mean" else g.pointwise("divide", total, g.const(float(operand.shape[1])))
 
 
-def _columns(node: Node, first: int, count: int, sinking: Iterable[Node]) -> Node:
-    """Return neighbouring columns of a value: of the pieces that have them, if it is put together of some."""
+def _columns(node: Node, first: int, count: int, sinking: set[Node]) -> Node:
+    """Return neighbouring columns of a value; of one in `sinking`, those of the pieces that have them."""
     if node not in sinking or count == node.shape[1]:
         return columns_of(node, first, count)
     found, ends = [], first_columns(node)
@@ -102,7 +100,7 @@ def _columns(node: Node, first: int, count: int, sinking: Iterable[Node]) -> Nod
 
 
 def repeat_columns(node: Node) -> Node:
-    """Columns of rows that come again are columns of the rows, which come again. Exact; nothing else is copied."""
+    """Columns of rows that come again are the rows' columns, which come again. Exact; saves copying the others."""
     shown = columns_shown(node) if node.op == "slice" and node.inputs[0].op == "strided" else None
     if shown is None or repeats_of(node.inputs[0]) is None:
         return node
