@@ -191,11 +191,14 @@ def _products_apart(
 
 
 def _parts_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge, apart: dict[int, str]) -> dict[int, str]:
-    """Choose the parts of rows, and rows side by side, whose chain gains nothing, but what is around them does."""
+    """Choose the parts of rows, and rows side by side, whose chain gains nothing where what is around them does.
+
+    They are left to PyTorch; says why. Products `apart` are left to it already.
+    """
 
     def is_part(member: int) -> bool:
         call = clusters.fusible[member].call
-        return call.rule == "cat" or rules.takes_part(call.rule, call.arguments)
+        return rules.moves_parts(call.rule, call.arguments)
 
     losing = [(c, [k for k in c.members if is_part(k)], v) for c, _, v in judged if not (v.gains or c.no_op)]
     chosen = [k for _, parts, _ in losing for k in parts]

@@ -18,8 +18,19 @@ from . import pointwise as pointwise
 from . import reductions as reductions
 from . import shapes as shapes
 from .overloads import find
-from .parts import takes_part
+from .parts import moves_parts, takes_part
 from .random import NUMPY_FUNCTIONS, PLACING, draws
 from .table import RULES, Found, Refused, Rule
 
-__all__ = ["NUMPY_FUNCTIONS", "PLACING", "RULES", "Found", "Refused", "Rule", "draws", "find", "takes_part"]
+__all__ = [
+    "NUMPY_FUNCTIONS",
+    "PLACING",
+    "RULES",
+    "Found",
+    "Refused",
+    "Rule",
+    "draws",
+    "find",
+    "moves_parts",
+    "takes_part",
+]

@@ -25,9 +25,15 @@ _SIDE_BY_SIDE = "tensors put side by side"
 _PARTS = ("getitem", "narrow", "chunk", "split")
 
 
-def takes_part(rule: str, arguments: Sequence[Any]) -> bool:
-    """Whether a call shows a part of its operand's rows."""
-    return rule in _PARTS and (rule != "getitem" or any(isinstance(item, tuple) for item in arguments[1]))
+def takes_part(name: str, arguments: Sequence[Any]) -> bool:
+    """Whether a call, of the rule of this name, may show a part of its operand's rows alone."""
+    # Slices are tuples in the indices of `getitem`.
+    return name in _PARTS and (name != "getitem" or any(isinstance(item, tuple) for item in arguments[1]))
+
+
+def moves_parts(name: str, arguments: Sequence[Any]) -> bool:
+    """Whether a call, of the rule of this name, takes a part of rows, or puts rows side by side."""
+    return name == "cat" or takes_part(name, arguments)
 
 
 leave_unfused(
@@ -39,7 +45,7 @@ leave_unfused(_SIDE_BY_SIDE, "stack", "hstack", "vstack", "dstack")
 
 
 def _by_rows(value: Value, operation: str) -> Tracer:
-    """Fold a value so that its last dimension is along the columns."""
+    """Fold a value so that its last dimension is along the columns; refuse one that would be copied for that."""
     try:
         return refolded(value.settled, Axes.by_rows(value.shape))
     except CopyNeeded:
@@ -114,14 +120,14 @@ def glu(input: Value, dim: int = -1) -> Value:
 
 
 def _cat_arguments(tensors: Any, dim: Any = 0) -> Any:
-    """Adapt `cat`, which takes a sequence of tensors."""
+    """Adapt `cat`, and refuse what is no sequence of tensors, such as one tensor that is cut into rows."""
     return (tuple(tensors), dim) if isinstance(tensors, (tuple, list)) else Refused(_SIDE_BY_SIDE)
 
 
 @rule("cat", "concat", "concatenate", eager=torch.cat, adapt=_cat_arguments)
 def cat(tensors: tuple[Value, ...], dim: int = 0) -> Value:
     first = tensors[0]
-    if any(t.ndim != first.ndim or t.size == 0 for t in tensors):
+    if any(t.ndim != first.ndim or t.size == 0 for t in tensors):  # PyTorch takes empty vectors among others
         refuse("cat", _SIDE_BY_SIDE)
     if any(normalize_dims(dim, t.ndim, "cat") != (t.ndim - 1,) or t.shape[:-1] != first.shape[:-1] for t in tensors):
         refuse("cat", _SIDE_BY_SIDE)

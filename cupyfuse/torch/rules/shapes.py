@@ -208,9 +208,7 @@ def permute(input: Value, dims: tuple[int, ...]) -> Value:
 # Indices ------------------------------------------------------------------------------------------------------------
 
 _INDICES = {"new": None, "all": slice(None), "rest": Ellipsis}
-
-
-Index = tuple[Any, ...]  # names in `_INDICES`, integers, and (start, stop) of slices
+Index = tuple[Any, ...]  # names in `_INDICES`, integers, and (start, stop) of slices that are not whole
 
 
 def _getitem_arguments(input: Any, index: Any) -> Any:
@@ -239,7 +237,7 @@ def _getitem_eager(x: Any, index: Index) -> Any:
 
 @view_rule(operator.getitem, T.__getitem__, eager=_getitem_eager, adapt=_getitem_arguments)
 def getitem(input: Value, index: Index) -> Value:
-    """Trace an index of whole and new dimensions, the element of dimensions of length one, and part of the last one."""
+    """Trace an index that keeps or adds dimensions, drops those of length one, and takes a part of the last one."""
     indexed = len(index) - index.count("new") - index.count("rest")
     if indexed > input.ndim or index.count("rest") > 1:
         refuse("getitem", f"too many indices for a value of shape {input.shape}")
@@ -258,7 +256,7 @@ def getitem(input: Value, index: Index) -> Value:
             first, last, _ = slice(*i).indices(length)
             shape.append(max(last - first, 0))
             if shape[-1] != length:
-                if rest:
+                if rest:  # it is not the last dimension
                     refuse("getitem", PART)
                 input = columns(input, first, shape[-1], "getitem")
         elif rest.pop(0) != 1 or i not in (0, -1):
