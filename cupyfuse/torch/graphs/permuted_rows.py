@@ -36,7 +36,8 @@ from .written_memory import WrittenMemory
 
 T = torch.Tensor
 _CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
-_PARTS = (torch.chunk, torch.split, torch.tensor_split, torch.functional.split, "chunk", "split", "tensor_split")
+# What returns several parts of a tensor: views, also where cupyfuse has no rule for them.
+_SEVERAL_PARTS = (torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tensor_split")
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class _Cone:
     Attributes
     ----------
     order : the dimensions of the result as they are in memory, the last one last
-    members : the operations in their order, and views of parts of rows that they read
-    borders : what they read beside each other: values that permuted are in C order
+    members : the operations, and the views of parts of rows between them, in the order of the graph
+    borders : the other values that they read, which are in C order once their dimensions are permuted
     """
 
     order: tuple[int, ...]
@@ -56,6 +57,7 @@ class _Cone:
 
     @property
     def computing(self) -> list[Node]:
+        """The members that are no views."""
         return [node for node in self.members if _computes(node)]
 
 
@@ -65,9 +67,9 @@ _Cones = dict[Node, _Cone]  # by the last operation of each
 def permute_rows(graph: Graph, memory: WrittenMemory) -> None:
     """Compute operations on elements in the order of memory of their result, which becomes a view of that.
 
-    With them what is read by them alone, in whatever order of memory, as long as it is by element, or concatenates
-    along the last dimension, or takes a part of it. Nothing is changed where an operand would be copied, nor where a
-    chain could go on before or behind it in the other order.
+    So are those before them whose results they alone read, in whatever order these are in memory: operations on
+    elements, concatenations along the last dimension, and views of parts of it. Nothing is changed where an operand
+    would be copied, nor where a chain could go on before or behind it in the other order.
     """
     cones: _Cones = {}
     for node in graph.nodes:
@@ -88,7 +90,10 @@ def permute_rows(graph: Graph, memory: WrittenMemory) -> None:
 
 
 def _cone_of(last: Node, memory: WrittenMemory) -> _Cone | None:
-    """Find the operations that can be computed in the order of memory of a result; None unless it is permuted."""
+    """Find the operations that can be computed in the order of memory of a result, the last one's.
+
+    None unless that is permuted, and what else they read is in this order too.
+    """
     order = _order_of(last)
     if order is None:
         return None
@@ -107,7 +112,7 @@ def _cone_of(last: Node, memory: WrittenMemory) -> _Cone | None:
                 waiting.append(operand)
             else:
                 return None
-    inner = [node for node in members if node is not last and _computes(node)]
+    inner = [node for node in members if node is not last and _computes(node)]  # views may have other readers
     if any(user not in members for node in inner for user in node.users) or is_switched(min(members), last):
         return None
     return _Cone(order, sorted(members), list(borders))
@@ -116,7 +121,8 @@ def _cone_of(last: Node, memory: WrittenMemory) -> _Cone | None:
 def _order_of(node: Node) -> tuple[int, ...] | None:
     """Return the order in memory of what an operation on elements returns, its last dimension last.
 
-    None if that is C order or another one, or if nothing reads it: what that had read would be erased, writes too.
+    None if that is C order, or ends with another dimension; also if nothing reads the result: what it was computed from
+    would be erased with it, writes in place too.
     """
     example = example_of(node)
     if example is None or example.dim() < 3 or not node.users or not _is_of_elements(node):
@@ -148,7 +154,7 @@ def _is_in_order(operand: Node, order: tuple[int, ...], shape: Any) -> bool:
 def _has_strides(tensor: Any, order: Sequence[int]) -> bool:
     """Whether strides are those of C order in this order of dimensions, also where a dimension is of length one.
 
-    By these strides too PyTorch chooses those of results.
+    PyTorch chooses the strides of results by these, too.
     """
     expected: Any = 1
     for k in reversed(order):
@@ -218,7 +224,7 @@ def _is_part_of_rows(node: Node) -> bool:
 def _returns_parts(node: Any) -> bool:
     """Whether a node returns several parts of a tensor, its first argument."""
     called = isinstance(node, Node) and node.op in ("call_function", "call_method")
-    return called and node.target in _PARTS and bool(node.args)
+    return called and node.target in _SEVERAL_PARTS and bool(node.args)
 
 
 def _is_getter(node: Node) -> bool:
@@ -234,13 +240,13 @@ def _is_last(node: Node, position: int, rank: int, *names: str) -> bool:
 
 
 def _gains(last: Node, cones: _Cones) -> bool:
-    """Whether there are several operations, of a cone or of one and the next, or others that a chain may have."""
+    """Whether operations would be fused: several of a cone, or those of it and of what is around it."""
     cone = cones[last]
     if len(cone.computing) > 1 or not cones.keys().isdisjoint(cone.borders):
         return True
     if any(last in other.borders for other in cones.values()):
         return True
-    if any(_is_in_chain(user) for view in _restoring(last, cone) for user in view.users):
+    if any(_may_be_in_chain(user) for view in _restoring(last, cone) for user in view.users):
         return True
     return any(
         source is not None and find_rule(source) for source in (transposed(b, cone.order, last) for b in cone.borders)
@@ -249,23 +255,24 @@ def _gains(last: Node, cones: _Cones) -> bool:
 
 def _splits_chain(last: Node, cones: _Cones, covered: Collection[Node]) -> bool:
     """Whether a chain could have operations of a cone beside others that stay in another order."""
-    if any(_reads_in_place(user, covered) for user in last.users):
+    if any(_reads_unpermuted(user, covered) for user in last.users):
         return True
-    return any(_is_in_chain(b) and b not in cones and _moves(b, cones[last].order) for b in cones[last].borders)
+    # What computes a border stays in the order of its dimensions, unless it is a cone of its own.
+    return any(_may_be_in_chain(b) and b not in cones and _moves(b, cones[last].order) for b in cones[last].borders)
 
 
-def _reads_in_place(user: Node, covered: Collection[Node]) -> bool:
-    """Whether an operation of a chain reads a value in the order of its dimensions, directly or through views."""
+def _reads_unpermuted(user: Node, covered: Collection[Node]) -> bool:
+    """Whether what a chain may have, and no cone, reads a value as it is, directly or through views."""
     if user in covered or order_of_transpose(user) is not None:
         return False
     found = find_rule(user)
     if (found is not None and found.rule.view and not _is_cast(user)) or _is_part_of_rows(user):
-        return any(_reads_in_place(each, covered) for each in user.users)
-    return _is_in_chain(user)
+        return any(_reads_unpermuted(each, covered) for each in user.users)
+    return _may_be_in_chain(user)
 
 
-def _is_in_chain(node: Node) -> bool:
-    """Whether a chain may have an operation, or a cone; a product only by a matrix."""
+def _may_be_in_chain(node: Node) -> bool:
+    """Whether a node is an operation that a chain or a cone may have; of products, those by a matrix alone."""
     found = find_rule(node)
     if node.target in _CONCATENATIONS:
         return _concatenates_rows(node)

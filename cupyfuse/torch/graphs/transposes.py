@@ -26,10 +26,10 @@ def order_of_transpose(node: Node) -> list[int] | None:
 
 
 def transposed(node: Node, order: Sequence[int], place: Node) -> Node | None:
-    """Return the value in C order that a node transposes, so that its dimensions are in this order in memory.
+    """Return the value in C order of which a node is the view whose dimensions are in this order in memory.
 
-    None where gradients are switched before `place`, which is to read that value: a view has no gradient of its operand
-    if it was taken without.
+    None if there is no such value, or where gradients are switched between the view and `place`, which is to read the
+    value instead: a view that was taken without gradients has none of its operand.
     """
     permutation = order_of_transpose(node)
     if permutation is None or tuple(permutation) != inverse(order):
