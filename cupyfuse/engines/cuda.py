@@ -126,6 +126,7 @@ class CudaExecutable:
         )
         for node, offset in offsets.items():
             self._places[node] = Place(self._workspace_slot(offset), plan.scheduled.row_stride(node), 1)
+        # The place of a whole may be that of a result, so pieces have theirs when all others have.
         for piece, (whole, first) in pieces_of(plan.steps).items():
             self._places[piece] = self._places[whole].slice(0, 1, first, 1)
         self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._held, in_place, self._flag, self._numbers)
@@ -274,6 +275,7 @@ class CudaExecutable:
                 place = place.slice(row, down, col, across)
             elif view.op == "reshape":
                 place = Place(place.slot, view.shape[1], 1)
+            # A "repeat" reads the rows of what it is a view of, where these are.
         return place
 
     def allocate(self) -> list[Any]:

@@ -27,7 +27,7 @@ slice                 a view of every `step`-th row and column; `dims` has (firs
 repeat                a view in which rows come again, as `repeats` says
 strided               a copy of a strided view of the input: (length, stride) pairs in `dims`, first element `offset`
 put                   a copy of the first input with such a view of it replaced by the second input
-concat                the inputs side by side: a result, whose columns steps write where they belong
+concat                the inputs side by side in memory, where steps write each where it belongs
 cumsum, cumprod       totals of each row up to each column
 guard                 inputs (fast, exact): fast where that is finite, else exact, evaluated only there
 custom_derivative     inputs (value, x, slope, ...): value, with its own partial derivative `slope` by each `x`

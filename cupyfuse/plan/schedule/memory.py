@@ -216,9 +216,9 @@ def results_in_memory(graph: Graph, layouts: dict[int, Layout]) -> Graph:
 
 
 def pieces_in_memory(graph: Graph) -> Graph:
-    """Give each piece of matrices side by side, which is written where it belongs there, memory of its own.
+    """Make each piece of matrices side by side a value of its own, which nothing else reads.
 
-    A row program writes it, whatever computes the value: other steps write without gaps.
+    A row program writes it where it belongs in the whole, whatever computes it: other steps write without gaps.
     """
     if all(node.op != "concat" for node in graph.order):
         return graph

@@ -38,13 +38,13 @@ def rounded_value(product: Node, tail: Step, results: Collection[Node], storage:
 
 
 def cut_behind(value: Node, tail: Step, product: Node) -> tuple[Step, Step]:
-    """Cut a row program in two: one that computes a value of the product and of what it adds, and one that reads it.
+    """Cut a row program in two: one that computes a value from the product and a bias, and one that reads the value.
 
-    What the first one computes on the way, such as the bias cast to the product's dtype, the second does again if it
-    reads it.
+    What both need beside it, such as the bias cast to the product's dtype, both compute. If the value is the product
+    itself, the first one computes nothing.
     """
-    there = {product, *tail.inputs}
-    reached = set(g.topological([value], lambda n: () if n in there else g.eager_inputs(n))) | {product}
+    stored = {product, *tail.inputs}
+    reached = set(g.topological([value], lambda n: () if n in stored else g.eager_inputs(n))) | {product}
     first = [n for n in tail.nodes if n in reached]
     outputs = [n for n in tail.outputs if n is not value]
     reread = set(g.topological(outputs, lambda n: () if n is value else g.eager_inputs(n)))

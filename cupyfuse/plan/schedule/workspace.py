@@ -12,7 +12,7 @@ from .steps import Step, last_stage, stages_of
 
 
 def pieces_of(steps: Iterable[Step]) -> dict[Node, tuple[Node, int]]:
-    """Return the values that steps write side by side: the whole, and the first column there."""
+    """Return, for each piece of matrices side by side, the whole that it is written in, and its first column there."""
     wholes = [node for step in steps for node in step.outputs if node.op == "concat"]
     return {
         piece: (whole, first)
@@ -73,7 +73,8 @@ def assign_offsets(
     total = 0
     pieces = pieces_of(steps)
     for step, dead in zip(steps, dead_after(steps, live_out), strict=True):
-        for node in dict.fromkeys(pieces.get(n, (n, 0))[0] for n in step.outputs):
+        wholes = dict.fromkeys(pieces[n][0] if n in pieces else n for n in step.outputs)
+        for node in wholes:
             if node in elsewhere or node in blocks:
                 continue
             nbytes = max(size_of(node), 1 if alignment > 1 else 0)
@@ -95,9 +96,9 @@ def assign_offsets(
 
 def may_overwrite(steps: Sequence[Step], node: Node, source: Node) -> bool:
     """Whether a step may write `node` over `source`: nothing else reads the old value of an element then."""
-    written = False
     if node.op == "concat":
-        return False  # each of its pieces is written by a step of its own
+        return False  # steps before its own write its pieces
+    written = False
     for step in steps:
         reads = [n for n in (*step.inputs, *step.repair_inputs) if base_of(n) is source]
         if written and reads:
