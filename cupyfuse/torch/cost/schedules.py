@@ -1,6 +1,7 @@
 """Estimate the times of two schedules of a chain: the fused plan, and Inductor's kernels.
 
-Inductor's schedule is taken to be that of the chain without rewrites, with every product by cuBLAS.
+Inductor's schedule is taken to be that of the chain without rewrites, but for those of rows side by side, with every
+product by cuBLAS.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _itemsize(step: Step) -> int:
 def inductor_time(traced: TracedChain, requires_grad: Flags, machine: Machine) -> Time:
     """Estimate Inductor's kernels: the same grouping of row work, products and their biases by cuBLAS."""
     graph = traced.as_traced().graph
-    if any(node.op == "concat" for node in graph.order):
+    if any(node.op == "concat" for node in graph.order):  # Inductor, too, computes what is side by side in one kernel
         graph = share_common_subexpressions(rebuild(sink_concats(graph), repeat_columns))
     steps = schedule(graph, {}).steps
     products = {n for s in steps if s.kind == "Gemm" for n in s.outputs}
