@@ -19,7 +19,7 @@ def concat(pieces: Sequence[Node]) -> Node:
     return Node("concat", tuple(pieces), (rows, sum(p.shape[1] for p in pieces)), dtype)
 
 
-def first_columns(node: Node) -> list[int]:
+def column_bounds(node: Node) -> list[int]:
     """Return the first column of each piece of a concat, and last how many columns there are in all."""
     return list(itertools.accumulate((p.shape[1] for p in node.inputs), initial=0))
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 
 from ..ir import graph as g
-from ..ir.concats import columns_of, columns_shown, concat, first_columns
+from ..ir.concats import column_bounds, columns_of, columns_shown, concat
 from ..ir.graph import Graph, Node
 from ..ir.slices import repeats_of, strided_copy
 
@@ -71,9 +71,9 @@ def _sunk(node: Node, sinking: set[Node]) -> Node:
         return _reduced(node, operands[0])
     if not node.pointwise or node.op == "guard":
         return node
-    ends = sorted({end for i in operands for end in first_columns(i)})
+    bounds = sorted({bound for i in operands for bound in column_bounds(i)})
     pieces = []
-    for first, end in itertools.pairwise(ends):
+    for first, end in itertools.pairwise(bounds):
         of_piece = [_columns(i, first, end - first, sinking) for i in node.inputs]
         pieces.append(g.with_inputs(node, of_piece, (node.shape[0], end - first)))
     return concat(pieces)
@@ -91,11 +91,11 @@ def _columns(node: Node, first: int, count: int, sinking: set[Node]) -> Node:
     """Return neighbouring columns of a value; of one in `sinking`, those of the pieces that have them."""
     if node not in sinking or count == node.shape[1]:
         return columns_of(node, first, count)
-    found, ends = [], first_columns(node)
-    for piece, start, end in zip(node.inputs, ends, ends[1:], strict=False):
+    found = []
+    for piece, (start, end) in zip(node.inputs, itertools.pairwise(column_bounds(node)), strict=True):
         low, high = max(first, start), min(first + count, end)
         if low < high:
-            found.append(g.broadcast(columns_of(piece, low - start, high - low), (node.shape[0], high - low)))
+            found.append(columns_of(piece, low - start, high - low))
     return concat(found)
 
 

@@ -10,6 +10,7 @@ an operation needs it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from .. import dtypes
 from ..errors import NotDifferentiable
 from ..ir import graph as g
 from ..ir.adjoints import exclusive_product, extremum_adjoint
-from ..ir.concats import between_zeros, columns_of, columns_shown, first_columns
+from ..ir.concats import between_zeros, column_bounds, columns_of, columns_shown
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..ir.rebuild import expression_key
@@ -221,8 +222,8 @@ def _slice_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | N
 
 
 def _concat_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
-    ends = first_columns(node)
-    return [columns_of(cotangent, first, i.shape[1]) for first, i in zip(ends, node.inputs, strict=False)]
+    bounds = itertools.pairwise(column_bounds(node))
+    return [columns_of(cotangent, first, end - first) for first, end in bounds]
 
 
 def _custom_derivative_vjp(node: Node, cotangent: Node, forward: Container[Node]) -> list[Node | None]:

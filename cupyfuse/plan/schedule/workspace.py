@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Container, Iterable, Sequence
 
-from ...ir.concats import first_columns
+from ...ir.concats import column_bounds
 from ...ir.graph import Node
 from .memory import base_of
 from .steps import Step, last_stage, stages_of
@@ -17,7 +17,7 @@ def pieces_of(steps: Iterable[Step]) -> dict[Node, tuple[Node, int]]:
     return {
         piece: (whole, first)
         for whole in wholes
-        for piece, first in zip(whole.inputs, first_columns(whole), strict=False)
+        for piece, first in zip(whole.inputs, column_bounds(whole), strict=False)
     }
 
 
