@@ -19,7 +19,7 @@ from .cleanup import (
 )
 from .concats import repeat_columns, sink_concats
 from .notes import Note
-from .order import replace_library_calls, simplify
+from .order import compute_pieces, replace_library_calls, simplify
 from .order_statistics import sort_once
 from .pools import pool_weights
 from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
@@ -46,6 +46,7 @@ __all__ = [
     "drop_guards_of_elements",
     "drop_redundant_guards",
     "sink_broadcasts",
+    "compute_pieces",
     "sink_concats",
     "repeat_columns",
     "drop_custom_derivatives",

@@ -32,6 +32,11 @@ from .sums import collapse_sums
 from .variances import one_pass_variances, recognize_variance
 
 
+def compute_pieces(graph: Graph) -> Graph:
+    """Apply the identities of matrices side by side, exact as each says; what several pieces need is computed once."""
+    return share_common_subexpressions(rebuild(sink_concats(graph), repeat_columns))
+
+
 def simplify(graph: Graph, on_gpu: bool = True) -> tuple[Graph, list[Note]]:
     """Apply every identity; return the simplified graph and notes of what was done.
 
@@ -49,7 +54,7 @@ def simplify(graph: Graph, on_gpu: bool = True) -> tuple[Graph, list[Note]]:
 
     for rule in (drop_custom_derivatives, drop_no_ops, expand_power, cancel_transposes, convert_matmul_operands):
         graph = rebuild(graph, rule)
-    graph = share_common_subexpressions(rebuild(sink_concats(graph), repeat_columns))
+    graph = compute_pieces(graph)
     graph = recognize_activations(graph, notes) if on_gpu else graph
     graph = transpose_products(sink_broadcasts(graph, notes))
     graph = pool_products(share_common_subexpressions(graph), notes)

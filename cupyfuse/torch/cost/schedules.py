@@ -13,13 +13,12 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...ir.kinds import is_product
-from ...ir.rebuild import rebuild
 from ...plan.build import build
 from ...plan.schedule import Step, base_of, schedule
 from ...plan.schedule.memory import stored_size
 from ...plan.schedule.tiles import own_time, share_of_rows, split_epilogue_time
 from ...plan.schedule.times import sum_time
-from ...rewrite import repeat_columns, share_common_subexpressions, sink_concats
+from ...rewrite import compute_pieces
 from ...settings import Settings
 from ..chains.backward import Backward
 from ..chains.chain import TracedChain
@@ -139,7 +138,7 @@ def inductor_time(traced: TracedChain, requires_grad: Flags, machine: Machine) -
     """Estimate Inductor's kernels: the same grouping of row work, products and their biases by cuBLAS."""
     graph = traced.as_traced().graph
     if any(node.op == "concat" for node in graph.order):  # Inductor, too, computes what is side by side in one kernel
-        graph = share_common_subexpressions(rebuild(sink_concats(graph), repeat_columns))
+        graph = compute_pieces(graph)
     steps = schedule(graph, {}).steps
     products = {n for s in steps if s.kind == "Gemm" for n in s.outputs}
     steps = [s for s in steps if not _adds_bias(s, products)]
