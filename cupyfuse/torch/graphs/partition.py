@@ -193,7 +193,7 @@ def _products_apart(
 def _parts_apart(clusters: Clusters, judged: Sequence[_Judged], judge: Judge, apart: dict[int, str]) -> dict[int, str]:
     """Choose the parts of rows, and rows side by side, whose chain gains nothing where what is around them does.
 
-    They are left to PyTorch; says why. Products `apart` are left to it already.
+    They are left to PyTorch; says why. What is `apart` is left to it already.
     """
 
     def is_part(member: int) -> bool:
