@@ -39,22 +39,37 @@ def _read_as_a_whole(graph: Graph) -> set[Node]:
     That is one of rows which those of pieces cannot be combined into.
     """
     readers, found = g.users(graph.roots), set[Node]()
-    widths: dict[Node, tuple[int, ...]] = {}  # of the pieces of values, () if operands have different ones
+    bounds: dict[Node, list[int]] = {}  # of the pieces of values
     for node in graph.order:
-        if node.op == "concat":
-            widths[node] = tuple(i.shape[1] for i in node.inputs)
-        elif node.pointwise:
-            pieces = {widths[i] for i in node.inputs if i in widths and i.shape == node.shape}
-            if pieces:
-                widths[node] = pieces.pop() if len(pieces) == 1 else ()
+        own = _bounds(node, bounds)
+        if len(own) > 2:
+            bounds[node] = own
     for node in reversed(graph.order):
-        if node in widths:
-            even = len(set(widths[node])) == 1
+        if node in bounds:
+            even = len({end - first for first, end in itertools.pairwise(bounds[node])}) == 1
             for reader in readers.get(node, ()):
                 reduced = reader.reduction and reader.axis == 1
-                if reader in found or (reduced and not (even and reader.op in _COMBINED and not reader.gradient)):
+                if reader in found or (reduced and not (even and _is_combined(reader))):
                     found.add(node)
     return found
+
+
+def _bounds(node: Node, known: dict[Node, list[int]]) -> list[int]:
+    """Return the bounds of the pieces that a value would be computed in; none if it is no such value."""
+    if node.op == "concat":
+        return column_bounds(node)
+    if node.op == "slice" and node.inputs[0] in known:
+        first, count = columns_shown(node) or (0, 0)
+        within = [bound - first for bound in known[node.inputs[0]] if first < bound < first + count]
+        return [0, *within, count]
+    if not node.pointwise:
+        return []
+    return sorted({bound for i in node.inputs if i.shape == node.shape for bound in known.get(i, ())})
+
+
+def _is_combined(node: Node) -> bool:
+    """Whether a reduction of rows is combined from those of pieces."""
+    return node.op in _COMBINED and not node.gradient
 
 
 def _sunk(node: Node, sinking: set[Node]) -> Node:
@@ -67,7 +82,7 @@ def _sunk(node: Node, sinking: set[Node]) -> Node:
         return node if shown is None else _columns(operands[0], *shown, sinking)
     if node.op == "concat":
         return concat([piece for i in node.inputs for piece in (i.inputs if i in sinking else (i,))])
-    if node.reduction and node.axis == 1:
+    if node.reduction and node.axis == 1 and _is_combined(node):
         return _reduced(node, operands[0])
     if not node.pointwise or node.op == "guard":
         return node
@@ -84,7 +99,7 @@ def _reduced(node: Node, operand: Node) -> Node:
     combine = functools.partial(g.pointwise, _COMBINED[node.op])
     op = "sum" if node.op == "mean" else node.op
     total = functools.reduce(combine, [g.reduce(op, piece, 1) for piece in operand.inputs])
-    return total if node.op != "mean" else g.pointwise("divide", total, g.const(float(operand.shape[1])))
+    return total if node.op != "mean" else g.pointwise("divide", total, g.axis_length(operand.shape[1], 1))
 
 
 def _columns(node: Node, first: int, count: int, sinking: set[Node]) -> Node:

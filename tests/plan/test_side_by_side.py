@@ -175,6 +175,27 @@ def test_identities() -> None:
     assert repeat_columns(columns_of(c, 1, 3)).op == "slice"
 
 
+@pytest.mark.parametrize("name", ["softmax", "logsumexp", "prod", "sum", "amax", "argmax", "var", "layer_norm"])
+def test_reductions_of_a_part_of_several(name: str) -> None:
+    """A slice of matrices side by side may be of several again, which a reduction reads as a whole."""
+    functions: dict[str, Callable[[Any], Any]] = {
+        "softmax": lambda z: z.softmax(-1),
+        "logsumexp": lambda z: z.logsumexp(-1),
+        "prod": lambda z: (z * 0.5).prod(-1),
+        "sum": lambda z: z.sum(-1),
+        "amax": lambda z: z.amax(-1) + z.mean(-1),
+        "argmax": lambda z: z.argmax(-1),
+        "var": lambda z: z.var(-1),
+        "layer_norm": lambda z: F.layer_norm(z, z.shape[-1:]),
+    }
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+    for part in (slice(2, -2), slice(3, -2), slice(1, 7)):
+        plan, expected = plan_of(lambda x, y, p=part: functions[name](torch.cat((x * 2, y), -1)[..., p]), x, y)
+        for engine in ("numpy", "host"):
+            (found,) = execute(plan, [to_array(x), to_array(y)], engine)
+            np.testing.assert_allclose(found.reshape(expected.shape), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_rows_of_pieces_are_reduced() -> None:
     """Of pieces of one width; others are stored, and read as a whole by all that goes with the reduction."""
     a, b, c = leaf(4, 6), leaf(4, 6, 1), leaf(4, 2, 2)

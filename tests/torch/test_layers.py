@@ -285,6 +285,8 @@ def test_shapes(target: Any, shape: tuple[int, ...], args: Any) -> None:
         (torch.chunk, (4, 6), (2,), "a part of a tensor"),
         (T.split, (4, 6), (2,), "a part of a tensor"),
         (torch.narrow, (4, 6), (0, 1, 2), "a part of a tensor"),
+        (torch.narrow, (4, 6), (1, 3, -2), "a part of a tensor"),
+        (torch.chunk, (4, 0), (3, 1), "a part of a tensor"),
         (F.glu, (4, 6), (0,), "a part of a tensor"),
     ],
 )

@@ -82,7 +82,7 @@ def _pieces(input: Value, sizes: list[int], operation: str) -> tuple[Value, ...]
 @rule(view=True, no_op=True, eager=torch.Tensor.narrow)
 def narrow(input: Value, dim: int, start: int, length: int) -> Value:
     whole = _along_last(input, dim, "narrow")
-    if not isinstance(start, int) or not 0 <= start + whole * (start < 0) <= whole - length:
+    if not isinstance(start, int) or length < 0 or not 0 <= start + whole * (start < 0) <= whole - length:
         refuse("narrow", PART)
     return columns(input, start % whole if whole else 0, length, "narrow")
 
@@ -90,6 +90,8 @@ def narrow(input: Value, dim: int, start: int, length: int) -> Value:
 @rule(view=True, no_op=True, several=True)
 def chunk(input: Value, chunks: int, dim: int = 0) -> tuple[Value, ...]:
     whole = _along_last(input, dim, "chunk")
+    if not whole:
+        refuse("chunk", PART)  # PyTorch returns several parts of nothing
     size = max(1, -(-whole // chunks))
     return _pieces(input, [min(size, whole - k) for k in range(0, whole, size)], "chunk")
 
