@@ -12,7 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import cupyfuse.torch as ct
+from cupyfuse.settings import Settings
+from cupyfuse.torch.chains.backward import Backward
 from cupyfuse.torch.chains.chain import Call, Chain
+from cupyfuse.torch.chains.tensors import without_memory
 from cupyfuse.torch.cost import decision
 from cupyfuse.torch.cost.estimate import estimate
 from cupyfuse.torch.graphs.partition import Verdict
@@ -262,6 +265,29 @@ GATED = Chain(
     (),
     frozenset(),
 )
+
+
+def test_views_of_a_product_have_one_cotangent() -> None:
+    """Heads of a projection are read whole and in halves: the product's gradient is written once, by one program."""
+    inputs = ("x", "w", "cos", "sin")
+    numbers = {0: 5, 1: 2, 2: 3}  # of the rotated value, and of cosines and sines
+
+    def renumbered(call: Call) -> Call:
+        def number(tree: Any) -> Any:
+            if isinstance(tree, Ref):
+                return Ref(numbers.get(tree.number, tree.number + 3))
+            return tuple(map(number, tree)) if isinstance(tree, tuple) else tree
+
+        return Call(call.rule, number(call.arguments), tuple(n + 3 for n in call.results))
+
+    heads = (Call("linear", (Ref(0), Ref(1), None), (4,)), Call("reshape", (Ref(4), (16, 256, 16, 64)), (5,)))
+    chain = Chain(inputs, (*heads, *map(renumbered, (*HALVES, *TURNED))), (12,), (), frozenset())
+    shapes = (16, 256, 128), (1024, 128), (16, 256, 1, 64), (16, 256, 1, 64)
+    needs = (True, True, False, False)
+    backward = Backward(chain.trace([(shape, "bfloat16") for shape in shapes]), needs, Settings())
+    plan = backward.plan([without_memory(shape, "bfloat16") for shape in shapes], needs)
+    assert plan is not None
+    assert [s.kind for s in plan.steps if s.launches] == ["RowProgram", "Gemm", "Gemm"], plan
 
 
 @pytest.mark.parametrize("training", [False, True])
