@@ -6,6 +6,7 @@ Their parameters depend on the product and on the epilogue: tiles, stages, layou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import devices
@@ -143,13 +144,16 @@ def widest_access(program: Program, row_stride_bits: int | None = None) -> int:
     return min(2, fitting_vec(program, row_stride_bits)) if program.full_inputs else 2
 
 
-def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmShape:
-    """Choose the template parameters of a product for a GPU of so many multiprocessors."""
+def shape_of(step: Step, program: Program, processors: int, vec: int, row_strides: Sequence[int] = ()) -> GemmShape:
+    """Choose the template parameters of a product for a GPU of so many multiprocessors.
+
+    `row_strides` are those of the results of its size; by default they have no gaps.
+    """
     scaled = step.product.op == "split_matmul"
     transposed = (False, False)  # splits are row-major
     if not scaled:
         transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
-    sizes, shifted = result_sizes(program), are_shifted(program)
+    sizes, shifted = result_sizes(program), are_shifted(program, row_strides)
     staged = sum(sizes)
     assert step.epilogue is not None
     chunk = _chunk_of(step, program, vec, staged, shifted)

@@ -5,6 +5,8 @@ See `kernels_cu/gemm_results.cuh`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .. import dtypes
 from .parameters import COLUMN, FULL, Parameter
 from .program import Program
@@ -26,9 +28,14 @@ def result_sizes(program: Program) -> list[int]:
     return [dtypes.ITEMSIZE[p.dtype] for p in results_of(program)]
 
 
-def are_shifted(program: Program) -> bool:
-    """Whether rows of results may begin at any element, rather than at multiples of 16 bytes behind the first."""
-    return any(program.domain[1] * size % 16 for size in result_sizes(program))
+def are_shifted(program: Program, row_strides: Sequence[int] = ()) -> bool:
+    """Whether rows of results may begin at any element, rather than at multiples of 16 bytes behind the first.
+
+    `row_strides` are those of the results: of pieces of matrices side by side that of the whole.
+    """
+    sizes = result_sizes(program)
+    lengths = [*((program.domain[1], size) for size in sizes), *zip(row_strides, sizes, strict=False)]
+    return any(length * size % 16 for length, size in lengths)
 
 
 def widest_panel(sizes: list[int]) -> int:

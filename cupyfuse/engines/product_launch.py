@@ -141,7 +141,8 @@ class ProductLaunch:
 
     def _shape_for(self, vec: int) -> GemmShape:
         """Return the template parameters for accesses of `vec` elements."""
-        return shape_of(self._step, self._program, self._processors, vec)
+        strides = [self._place(result.node).row_stride for result in results_of(self._program)]
+        return shape_of(self._step, self._program, self._processors, vec, strides)
 
     def spec(self) -> LaunchSpec:
         """Return the kernels, the workspace and the binding of the launch."""

@@ -27,13 +27,14 @@ def rotary(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
-def plan_of(function: Callable[..., Any], *tensors: Any) -> tuple[Plan, Any]:
+def plan_of(function: Callable[..., Any], *tensors: Any, settings: Settings | None = None) -> tuple[Plan, Any]:
     """The plan of a function of PyTorch's, and its result."""
     with Following(list(tensors)) as mode:
         expected = function(*tensors)
     value = mode.values[id(expected)]
     graph = g.Graph(mode.trace.inputs, [value.tracer._node])
-    return build(Traced("function", graph, (value.tracer._axes,), ())), expected
+    traced = Traced("function", graph, (value.tracer._axes,), ())
+    return build(traced, None, settings or Settings()), expected
 
 
 # Functions of x and y, with as many columns each, and their launches.
@@ -77,6 +78,24 @@ def test_products_are_copied_into_their_place() -> None:
     for engine in ("numpy", "host"):
         (found,) = execute(plan, [to_array(t) for t in (x, w, v)], engine)
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("columns", [3, 5, 8])
+def test_epilogues_write_pieces_between_multiples_of_16_bytes(columns: int, rows: int) -> None:
+    """Rows of the whole begin anywhere, whatever the width of the product."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, v = (torch.randn(n, 16, generator=generator).to(torch.bfloat16) for n in (rows, 24, 32))
+    y = torch.randn(rows, columns, generator=generator).to(torch.bfloat16)
+
+    def function(x: Any, w: Any, v: Any, y: Any) -> Any:
+        return torch.cat((F.gelu(F.linear(x, w)), y, F.linear(x, v).tanh()), -1)
+
+    plan, expected = plan_of(function, x, w, v, y, settings=Settings(epilogues="always"))
+    assert sum(step.by_tiles for step in plan.steps) == 2
+    for engine in ("numpy", "host"):
+        (found,) = execute(plan, [to_array(t) for t in (x, w, v, y)], engine)
+        np.testing.assert_allclose(found.astype(np.float32), expected.float().numpy(), rtol=2e-2, atol=2e-2)
 
 
 def test_what_is_read_as_a_whole_several_times_is_stored_once() -> None:
