@@ -64,7 +64,8 @@ def _bounds(node: Node, known: dict[Node, list[int]]) -> list[int]:
         return [0, *within, count]
     if not node.pointwise:
         return []
-    return sorted({bound for i in node.inputs if i.shape == node.shape for bound in known.get(i, ())})
+    # Those of a vector for all rows cut a matrix, too.
+    return sorted({bound for i in node.inputs if i.shape[1] == node.shape[1] for bound in known.get(i, ())})
 
 
 def _is_combined(node: Node) -> bool:

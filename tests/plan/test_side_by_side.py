@@ -145,6 +145,19 @@ def test_what_products_read_is_written_in_pieces() -> None:
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
+def test_pieces_stay_while_others_are_computed() -> None:
+    """Of the workspace nothing is taken twice: the first piece is there before a product that the second one needs."""
+    x, y, w, v = torch.randn(20, 8), torch.randn(20, 8), torch.randn(8, 8), torch.randn(4, 16)
+
+    def function(x: Any, y: Any, w: Any, v: Any) -> Any:
+        return F.linear(torch.cat((x.exp(), F.linear(F.linear(y, w), w).tanh()), -1), v)
+
+    plan, expected = plan_of(function, x, y, w, v)
+    for engine in ("numpy", "host"):
+        (found,) = execute(plan, [to_array(t) for t in (x, y, w, v)], engine)
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
 def test_a_library_function_that_writes_to_its_operand() -> None:
     """It has a copy: an array of its own would be there only once all pieces are."""
 
@@ -224,3 +237,13 @@ def test_rows_of_pieces_are_reduced() -> None:
         both = g.pointwise("exp", concat(pieces))
         whole = sunk(g.pointwise("subtract", both, g.reduce(op, both, 1)))
         assert whole.op == "subtract" and whole.inputs[0].op == "exp"
+
+
+def test_vectors_and_parts_of_what_is_reduced_are_read_as_a_whole_too() -> None:
+    a, b, c = leaf(1, 5), leaf(1, 7, 1), leaf(4, 12, 2)
+    scaled = g.pointwise("multiply", c, concat([a, b]))
+    for value in (scaled, columns_of(concat([leaf(4, 8), leaf(4, 4, 1)]), 2, 9)):
+        for op in ("argmax", "logsumexp"):
+            assert sunk(g.reduce(op, value, 1)).op == op
+    even = g.pointwise("multiply", c, concat([leaf(1, 6), leaf(1, 6, 1)]))
+    assert sunk(g.reduce("sum", even, 1)).op == "add"

@@ -1476,7 +1476,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cupyfuse/plan/schedule/workspace.py",
         "dict.fromkeys(pieces[n][0] if n in pieces else n for n in step.outputs)",
         "[n for n in step.outputs if n not in pieces]",
-        ("tests/plan/test_side_by_side.py", "-k", "workspace or products"),
+        ("tests/plan/test_side_by_side.py", "-k", "stay_while"),
     ),
     Mutant(
         "a slice of the only element of a dimension cuts the last one",

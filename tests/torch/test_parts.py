@@ -76,6 +76,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {
     "one column": (lambda x: torch.cat((x[..., :1].exp(), x[..., 1:] * 2), -1), [(5, 4)], 2),
     "all rows, counted": (lambda x: x.exp()[0:4, 1:5] * 2, [(4, 8)], 1),
     "all tokens, counted": (lambda x, y: x.exp() * y.tanh()[:, : x.shape[1]], [(2, 3, 8), (1, 3, 8)], 1),
+    "a vector for all rows": (lambda x, y, z: (x * torch.cat((y, z * 2))).softmax(-1), [(5, 12), (7,), (5,)], 3),
+    "a part of two, reduced": (lambda x, y: torch.cat((x.exp(), y), -1)[:, 2:7].softmax(-1), [(5, 4), (5, 4)], 2),
     "repeated": (lambda x: torch.cat((x.exp(), x.exp(), x), -1), [(5, 4)], 1),
 }
 
@@ -178,6 +180,30 @@ def test_random_programs(seed: int, device: str) -> None:
         assert (ours is None) == (theirs is None)
         if ours is not None:
             torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_sums_with_a_bias_are_rounded_once(device: str, training: bool) -> None:
+    """A product that the bias cancels is not rounded at its own size, although a part of the sum is read."""
+    linear = nn.Linear(32, 64, dtype=torch.bfloat16, device=device)
+    with torch.no_grad():
+        linear.weight.copy_(1 + torch.randn(64, 32) * 0.01)
+        linear.bias.fill_(-96.0)
+    x = (3 + torch.randn(64, 32) * 0.1).to(device, torch.bfloat16)
+
+    class Gated(nn.Module):
+        def __init__(self, linear: nn.Linear):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x: Any) -> Any:
+            return F.glu(self.linear(x))
+
+    with torch.set_grad_enabled(training):
+        found = ct.fuse(Gated(linear))(x).detach().double()
+        eager = Gated(linear)(x).detach().double()
+        exact = F.glu(F.linear(x.double(), linear.weight.double(), linear.bias.double())).detach()
+    assert float((found - exact).norm()) <= 1.1 * float((eager - exact).norm())
 
 
 def test_views_stay_views() -> None:
