@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from .. import dtypes
 from . import graph as g
 from .graph import Node
+from .kinds import is_product
 from .parts import Part
+from .products import sum_with_row
 
 
 def concat(pieces: Sequence[Node]) -> Node:
@@ -35,7 +38,22 @@ def columns_of(node: Node, first: int, count: int) -> Node:
     along_rows = ((rows, 1),) if rows != 1 else ()
     along_cols = ((count, 1),) if count != 1 else ()
     part = Part((along_rows, 0), (along_cols, first), (rows, count), node.shape)
-    return part.again(node, ()) or part.of_stored(node)
+    return part.again(node, _rounded_sums(node)) or part.of_stored(node)
+
+
+def _rounded_sums(node: Node) -> set[Node]:
+    """Find the sums of 16-bit products with a bias beneath a value: they are stored, rounded as the code as written does.
+
+    Their parts, computed again of parts of the product, would read that rounded at a size that the bias may cancel.
+    """
+    computed = g.topological([node], lambda n: n.inputs if n.pointwise and not _is_rounded_sum(n) else ())
+    return set(filter(_is_rounded_sum, computed))
+
+
+def _is_rounded_sum(node: Node) -> bool:
+    if node.op != "add" or dtypes.compute_dtype(node.dtype) == node.dtype:
+        return False
+    return any(is_product(x) and sum_with_row(x, [node]) is node for x in node.inputs)
 
 
 def columns_shown(node: Node) -> tuple[int, int] | None:
