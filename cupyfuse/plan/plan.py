@@ -244,7 +244,8 @@ class Plan:
     @property
     def conditional(self) -> bool:
         """Whether it can run under a flag on the device: it launches emitted kernels and splits only."""
-        own_kernels = all(step.kind not in ("Gemm", "Copy", "Library", "Scan") for step in self.steps)
+        launched = [step.kind for step in self.steps if step.launches]
+        own_kernels = not {"Gemm", "Copy", "Library", "Scan"}.intersection(launched)
         return own_kernels and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
 
     def steps_of_call(self) -> Iterator[Step]:

@@ -70,6 +70,29 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 # Ways to change a weight --------------------------------------------------------------------------------------------
 
 
+class SideBySide(nn.Module):
+    """A linear layer whose weights are two matrices side by side."""
+
+    def __init__(self, k: int, n: int):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(n, k // 4)), nn.Parameter(torch.randn(n, k - k // 4))
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.linear(x, torch.cat((self.first, self.second), 1)).tanh()
+
+
+@pytest.mark.parametrize("way", [data_add, preserved, in_place])
+def test_weights_side_by_side_are_kept(host: Launching, way: Callable[[Any], None]) -> None:
+    plain, fused, x = pair(SideBySide, "cpu")
+    agree(fused, plain, x)
+    assert checks(fused)
+    for name in ("first", "second"):
+        for module in (plain, fused):
+            way(getattr(module, name))
+        for _ in range(2):
+            agree(fused, plain, x)
+
+
 @pytest.mark.rotates
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("head", models.HEADS)
