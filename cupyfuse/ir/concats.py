@@ -42,7 +42,7 @@ def columns_of(node: Node, first: int, count: int) -> Node:
 
 
 def _rounded_sums(node: Node) -> set[Node]:
-    """Find the sums of 16-bit products with a bias beneath a value: they are stored, rounded as the code as written does.
+    """Find the sums of 16-bit products with a bias beneath a value: they are stored, rounded as in the code as written.
 
     Their parts, computed again of parts of the product, would read that rounded at a size that the bias may cancel.
     """
