@@ -249,6 +249,25 @@ def test_parts_that_others_read_too_are_cut_by_pytorch() -> None:
         assert ("chunk" in chain.operations) == inside
 
 
+def test_a_part_of_a_weight_is_a_view() -> None:
+    """Products read it where it is; within a chain they would read a copy."""
+
+    class Sliced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 8))
+
+        def forward(self, x: Any) -> Any:
+            return F.linear(x, self.weight[:, :6]).softmax(-1)
+
+    module, x = Sliced(), torch.randn(4, 6)
+    fused = ct.fuse(module)
+    torch.testing.assert_close(fused(x), F.linear(x, module.weight[:, :6]).softmax(-1))
+    (chain,) = fused.explain().fused
+    assert list(chain.operations) == ["linear", "softmax"]
+    assert "Copy" not in str(fused.explain().details())
+
+
 def test_a_part_that_loses_leaves_what_is_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As rotary embeddings of transposed heads, which kernels read as copies: their cosines gain."""
 

@@ -118,9 +118,10 @@ class Clusters(ResolvedGraph):
         """Add an operation to the clusters of its operands, merged if there are several, or to a new one."""
         homes = (self.cluster_of.get(self.producer.get(number, -1)) for number in operation.read)
         near = list({id(c): c for c in homes if c is not None}.values())
-        if operation.view and not near and any(n not in self.captured.parameters for n in operation.read):
-            call = self.fusible[k].call
-            if not rules.takes_part(call.rule, call.arguments):  # whose gradient a chain writes among zeros
+        if operation.view and not near:
+            # A chain writes the gradient of a part among zeros. Products would copy the part of a weight.
+            call, parameters = self.fusible[k].call, self.captured.parameters
+            if all(n in parameters for n in operation.read) == rules.takes_part(call.rule, call.arguments):
                 self.unfused[k] = VIEW
                 return
         choices = [near] if near else []
