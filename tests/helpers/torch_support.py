@@ -28,14 +28,19 @@ def require_gpu() -> None:
         pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
 
 
-def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """Capture a call after two others; return the CUDA graph, and the results that each replay overwrites."""
+def warmed(call: Callable[[], Any], calls: int = 3) -> None:
+    """As PyTorch asks for before a capture: a few calls on a side stream."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):
+        for _ in range(calls):
             call()
     torch.cuda.current_stream().wait_stream(side)
+
+
+def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """Capture a call after two others; return the CUDA graph, and the results that each replay overwrites."""
+    warmed(call, 2)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = call()

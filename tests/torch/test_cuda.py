@@ -11,6 +11,7 @@ import torch
 import torch_models as models
 from support import missing_gpu
 from torch import nn
+from torch_support import warmed
 
 import cupyfuse.torch as ct
 
@@ -21,16 +22,6 @@ def pair(head: Any, k: int = 256, n: int = 512, rows: int = 128) -> tuple[Any, A
     """Large enough for products from halves, where there are any."""
     plain = head(k, n).cuda()
     return plain, ct.fuse(copy.deepcopy(plain)), torch.randn(rows, k, device="cuda")
-
-
-def warmed(function: Any) -> None:
-    """As PyTorch asks for before a capture: a few calls on a side stream."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
 
 
 @pytest.mark.parametrize("head", models.HEADS)

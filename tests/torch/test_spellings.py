@@ -165,6 +165,7 @@ def adapted() -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
     yield "split", T.split, (x,), {"split_size": 3, "dim": 1}
     for target in (torch.cat, torch.concat, torch.concatenate):
         yield "cat", target, ((x, p[:, :1]), 1), {}
+        yield "cat", target, ((x, y),), {"axis": 1}
         yield "cat", target, ([x3, y[:2, None].expand(2, 3, 6).contiguous()],), {"dim": -1}
 
 

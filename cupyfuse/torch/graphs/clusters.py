@@ -119,7 +119,8 @@ class Clusters(ResolvedGraph):
         homes = (self.cluster_of.get(self.producer.get(number, -1)) for number in operation.read)
         near = list({id(c): c for c in homes if c is not None}.values())
         if operation.view and not near:
-            # A chain writes the gradient of a part among zeros. Products would copy the part of a weight.
+            # PyTorch's views cost nothing. But a chain may prepack what is computed of parameters, and writes the
+            # gradient of a part of its input among zeros. Products read a part of a parameter where it is, as a view.
             call, parameters = self.fusible[k].call, self.captured.parameters
             if all(n in parameters for n in operation.read) == rules.takes_part(call.rule, call.arguments):
                 self.unfused[k] = VIEW

@@ -35,7 +35,6 @@ from .transposes import order_of_transpose, transposed
 from .written_memory import WrittenMemory
 
 T = torch.Tensor
-_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 # What returns several parts of a tensor: views, also where cupyfuse has no rule for them.
 _SEVERAL_PARTS = (torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tensor_split")
 
@@ -194,15 +193,12 @@ def _is_cast(node: Node) -> bool:
 
 def _concatenates_rows(node: Node) -> bool:
     """Whether a node concatenates tensors of as many dimensions along the last one."""
-    if node.target not in _CONCATENATIONS or example_of(node) is None:
+    found = find_rule(node)
+    if found is None or found.rule.name != "cat" or example_of(node) is None:
         return False
-    tensors = node.args[0] if node.args else node.kwargs.get("tensors")
-    if not isinstance(tensors, (list, tuple)) or node.kwargs.get("out") is not None:
-        return False
-    examples, rank = list(map(example_of, tensors)), example_of(node).dim()
-    if any(example is None or example.dim() != rank for example in examples):
-        return False  # PyTorch takes empty vectors among them
-    return _is_last(node, 1, rank, "dim", "axis")
+    (tensors, dim), rank = found.arguments, example_of(node).dim()
+    # PyTorch takes empty vectors among others.
+    return dim in (-1, rank - 1) and all(_has_rank(tensor, rank) for tensor in tensors)
 
 
 def _is_part_of_rows(node: Node) -> bool:
@@ -274,7 +270,7 @@ def _reads_unpermuted(user: Node, covered: Collection[Node]) -> bool:
 def _may_be_in_chain(node: Node) -> bool:
     """Whether a node is an operation that a chain or a cone may have; of products, those by a matrix alone."""
     found = find_rule(node)
-    if node.target in _CONCATENATIONS:
+    if found is not None and found.rule.name == "cat":
         return _concatenates_rows(node)
     if found is None or (found.rule.view and not _is_cast(node)):
         return False

@@ -86,8 +86,8 @@ class ResolvedGraph:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
-        sharded = any(is_sharded(self.captured.tensors[n]) for n in operation.read)
-        if sharded and rules.moves_parts(found.rule.name, found.arguments):
+        moves_parts = rules.moves_parts(found.rule.name, found.arguments)
+        if moves_parts and any(is_sharded(self.captured.tensors[n]) for n in operation.read):
             return "a part of a DTensor's rows, or several side by side"
         several = found.rule.several or found.rule.updates
         if not several and any(n in self._used for n in operation.results[1:]):

@@ -121,8 +121,9 @@ def glu(input: Value, dim: int = -1) -> Value:
     return pointwise("multiply", value, pointwise("sigmoid", gate))
 
 
-def _cat_arguments(tensors: Any, dim: Any = 0) -> Any:
+def _cat_arguments(tensors: Any, dim: Any = 0, *, axis: Any = None) -> Any:
     """Adapt `cat`, and refuse what is no sequence of tensors, such as one tensor that is cut into rows."""
+    dim = dim if axis is None else axis
     return (tuple(tensors), dim) if isinstance(tensors, (tuple, list)) else Refused(_SIDE_BY_SIDE)
 
 
