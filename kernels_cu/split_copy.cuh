@@ -21,8 +21,8 @@ enum class Care : u32 { of_nothing, of_factors, of_sums };
 template <int Columns, int Stages>
 struct Messages {
     u64 written, read;
+    float columns[Columns];  // pairs are read at once
     Care care;
-    float columns[Columns];
     u32 says[Stages];
 
     __device__ __forceinline__ u32 written_barrier() const { return shared_address(&written); }

@@ -71,11 +71,12 @@ __device__ __forceinline__ u32 find_outside(const P& p, const ThreadRows& rows, 
 // Which sums of a chunk of columns may be inaccurate, as bits: none of marked rows and columns, which are repaired as a whole.
 // Columns beyond the last one count like it.
 template <int Count>
-__device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const float* columns, const ThreadRows& rows) {
+__device__ __forceinline__ u32 find_doubts(
+    const float (&sum)[Count], const float (&columns)[Count / 2], const ThreadRows& rows) {
     u32 doubts = 0;
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
-        const SplitRow of_row = rows.split[row_of_sum(k) / 8], of_col = SplitRow::of(columns[column_of_sum(k)]);
+        const SplitRow of_row = rows.split[row_of_sum(k) / 8], of_col = SplitRow::of(columns[k / 4 * 2 + k % 2]);
         doubts |= static_cast<u32>(fabsf(sum[k]) < of_row.accurate_from() + of_col.accurate_from()) << k;
     }
     return doubts;
@@ -84,11 +85,12 @@ __device__ __forceinline__ u32 find_doubts(const float (&sum)[Count], const floa
 // Undo the scales of the sums of a chunk of columns. If Plain, `columns` are factors (Messages), and one multiplication by the
 // product of the row's and the column's factor does it, with the same bits.
 template <bool Plain, int Count>
-__device__ __forceinline__ void undo_split_scales(float (&sum)[Count], const float* columns, const ThreadRows& rows) {
+__device__ __forceinline__ void undo_split_scales(
+    float (&sum)[Count], const float (&columns)[Count / 2], const ThreadRows& rows) {
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
         const SplitRow of_row = rows.split[row_of_sum(k) / 8];
-        const float of_col = columns[column_of_sum(k)];
+        const float of_col = columns[k / 4 * 2 + k % 2];
         if constexpr (Plain) {
             sum[k] = exact_multiply_add(sum[k], of_row.factor() * of_col, -0.0f);
         } else {
@@ -136,6 +138,8 @@ __device__ __forceinline__ void finish_chunks(
     Doubts<Columns>& noted, bool whole = Plain) {
     constexpr int chunks = Columns / Chunk, count = Chunk / 2;
     const int pair = threadIdx.x % 4 * 2;
+    i64 first_col = col + pair;
+    known_from_here(first_col);  // or the compiler adds up the address of each store from the start
     typename P::Row r[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -147,17 +151,23 @@ __device__ __forceinline__ void finish_chunks(
     for (int c = 0; c < chunks; ++c) {
         float part[count];
         take_chunk<0>(c, sum, part);
-        const int first = pair + c * Chunk;
-        const float* const columns = messages.columns + first;
-        const u32 outside = whole ? 0 : find_outside<Chunk>(p, rows, col + first);
+        const i64 chunk_col = first_col + c * Chunk;
+        float columns[count / 2];  // what is told of the thread's
+#pragma unroll
+        for (int i = 0; i < count / 2; i += 2) {
+            const Pack<float, 2> two = load_pack<2>(messages.columns + pair + c * Chunk + i * 4);
+            columns[i] = two.v[0];
+            columns[i + 1] = two.v[1];
+        }
+        const u32 outside = whole ? 0 : find_outside<Chunk>(p, rows, chunk_col);
         if (!Plain && messages.care == Care::of_sums) {
             noted.add(c * count, find_doubts(part, columns, rows) & ~outside);
         }
         undo_split_scales<Plain>(part, columns, rows);
         if (outside == 0) {  // without branches between the packs
-            finish_chunk<V, false>(p, part, rows.first, col + first, 0, r);
+            finish_chunk<V, false>(p, part, rows.first, chunk_col, 0, r);
         } else {
-            finish_chunk<1, true>(p, part, rows.first, col + first, outside, r);
+            finish_chunk<1, true>(p, part, rows.first, chunk_col, outside, r);
         }
     }
 }
