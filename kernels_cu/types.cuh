@@ -370,6 +370,17 @@ __device__ __forceinline__ void store_global(T* to, const Pack<T, V>& pack) {
     store_pack<V>(to, pack);
 }
 
+// A pack whose pairs of elements change places. One element alone is loaded from where the other one is.
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> swap_pairs(const Pack<T, V>& pack) {
+    Pack<T, V> swapped;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        swapped.v[v] = pack.v[V == 1 ? v : v ^ 1];
+    }
+    return swapped;
+}
+
 // Keep the compiler from widening elements before this point: it would hold wide ones beside those of the pack.
 template <class T, int V>
 __device__ __forceinline__ void keep_packed(Pack<T, V>& pack) {

@@ -128,7 +128,8 @@ def accesses(
 ) -> Iterator[Access]:
     """Yield the ways to access the rows of a program's arrays, widest first.
 
-    Shifted vectors have to begin at the same column in all arrays, or in all that are written.
+    Shifted vectors have to begin at the same column in all arrays, or in all that are written. Where pairs of columns
+    change places there are none: a pair would be in two.
 
     Parameters
     ----------
@@ -140,7 +141,7 @@ def accesses(
     """
     cols = program.domain[1] if cols is None else cols
     read, written = ([cols] if strides is None else strides for strides in (read, written))
-    shifts = not (program.by_columns or program.columns)
+    shifts = not (program.by_columns or program.columns or any(p.swapped for p in program.parameters))
     has_rows = shifts and any(p.extent == FULL for p in program.parameters)
     vec = widest = widest_vec(program)
 

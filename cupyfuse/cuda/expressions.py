@@ -69,7 +69,7 @@ class Scope:
         if node.shape[0] != 1 and p.has_rows:
             index.append(f"{p.row(row)} * {p.name}_rows")
         if node.shape[1] != 1:
-            index.append(f"{col} * {p.name}_cols" if p.extent == ANY else col)
+            index.append(f"{p.col(col)} * {p.name}_cols" if p.extent == ANY else p.col(col))
         return f"widen({p.name}[{' + '.join(index) or '0'}])"
 
 

@@ -23,7 +23,7 @@ def held_rows(program: Program) -> str:
     taken = " + ".join(f"count * int(sizeof({kind})) + 128" for _, kind, _ in inputs) or "0"
     full = [(p.name, p.row("row")) for p in program.parameters if p.extent == FULL]
     singles = " ".join(f"{kind.replace('V>', '1>')} {name};" for name, kind, _ in inputs)
-    loads = " ".join(f"s.{name} = load_pack<1>({address});" for name, _, address in inputs)
+    loads = " ".join(f"s.{p.name} = load_pack<1>({p.address_of_pack('1')});" for p in program.full_inputs)
     return "\n".join(
         [
             f"struct Single {{ {singles} }};",
@@ -79,10 +79,11 @@ def held_columns(program: Program, held: bool, shifted: bool) -> str:
 
 def take_functions(stage: int, read: Sequence[Parameter], columns: bool) -> list[str]:
     """Emit the functions that fill a stage's tile with what it reads, from held packs or from `Single`, as lines."""
-    full = [p.name for p in read if p.extent == FULL]
-    packs = " ".join(f"t.{name} = from.{name}[at];" for name in full)
-    singles = " ".join(f"t.{name} = from.{name};" for name in full)
-    of_columns = " ".join(f"t.{p.name} = from.{p.name}[at];" for p in read if columns and p.extent == COLUMN)
+    full = [p for p in read if p.extent == FULL]
+    packs = " ".join(f"t.{p.name} = {p.pack(f'from.{p.name}[at]')};" for p in full)
+    singles = " ".join(f"t.{p.name} = from.{p.name};" for p in full)
+    held = [p for p in read if columns and p.extent == COLUMN]
+    of_columns = " ".join(f"t.{p.name} = {p.pack(f'from.{p.name}[at]')};" for p in held)
     return [
         "template <int V>",
         f"__device__ void take(At<{stage}>, const Held<V>& from, int at, Tile{stage}<V>& t) const {{ {packs} }}",
@@ -101,7 +102,7 @@ def tile_functions(tile: Sequence[Parameter], packed: bool) -> list[str]:
     rows = [p for p in tile if p.extent == FULL and (packed or ITEMSIZE[p.dtype] < ITEMSIZE["float32"])]
     columns = [p for p in tile if p.extent == COLUMN]
     kept = " ".join(f"keep_packed(t.{p.name});" for p in rows)
-    loaded = " ".join(f"t.{p.name} = load_pack<V>({p.element_address});" for p in columns)
+    loaded = " ".join(f"t.{p.name} = {p.pack(f'load_pack<V>({p.element_address})')};" for p in columns)
     taken = " ".join(f"to.{p.name} = from.{p.name};" for p in columns)
     return [
         "template <int V>",

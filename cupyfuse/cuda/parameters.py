@@ -51,11 +51,29 @@ class Parameter:
         return f"repeated_row({row}, {self.name}_block, {self.name}_times, {self.name}_inner)" if self.repeats else row
 
     @property
+    def swapped(self) -> bool:
+        """Whether the columns of each pair change places: those of a pack are loaded, and then swapped."""
+        return self.node.op == "swap"
+
+    def col(self, col: str) -> str:
+        """Return the expression of the column in memory that is a column of the step's."""
+        return f"({col} ^ 1)" if self.swapped else col
+
+    @property
     def element_address(self) -> str:
-        """The address of the element at (row, col) of a full or per-column array."""
+        """The address of the pack of V elements at (row, col) of a full or per-column array."""
+        return self.address_of_pack("V")
+
+    def address_of_pack(self, vec: str) -> str:
+        """Return the same for so many elements: of a pair that changes places one alone is where the other is."""
+        col = f"({vec} == 1 ? {self.col('col')} : col)" if self.swapped else "col"
         if self.extent == COLUMN:
-            return f"{self.name} + col"
-        return f"{self.name} + {self.row('row')} * {self.name}_rows + col"
+            return f"{self.name} + {col}"
+        return f"{self.name} + {self.row('row')} * {self.name}_rows + {col}"
+
+    def pack(self, loaded: str) -> str:
+        """Return the expression of a pack of the step's elements, given that of the pack in memory."""
+        return f"swap_pairs({loaded})" if self.swapped else loaded
 
 
 def input_name(node: Node, base: Node) -> str:

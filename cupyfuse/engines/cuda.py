@@ -275,7 +275,7 @@ class CudaExecutable:
                 place = place.slice(row, down, col, across)
             elif view.op == "reshape":
                 place = Place(place.slot, view.shape[1], 1)
-            # A "repeat" reads the rows of what it is a view of, where these are.
+            # A "repeat" reads the rows of what it is a view of, where these are, and a "swap" its columns.
         return place
 
     def allocate(self) -> list[Any]:

@@ -116,6 +116,8 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
             ((row, down), (col, across)), (rows, cols) = view.dims, view.shape
             steps = (down * value.strides[0], across * value.strides[1])
             value = np.lib.stride_tricks.as_strided(value[row:, col:], (rows, cols), steps)
+        elif view.op == "swap":
+            value = value[:, np.arange(view.shape[1]) ^ 1]
         elif view.op == "repeat":
             (block, times, inner), numbers = view.repeats, np.arange(view.shape[0])
             value = value[numbers // block * inner + numbers // times % inner]

@@ -25,6 +25,7 @@ factor                a factor of such a product, by `name`: row, row_rest or co
 transpose, reshape    another view of the same elements
 slice                 a view of every `step`-th row and column; `dims` has (first, step) for each axis
 repeat                a view in which rows come again, as `repeats` says
+swap                  a view in which the columns of each pair, 2 k and 2 k + 1, change places
 strided               a copy of a strided view of the input: (length, stride) pairs in `dims`, first element `offset`
 put                   a copy of the first input with such a view of it replaced by the second input
 concat                the inputs side by side in memory, where steps write each where it belongs
@@ -55,7 +56,7 @@ from .operators import POINTWISE, REDUCTIONS, Operator
 Shape = tuple[int, int]
 T = TypeVar("T")
 
-VIEWS = ("transpose", "reshape", "slice", "repeat")  # of their input in memory
+VIEWS = ("transpose", "reshape", "slice", "repeat", "swap")  # of their input in memory
 SCANS = ("cumsum", "cumprod")  # running totals along the rows
 PASS_THROUGH = ("cast", "broadcast", "stop_gradient")  # their input in another dtype or shape, or without its gradient
 

@@ -30,6 +30,17 @@ def strided_copy(node: Node, dims: Iterable[tuple[int, int]], shape: Shape, offs
     return Node("strided", (node,), shape, node.dtype, dims=tuple(dims), offset=offset)
 
 
+def merged(dims: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge (length, stride) pairs that step through memory as one does; leave out those of length one."""
+    found: list[tuple[int, int]] = []
+    for length, stride in dims:
+        if length != 1 and found and found[-1][1] == length * stride:
+            found[-1] = found[-1][0] * length, stride
+        elif length != 1:
+            found.append((length, stride))
+    return found
+
+
 class Repeats(NamedTuple):
     """How rows come again: row r is row r // block * inner + r // times % inner of a matrix.
 
@@ -54,24 +65,19 @@ def rows_of_copy(dims: Iterable[tuple[int, int]], cols: int, dtype: str) -> Repe
     """
     if cols > 1 and not begin_packs(cols, dtype):
         return None
-    merged: list[tuple[int, int]] = []
-    for length, stride in dims:
-        if length != 1 and merged and merged[-1][1] == length * stride:
-            merged[-1] = merged[-1][0] * length, stride
-        elif length != 1:
-            merged.append((length, stride))
+    left = merged(dims)
     if cols > 1:
-        length, stride = merged.pop() if merged else (1, 0)
+        length, stride = left.pop() if left else (1, 0)
         if stride != 1 or length % cols:
             return None
-        merged += [(length // cols, cols)] if length > cols else []
+        left += [(length // cols, cols)] if length > cols else []
     # The others, from the last one on: how often each row comes, the rows of a block, its rounds, and blocks.
-    times = merged.pop()[0] if merged and merged[-1][1] == 0 else 1
-    inner, stride = merged.pop() if merged else (1, 0)
-    rounds = merged.pop()[0] if merged and merged[-1][1] == 0 else 1
-    outer = merged.pop()[1] if merged else inner * cols
+    times = left.pop()[0] if left and left[-1][1] == 0 else 1
+    inner, stride = left.pop() if left else (1, 0)
+    rounds = left.pop()[0] if left and left[-1][1] == 0 else 1
+    outer = left.pop()[1] if left else inner * cols
     block = rounds * inner * times
-    if merged or stride != cols or outer != inner * cols or block in (0, inner):  # no rows, or each once
+    if left or stride != cols or outer != inner * cols or block in (0, inner):  # no rows, or each once
         return None
     return Repeats(block, times, inner)
 

@@ -21,6 +21,7 @@ from ..ir.adjoints import exclusive_product, extremum_adjoint
 from ..ir.concats import between_zeros, column_bounds, columns_of, columns_shown
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
+from ..ir.pairs import swap_pairs, swapped_pairs
 from ..ir.rebuild import expression_key
 from ..ir.slices import repeats_of, strided_copy
 from . import Trace, Tracer, apply
@@ -197,11 +198,18 @@ def _reshape_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node |
 
 
 def _strided_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
-    """Add up the rows of the cotangent that belong to one row of the input: `node` repeats all of them."""
+    """Add up the rows of the cotangent that belong to one row of the input: `node` repeats all of them.
+
+    That of columns which change places in pairs has its own changed back.
+    """
     (x,), (rows, cols) = node.inputs, node.shape
+    swapped = swapped_pairs(node)
+    if swapped is not None and rows * swapped.length == x.size:
+        whole = between_zeros(swap_pairs(g.broadcast(cotangent, node.shape)), *swapped)
+        return [g.reshape(whole, x.shape)]
     found = repeats_of(node)
     if found is None or rows // found.block * found.inner * cols != x.size:
-        raise NotDifferentiable("a strided copy has a gradient only if it repeats all rows")
+        raise NotDifferentiable("a strided copy has a gradient only if it repeats all rows, or swaps pairs of columns")
     block, times, inner = found
     blocks, rounds = rows // block, block // (times * inner)
     whole = g.broadcast(cotangent, node.shape)

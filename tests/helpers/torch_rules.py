@@ -322,6 +322,7 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> Call:
         "narrow": ((x, 1, 2, 3), {}),
         "chunk": ((x, 4, 1), {}),
         "glu": ((x,), {}),
+        "swap_pairs": ((x, True), {}),
         "gather": ((x, -1, torch.tensor([[0], [5], [2], [2]])), {}),
         "index_rows": ((x, torch.tensor([0, 5, -2, 2])), {}),
         "one_hot": ((torch.tensor([0, 5, 2, 2]), 6), {}),

@@ -73,6 +73,10 @@ def repeated(select: str) -> tuple[str, ...]:
     return ("tests/engines/test_repeated_rows.py", "-k", f"host and ({select})")
 
 
+def swapped(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_swapped_pairs.py", "-k", f"host and rotary and ({select.replace('-', ' and ')})")
+
+
 def several_packs() -> tuple[str, ...]:
     return ("tests/cuda/test_rows.py", "-k", "several_packs")
 
@@ -1178,8 +1182,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "32-bit row offsets",
         "cupyfuse/cuda/parameters.py",
-        "{self.row('row')} * {self.name}_rows + col",
-        "int(row) * int({self.name}_rows) + int(col)",
+        "{self.row('row')} * {self.name}_rows + {col}",
+        "int(row) * int({self.name}_rows) + int({col})",
         (KERNELS, "-k", "32_bit"),
     ),
     Mutant(
@@ -1719,6 +1723,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rows of the first block", TYPES, "number / static_cast<u32>(block)) * inner", "0) * inner", repeated("a_mask")
+    ),
+    Mutant("pairs in their own places", TYPES, "V == 1 ? v : v ^ 1", "v", swapped("float32-contiguous")),
+    Mutant(
+        "one of a pair in its own place",
+        "cupyfuse/cuda/parameters.py",
+        "({vec} == 1 ? {self.col('col')} : col)",
+        "col",
+        swapped("offset"),
+    ),
+    Mutant(
+        "pairs in two packs",
+        "cupyfuse/cuda/config.py",
+        " or any(p.swapped for p in program.parameters)",
+        "",
+        ("tests/cuda/test_swapped_pairs.py", "-k", "odd_addresses and host"),
     ),
     Mutant("rows of one round", TYPES, "here % static_cast<u32>(inner)", "here", repeated("slope")),
     Mutant(

@@ -202,7 +202,7 @@ ELSEWHERE = {
     *("z_loss", "index_rows"),
     *("identity", "contiguous", "clone", "detach", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "t"),
     *("transpose", "permute", "expand", "expand_as", "view_as", "getitem", "batch_norm_module"),
-    *("narrow", "chunk", "split", "glu", "cat"),
+    *("narrow", "chunk", "split", "glu", "cat", "swap_pairs"),
     *("logical_and", "logical_or", "logical_xor", "logical_not"),
     *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
     *("argmax", "argmin"),

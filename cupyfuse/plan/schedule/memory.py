@@ -116,7 +116,9 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     transposed = False
     while node.op == "transpose":
         node, transposed = node.inputs[0], not transposed
-    if node.op == "slice":
+    if node.op == "swap":
+        layout = replace(layout_of(node.inputs[0], layouts), contiguous=False, blas=False)
+    elif node.op == "slice":
         whole, ((_, down), (_, across)) = layout_of(node.inputs[0], layouts), node.dims
         layout = Layout(
             whole.unit_cols and (across == 1 or node.shape[1] <= 1),

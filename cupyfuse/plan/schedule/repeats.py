@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...ir.pairs import swapped_pairs, view_swapped
 from ...ir.slices import repeat_rows, repeated_columns, repeats_of, slice_view
 from .memory import Layout, base_of, is_contiguous
 from .steps import Step
@@ -32,18 +33,24 @@ def repeat_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
 
 
 def reads_repeats(step: Step) -> bool:
-    """Whether a step reads rows that come again."""
-    return any(n.op == "repeat" for n in (*step.inputs, *step.repair_inputs))
+    """Whether a step reads rows that come again, or pairs of columns in each other's place."""
+    return any(n.op in ("repeat", "swap") for n in (*step.inputs, *step.repair_inputs))
 
 
 def can_read_repeats(step: Step) -> bool:
-    """Whether a step's kernels find rows by their index."""
+    """Whether a step's kernels find rows, and columns, by their index."""
     return step.kind in ("RowProgram", "MatVec", "ColumnStats")
 
 
 def _as_view(node: Node) -> Node:
-    """Return a view of the rows, or of columns of rows, that a strided copy repeats; the copy if it is another one."""
+    """Return a view of the rows, or of columns of rows, that a strided copy repeats; the copy if it is another one.
+
+    Of pairs of columns that change places, too.
+    """
     (source,), (rows, cols) = node.inputs, node.shape
+    swapped = swapped_pairs(node)
+    if swapped is not None and base_of(source).op != "const":
+        return view_swapped(node, swapped)
     found, columns = repeats_of(node), repeated_columns(node) if node.size and base_of(source).op != "const" else None
     if found is None and columns is not None:
         whole = g.reshape(source, (source.size // columns.length, columns.length))

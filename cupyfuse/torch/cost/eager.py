@@ -43,6 +43,7 @@ _POINTWISE = Kernels()
 # reports "rows" and "heads" (see `rates`), other rates estimated.
 _TABLE: dict[str, Kernels] = {
     "cat": Kernels(backward=0, moved=0),
+    "swap_pairs": Kernels(full=2, reads=1.5, writes=1.5, backward=6, moved=3),
     "softmin": Kernels(full=2, reads=2, writes=2, rate=0.6, backward=2),
     "gelu": Kernels(rate=0.7),
     **dict.fromkeys(("add", "sub", "clone"), Kernels(backward=0, moved=0)),

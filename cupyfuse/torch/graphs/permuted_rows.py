@@ -174,8 +174,13 @@ def _has_rank(node: Node, rank: int) -> bool:
 
 
 def _computes(node: Node) -> bool:
-    """Whether an operation is on elements, or concatenates rows."""
-    return example_of(node) is not None and (_is_of_elements(node) or _concatenates_rows(node))
+    """Whether an operation is on elements, concatenates rows, or swaps pairs of their elements."""
+    return example_of(node) is not None and (_is_of_elements(node) or _concatenates_rows(node) or _swaps_pairs(node))
+
+
+def _swaps_pairs(node: Node) -> bool:
+    found = find_rule(node)
+    return found is not None and found.rule.name == "swap_pairs"
 
 
 def _is_of_elements(node: Node) -> bool:

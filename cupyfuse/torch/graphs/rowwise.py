@@ -13,8 +13,8 @@ from .nodes import example_of, find_rule, same_shape, tensors_of
 
 _SAME_ELEMENTS = ("to", "identity", "positive", "contiguous", "detach")  # rules of views that keep rows and columns
 # Rules that tell dimensions apart: weights belong to the second one; classes are one more, the last; what is put side
-# by side, or gates its other half, is along one.
-_BY_DIMENSION = ("prelu", "one_hot", "cat", "glu")
+# by side, or gates its other half, is along one, and so are pairs.
+_BY_DIMENSION = ("prelu", "one_hot", "cat", "glu", "swap_pairs")
 
 
 def operand_of_rows(node: Node) -> Node | None:

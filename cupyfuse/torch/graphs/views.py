@@ -12,6 +12,7 @@ from .channels_last import keep_channels_last
 from .indices import index_rows, remove_broadcasts
 from .losses_by_channel import reduce_last
 from .nodes import example_of
+from .pairs import join_pairs
 from .permuted_rows import permute_rows
 from .row_slices import slice_operands
 from .written_memory import WrittenMemory
@@ -20,7 +21,7 @@ from .written_memory import WrittenMemory
 def rewrite_views(graph: Graph) -> None:
     """Rewrite the views and indices of a captured graph, in place."""
     memory = WrittenMemory(graph)
-    for rewrite in (remove_broadcasts, index_rows, slice_operands, reduce_last, keep_channels_last):
+    for rewrite in (remove_broadcasts, index_rows, slice_operands, reduce_last, keep_channels_last, join_pairs):
         for node in list(graph.nodes):
             if node.op in ("call_function", "call_method") and example_of(node) is not None:
                 rewrite(node, memory)

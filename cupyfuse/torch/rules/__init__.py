@@ -3,7 +3,8 @@
 `find` resolves a call, by whatever overload, to its `Rule` and canonical arguments. From the bottom to the top:
 `promotion` (of dtypes), `values` and `axes` (traced tensors of any rank), `table` (rules, and the callables that stand
 for them), `overloads` (resolving calls), then the rules: `pointwise`, `logic`, `activations`, `casts`, `reductions`,
-`normalization`, `linear`, `parts`, `shapes`, `labels`, `losses`. `random` says which calls draw random numbers.
+`normalization`, `linear`, `parts`, `pairs`, `shapes`, `labels`, `losses`. `random` says which calls draw random
+numbers.
 """
 
 from . import activations as activations
@@ -13,6 +14,7 @@ from . import linear as linear
 from . import logic as logic
 from . import losses as losses
 from . import normalization as normalization
+from . import pairs as pairs
 from . import parts as parts
 from . import pointwise as pointwise
 from . import reductions as reductions

@@ -32,8 +32,8 @@ def takes_part(name: str, arguments: Sequence[Any]) -> bool:
 
 
 def moves_parts(name: str, arguments: Sequence[Any]) -> bool:
-    """Whether a call, of the rule of this name, takes a part of rows, or puts rows side by side."""
-    return name == "cat" or takes_part(name, arguments)
+    """Whether a call, of the rule of this name, takes a part of rows, puts rows side by side, or swaps pairs."""
+    return name in ("cat", "swap_pairs") or takes_part(name, arguments)
 
 
 leave_unfused(
@@ -44,7 +44,7 @@ leave_unfused(
 leave_unfused(_SIDE_BY_SIDE, "stack", "hstack", "vstack", "dstack")
 
 
-def _by_rows(value: Value, operation: str) -> Tracer:
+def by_rows(value: Value, operation: str) -> Tracer:
     """Fold a value so that its last dimension is along the columns; refuse one that would be copied for that."""
     try:
         return refolded(value.settled, Axes.by_rows(value.shape))
@@ -59,7 +59,7 @@ def columns(value: Value, first: int, count: int, operation: str) -> Value:
         return value
     if 0 in (*shape, value.size):
         refuse(operation, PART)
-    x = _by_rows(value, operation)
+    x = by_rows(value, operation)
     return Value(x._trace.array(columns_of(x._node, first, count), Axes.by_rows(shape)))
 
 
@@ -135,6 +135,6 @@ def cat(tensors: tuple[Value, ...], dim: int = 0) -> Value:
     if any(normalize_dims(dim, t.ndim, "cat") != (t.ndim - 1,) or t.shape[:-1] != first.shape[:-1] for t in tensors):
         refuse("cat", _SIDE_BY_SIDE)
     dtype = promote(*tensors)
-    found = [_by_rows(t.astype(dtype), "cat") for t in tensors]
+    found = [by_rows(t.astype(dtype), "cat") for t in tensors]
     shape = (*first.shape[:-1], sum(t.shape[-1] for t in tensors))
     return Value(found[0]._trace.array(concat([x._node for x in found]), Axes.by_rows(shape)))

@@ -14,7 +14,7 @@ _SEEDED = torch.Tag.nondeterministic_seeded
 # Modules whose functions draw nothing.
 _PURE = (
     *("torch.distributed.tensor._api", "_operator", "builtins", "math", "torch.functional", "torch._tensor"),
-    *("torch._C._autograd", f"{__package__}.labels"),
+    *("torch._C._autograd", f"{__package__}.labels", f"{__package__}.pairs"),
 )
 # Methods of DTensors, and functions of Dynamo's in their place: they move data, and draw nothing.
 PLACING = tuple(prefix + name for prefix in ("", "prim_") for name in ("from_local", "to_local", "redistribute"))

@@ -1,0 +1,59 @@
+"""Pairs of neighbouring columns that change places, as in rotary embeddings of interleaved halves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import graph as g
+from .concats import columns_shown
+from .graph import Node, Shape
+from .slices import merged, slice_view, strided_copy
+
+
+def swap_pairs(node: Node) -> Node:
+    """Copy a matrix of an even number of columns with those of each pair, 2 k and 2 k + 1, in each other's place.
+
+    Of a part of rows, or one converted to another dtype, the whole is copied from, or the value before, where it is.
+    """
+    if node.op == "cast":
+        return g.with_inputs(node, [swap_pairs(node.inputs[0])])
+    shown = columns_shown(node) if node.op == "slice" else None
+    if shown is None or shown[0] % 2:
+        return strided_copy(node, _dims(node.shape, node.shape[1]), node.shape, offset=1)
+    (whole,), (first, _) = node.inputs, shown
+    return strided_copy(whole, _dims(node.shape, whole.shape[1]), node.shape, offset=first + 1)
+
+
+class Swapped(NamedTuple):
+    """Which columns of its input such a copy has: from the first one on, in rows of so many columns."""
+
+    first: int
+    length: int
+
+
+def swapped_pairs(node: Node) -> Swapped | None:
+    """Return what a strided copy that swaps the columns of pairs has of its input; None if it copies other elements."""
+    rows, cols = node.shape
+    if node.op != "strided" or cols % 2 or not node.size:
+        return None
+    (source,), first, dims = node.inputs, node.offset - 1, merged(node.dims)
+    for length in {cols, dims[0][1]}:
+        inside = length > 0 and 0 <= first <= length - cols and rows * length <= source.size
+        if inside and first % 2 == source.size % length == 0 and dims == merged(_dims(node.shape, length)):
+            return Swapped(first, length)
+    return None
+
+
+def view_swapped(node: Node, swapped: Swapped) -> Node:
+    """View the input of such a copy, which is in memory, as the copy has it."""
+    (source,), (rows, cols) = node.inputs, node.shape
+    shape = source.size // swapped.length, swapped.length
+    whole = source if source.shape == shape else g.reshape(source, shape)
+    part = whole if shape == node.shape else slice_view(whole, (0, 1, rows), (swapped.first, 1, cols))
+    return Node("swap", (part,), node.shape, node.dtype)
+
+
+def _dims(shape: Shape, length: int) -> tuple[tuple[int, int], ...]:
+    """Return the (length, stride) pairs of a part of a matrix with so many columns, of which those of pairs swap."""
+    rows, cols = shape
+    return (rows, length), (cols // 2, 2), (2, -1)
