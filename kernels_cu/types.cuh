@@ -170,14 +170,25 @@ __device__ __forceinline__ T* computed_once(T* pointer) {
     return pointer;
 }
 
-// The row in memory of a row of a value in which rows come again (`Repeats` in ir/slices.py).
-__device__ __forceinline__ i64 repeated_row(i64 row, i64 block, i64 times, i64 inner) {
-    if (((row | block) >> 32) == 0) {
-        const u32 number = static_cast<u32>(row);
-        const u32 here = times == 1 ? number : number / static_cast<u32>(times);
-        return static_cast<i64>(number / static_cast<u32>(block)) * inner + here % static_cast<u32>(inner);
+// A positive number that the host says how to divide by (`divisor` in cuda/structs.py): of numbers below 2^31, both, by a
+// multiplication. A division takes as long as some twenty instructions.
+struct Divisor {
+    i64 value;
+    u64 inverse;  // 2^32 (2^shift / value - 1) rounded up, and above it the shift, by which the quotient of both is exact
+
+    __device__ __forceinline__ u32 quotient(u32 number) const {
+        const u64 high = static_cast<u64>(number) * static_cast<u32>(inverse) >> 32;
+        return (static_cast<u32>(high) + number) >> static_cast<u32>(inverse >> 32);
     }
-    return row / block * inner + row / times % inner;
+};
+
+// The row in memory of a row of a value in which rows come again (`Repeats` in ir/slices.py). A block has the most rows.
+__device__ __forceinline__ i64 repeated_row(i64 row, const Divisor& block, const Divisor& times, const Divisor& inner) {
+    if (((row | block.value) >> 31) == 0) {
+        const u32 number = static_cast<u32>(row), here = times.quotient(number), rows = static_cast<u32>(inner.value);
+        return block.quotient(number) * inner.value + (here - inner.quotient(here) * rows);
+    }
+    return row / block.value * inner.value + row / times.value % inner.value;
 }
 
 // a b + c, rounded once; subnormal numbers count even with -ftz=true.

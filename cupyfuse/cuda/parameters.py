@@ -9,8 +9,8 @@ from ..ir.graph import Node
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
-# What follows an array's name in those of integers that a kernel may take with it: strides, and how rows come again.
-INTEGERS = ("rows", "cols", "block", "times", "inner")
+# What follows an array's name in those of numbers that a kernel may take with it: strides, and how rows come again.
+STRIDES, DIVISORS = ("rows", "cols"), ("block", "times", "inner")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Parameter:
     """An array or number that a kernel takes.
 
     An array is passed as a pointer, then its row stride in elements (extents FULL, ROW and ANY), then its column stride
-    (ANY), then how its rows come again, if they do (`ir/slices.py`, `Repeats`); a number as one double.
+    (ANY), then how its rows come again, if they do (`ir/slices.py`, `Repeats`); a number as one double. `alike` is the
+    name of the first array whose rows come again as its own do: the kernel finds a row of both at once.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Parameter:
     extent: str
     dtype: str
     written: bool
+    alike: str = ""
 
     @property
     def is_number(self) -> bool:
@@ -48,7 +50,8 @@ class Parameter:
 
     def row(self, row: str) -> str:
         """Return the expression of the row in memory that is a row of the step's."""
-        return f"repeated_row({row}, {self.name}_block, {self.name}_times, {self.name}_inner)" if self.repeats else row
+        name = self.alike or self.name
+        return f"repeated_row({row}, {name}_block, {name}_times, {name}_inner)" if self.repeats else row
 
     @property
     def swapped(self) -> bool:

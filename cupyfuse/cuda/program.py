@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 
@@ -15,7 +15,7 @@ from ..ir.operators import POINTWISE
 from ..plan.schedule import Step, base_of, stages_of, state_size
 from .accumulators import Accumulator, find_accumulators
 from .c_types import c_type
-from .parameters import ANY, COLUMN, FULL, INTEGERS, ROW, SCALAR, Parameter, input_name
+from .parameters import ANY, COLUMN, DIVISORS, FULL, ROW, SCALAR, STRIDES, Parameter, input_name
 from .shares import shares_of
 
 PRODUCT = "product"  # the name of a product that the template computes
@@ -168,12 +168,15 @@ class Program:
         base = base_of(node)
         name = f"out{len(self.outputs)}" if written else input_name(node, base)
         stem, copies = name, 1
-        while (members := {name, f"{name}_map", *(f"{name}_{each}" for each in INTEGERS)}) & used:
+        while (members := {name, f"{name}_map", *(f"{name}_{each}" for each in (*STRIDES, *DIVISORS))}) & used:
             copies += 1
             name = f"{stem}{copies}"
         used |= members
         dtype = "float64" if node.op == "const" else self.storage[base]
         parameter = Parameter(name, node, extent, dtype, written)
+        if parameter.repeats:
+            alike = (p.name for p in self.parameters if p.repeats and p.node.repeats == node.repeats)
+            parameter = replace(parameter, alike=next(alike, ""))
         self.parameters.append(parameter)
         if written:
             self.outputs[node] = parameter

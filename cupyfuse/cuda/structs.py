@@ -86,6 +86,18 @@ def integers(*values: int) -> Struct:
     return Struct("q" * len(values), values)
 
 
+def divisor(number: int) -> Struct:
+    """Return the members of a positive integer that a kernel divides by: `Divisor` in kernels_cu/types.cuh.
+
+    The quotient of a number n below 2^31 is (n m / 2^32 + n) / 2^shift, each rounded down, if 2^shift is at least the
+    divisor d and m is 2^32 (2^shift - d) / d rounded up; see Granlund and Montgomery, Division by Invariant Integers
+    using Multiplication (1994).
+    """
+    shift = (number - 1).bit_length()
+    inverse = -(-((1 << 32) * ((1 << shift) - number)) // number)
+    return integers(number, shift << 32 | inverse & 0xFFFFFFFF)
+
+
 def pointer(slot: int, start: int = 0) -> Struct:
     """Return a pointer as member of a struct: `start` bytes behind the address in a slot."""
     return Struct("Q", (0,), ((0, slot, start),))

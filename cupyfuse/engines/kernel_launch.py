@@ -22,7 +22,7 @@ from ..cuda.program import Program
 from ..cuda.runtime import Runtime
 from ..cuda.shared_rows import turns_of_clusters
 from ..cuda.sources import emit_kernels
-from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, integers, number, pointer
+from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, divisor, integers, number, pointer
 from ..errors import ClusterError
 from ..ir.graph import Node
 from ..plan.schedule import Step, state_size
@@ -121,7 +121,8 @@ class KernelArguments:
         if parameter.has_cols:
             self.struct += integers(place.col_stride)
         if parameter.repeats:
-            self.struct += integers(*parameter.node.repeats)
+            for count in parameter.node.repeats:
+                self.struct += divisor(count)
         if parameter.written and not self._stores_vectors:
             return
         found = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])

@@ -15,6 +15,8 @@ from host_trial import THREADS, run
 from kernel_cases import CASES
 from support import DAYS, HELPERS, ROOT
 
+from cupyfuse.cuda.structs import divisor
+
 
 def all_the_same(results: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     for other in results[1:]:
@@ -84,12 +86,37 @@ def test_sixteen_bit_floats_round_to_nearest_even() -> None:
 def test_rows_come_again_beyond_32_bits() -> None:
     rows, (block, times, inner) = [5, 2**33 + 5, 2**40 + 12345, 3 * 2**32 - 1], (2**32 + 6, 3, 7)
     numbers = ", ".join(f"{row}ll" for row in rows)
+    divisors = ", ".join(_divisor(n) for n in (block, times, inner))
     body = f"""
 #include "types.cuh"
 const i64 rows[4] = {{{numbers}}};
-if (threadIdx.x < 4) {{ p.x[threadIdx.x] = repeated_row(rows[threadIdx.x], {block}ll, {times}, {inner}); }}"""
+if (threadIdx.x < 4) {{ p.x[threadIdx.x] = repeated_row(rows[threadIdx.x], {divisors}); }}"""
     found = all_the_same(run(body, values=np.zeros(4, np.float32)))
     np.testing.assert_array_equal(found, [row // block * inner + row // times % inner for row in rows])
+
+
+def _divisor(number: int) -> str:
+    value, inverse = divisor(number).members
+    return f"Divisor{{{value}ll, {inverse}ull}}"
+
+
+def test_quotients_by_multiplication() -> None:
+    """Divisors of all sizes below 2^31, and the numbers around their multiples."""
+    most = 2**31 - 1
+    divisors = [*range(1, 57), 641, 10**6 + 3, 2**30 - 1, 2**30, 2**30 + 1, most - 1, most]
+    numbers = [[0, 1, d - 1, d, min(2 * d, most), most // d * d - 1, most // d * d, most] for d in divisors]
+    body = f"""
+#include "types.cuh"
+const Divisor divisors[] = {{{", ".join(map(_divisor, divisors))}}};
+const u32 numbers[][8] = {{{", ".join("{" + ", ".join(map(str, row)) + "}" for row in numbers)}}};
+if (threadIdx.x < {len(divisors)}) {{
+    const Divisor& own = divisors[threadIdx.x];
+    int right = 0;
+    for (const u32 number : numbers[threadIdx.x]) {{ right += own.quotient(number) == number / own.value; }}
+    p.x[threadIdx.x] = right;
+}}"""
+    found = all_the_same(run(body, grid=(1, 1, 1), values=np.zeros(len(divisors), np.float32)))
+    np.testing.assert_array_equal(found, 8)
 
 
 # What Hopper adds --------------------------------------------------------------------------------------------------

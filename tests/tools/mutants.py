@@ -760,7 +760,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COLUMNS,
         "(rows + gridDim.y - 1) / gridDim.y",
         "rows / gridDim.y",
-        kernels("column_reductions-1030x5-float32-special"),
+        kernels("column_reductions-5400x34-float32"),
     ),
     Mutant(
         "the last share left out",
@@ -1721,9 +1721,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "config.stream = config.stream or stream",
         (LAUNCHES, "-k", "own_streams"),
     ),
-    Mutant(
-        "rows of the first block", TYPES, "number / static_cast<u32>(block)) * inner", "0) * inner", repeated("a_mask")
-    ),
+    Mutant("rows of the first block", TYPES, "block.quotient(number) * inner", "0 * inner", repeated("a_mask")),
     Mutant("pairs in their own places", TYPES, "V == 1 ? v : v ^ 1", "v", swapped("float32-contiguous")),
     Mutant(
         "one of a pair in its own place",
@@ -1739,18 +1737,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("tests/cuda/test_swapped_pairs.py", "-k", "odd_addresses and host"),
     ),
-    Mutant("rows of one round", TYPES, "here % static_cast<u32>(inner)", "here", repeated("slope")),
+    Mutant("rows of one round", TYPES, "(here - inner.quotient(here) * rows)", "here", repeated("slope")),
     Mutant(
         "rows that come once",
         TYPES,
-        "times == 1 ? number : number / static_cast<u32>(times)",
+        "times.quotient(number)",
         "number",
         repeated("slope_for_each_head_of_each"),
     ),
     Mutant(
         "rows beyond 32 bits",
         TYPES,
-        "row / block * inner + row / times % inner",
+        "row / block.value * inner.value + row / times.value % inner.value",
         "row",
         ("tests/cuda/test_host_cuda.py", "-k", "come_again"),
     ),
