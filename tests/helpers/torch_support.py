@@ -28,6 +28,17 @@ def require_gpu() -> None:
         pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
 
 
+class Code(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Any) -> Any:
+        return self.function(*tensors)
+
+
 def warmed(call: Callable[[], Any], calls: int = 3) -> None:
     """As PyTorch asks for before a capture: a few calls on a side stream."""
     side = torch.cuda.Stream()

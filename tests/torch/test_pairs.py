@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch_support import Code
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.rules.pairs import swap_pairs
@@ -46,15 +47,6 @@ SIGNS: dict[str, Callable[[Any], Any]] = {
     "second": lambda x: torch.stack((x[..., 1::2], -x[..., ::2]), -1).flatten(-2),
     "both": lambda x: torch.stack((-x[..., 1::2], -x[..., ::2]), -1).flatten(-2),
 }
-
-
-class Code(nn.Module):
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: Any) -> Any:
-        return self.function(*tensors)
 
 
 class Heads(nn.Module):

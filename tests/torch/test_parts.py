@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch_support import Code
 
 import cupyfuse.torch as ct
 from cupyfuse.settings import Settings
@@ -23,15 +24,6 @@ from cupyfuse.torch.rules.symbols import Ref
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 Tensors = list[torch.Tensor]
-
-
-class Code(nn.Module):
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: Any) -> Any:
-        return self.function(*tensors)
 
 
 def rotate_half(x: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from support import HOST
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_support import OnHost
+from torch_support import Code, OnHost
 from torch_ways import operators
 
 import cupyfuse.torch as ct
@@ -196,17 +196,6 @@ def test_gradients_of_differences_from_means(name: str) -> None:
         found.append(torch.autograd.grad(run(leaf).sin().sum(), leaf))
     tolerance = 1e-6 if name == "rounded" else 1e-11
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
-
-
-class Code(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, code: Callable[[Tensor], Tensor]):
-        super().__init__()
-        self.code = code
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.code(x)
 
 
 def test_gradients_of_gradients_of_a_variance(engine: None) -> None:
