@@ -9,13 +9,13 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes
-from ..plan.schedule import Layout, row_stride
+from ..plan.schedule import Layout, row_blocks, row_stride
 
 _DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)  # device types: (CPU, pinned), (CUDA, managed)
 
@@ -225,7 +225,8 @@ def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: boo
     if len(shape) > 2:
         down = row_stride(shape, strides)
         if down is None:
-            return _UNFOLDABLE
+            blocks = row_blocks(shape, strides) if strides[-1] == 1 else None
+            return replace(_UNFOLDABLE, blocks=blocks[:2]) if blocks else _UNFOLDABLE
         shape, strides = (math.prod(shape[:-1]), shape[-1]), (down, strides[-1])
     if len(shape) == 2:
         rows, cols = shape

@@ -98,7 +98,7 @@ class Writer:
             if p.has_cols:
                 pointer += f" i64 {p.name}_cols;"
             if p.repeats:
-                pointer += "".join(f" Divisor {p.name}_{each};" for each in DIVISORS)
+                pointer += "".join(f" Divisor {p.name}_{each};" for each in DIVISORS) + f" i64 {p.name}_apart;"
             declarations.append(pointer)
         declarations.append("i64 rows; i64 cols;")
         if self.form.merges:

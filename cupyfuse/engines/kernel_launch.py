@@ -121,8 +121,10 @@ class KernelArguments:
         if parameter.has_cols:
             self.struct += integers(place.col_stride)
         if parameter.repeats:
-            for count in parameter.node.repeats:
+            *counts, apart = parameter.node.repeats
+            for count in counts:
                 self.struct += divisor(count)
+            self.struct += integers(apart or counts[-1])
         if parameter.written and not self._stores_vectors:
             return
         found = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])

@@ -119,8 +119,9 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
         elif view.op == "swap":
             value = value[:, np.arange(view.shape[1]) ^ 1]
         elif view.op == "repeat":
-            (block, times, inner), numbers = view.repeats, np.arange(view.shape[0])
-            value = value[numbers // block * inner + numbers // times % inner]
+            (block, times, inner, apart), numbers = view.repeats, np.arange(view.shape[0])
+            if not apart:  # else the rows of the argument are in their order, whatever is between them in memory
+                value = value[numbers // block * inner + numbers // times % inner]
         else:
             value = value.reshape(view.shape)
     return value

@@ -210,7 +210,7 @@ def _strided_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node |
     found = repeats_of(node)
     if found is None or rows // found.block * found.inner * cols != x.size:
         raise NotDifferentiable("a strided copy has a gradient only if it repeats all rows, or swaps pairs of columns")
-    block, times, inner = found
+    block, times, inner = found[:3]
     blocks, rounds = rows // block, block // (times * inner)
     whole = g.broadcast(cotangent, node.shape)
     if blocks > 1 or times > 1:

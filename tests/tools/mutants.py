@@ -1721,7 +1721,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "config.stream = config.stream or stream",
         (LAUNCHES, "-k", "own_streams"),
     ),
-    Mutant("rows of the first block", TYPES, "block.quotient(number) * inner", "0 * inner", repeated("a_mask")),
+    Mutant("rows of the first block", TYPES, "block.quotient(number) * apart", "0 * apart", repeated("a_mask")),
     Mutant("pairs in their own places", TYPES, "V == 1 ? v : v ^ 1", "v", swapped("float32-contiguous")),
     Mutant(
         "one of a pair in its own place",
@@ -1748,7 +1748,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows beyond 32 bits",
         TYPES,
-        "row / block.value * inner.value + row / times.value % inner.value",
+        "row / block.value * apart + row / times.value % inner.value",
         "row",
         ("tests/cuda/test_host_cuda.py", "-k", "come_again"),
     ),

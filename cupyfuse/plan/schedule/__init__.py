@@ -24,6 +24,7 @@ from .cut import NotRowwise
 from .epilogues import fuse_epilogues, store_step
 from .memory import (
     Layout,
+    RowBlocks,
     base_of,
     contiguous_strides,
     in_order_of_base,
@@ -31,6 +32,7 @@ from .memory import (
     pieces_in_memory,
     results_in_memory,
     round_values,
+    row_blocks,
     row_stride,
     view_chain,
 )
@@ -56,6 +58,7 @@ __all__ = [
     "MOST_FLOPS",
     "Cost",
     "Layout",
+    "RowBlocks",
     "NotRowwise",
     "Schedule",
     "Step",
@@ -79,6 +82,7 @@ __all__ = [
     "base_of",
     "pieces_of",
     "row_shares",
+    "row_blocks",
     "row_stride",
     "round_values",
     "schedule",

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ... import dtypes
 from ...ir import graph as g
@@ -23,6 +24,7 @@ class Layout:
     contiguous : whether it is C-contiguous
     blas : whether cuBLAS can read it
     foldable : whether its rows have one stride; the leading axes of an array of more dimensions may have several
+    blocks : of rows with two strides, in vectors, how many follow each other, and how many would from there to the next
     """
 
     unit_cols: bool = True
@@ -30,6 +32,7 @@ class Layout:
     contiguous: bool = True
     blas: bool = True
     foldable: bool = True
+    blocks: tuple[int, int] | None = None
 
     @property
     def transposed(self) -> Layout:
@@ -92,6 +95,30 @@ def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
         return 0
     uniform = all(outer == n * inner for (_, outer), (n, inner) in itertools.pairwise(rows))
     return rows[-1][1] if uniform else None
+
+
+class RowBlocks(NamedTuple):
+    """Rows in blocks: of so many rows, `apart` times the stride of rows from one to the next."""
+
+    rows: int
+    apart: int
+    stride: int
+
+
+def row_blocks(shape: Sequence[int], strides: Sequence[int]) -> RowBlocks | None:
+    """Return how an array's rows, all axes but the last, lie in blocks, as those of the heads of fused projections do.
+
+    None if they have one stride, more than two, or one that is no multiple of the other.
+    """
+    rows = [(n, s) for n, s in zip(shape[:-1], strides[:-1], strict=True) if n != 1]
+    breaks = [k for k, (outer, (n, inner)) in enumerate(itertools.pairwise(rows), 1) if outer[1] != n * inner]
+    if len(breaks) != 1 or 0 in shape:
+        return None
+    (between,), (_, stride) = breaks, rows[-1]
+    outer = rows[between - 1][1]
+    if stride <= 0 or outer <= 0 or outer % stride:
+        return None
+    return RowBlocks(math.prod(n for n, _ in rows[between:]), outer // stride, stride)
 
 
 def view_chain(node: Node) -> list[Node]:

@@ -10,15 +10,17 @@ longer ones instead, of which the value is one: kernels load values of columns o
 from __future__ import annotations
 
 from ...ir import graph as g
+from ...ir.concats import columns_shown
 from ...ir.graph import Graph, Node
 from ...ir.pairs import swapped_pairs, view_swapped
-from ...ir.slices import repeat_rows, repeated_columns, repeats_of, slice_view
+from ...ir.slices import Repeats, repeat_rows, repeated_columns, repeats_of, slice_view
 from .memory import Layout, base_of, is_contiguous
 from .steps import Step
 
 
 def repeat_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
-    """Replace copies of repeated rows, which pointwise operations alone read, by views."""
+    """Replace copies of repeated rows, and of rows in blocks, which pointwise operations alone read, by views."""
+    graph = _read_blocks(graph, layouts)
     if all(node.op != "strided" for node in graph.order):
         return graph
     graph = _join_rows(graph, layouts)
@@ -60,6 +62,50 @@ def _as_view(node: Node) -> Node:
         return node
     matrix = source if source.shape[1] == cols else g.reshape(source, (source.size // cols, cols))
     return repeat_rows(matrix, rows, found)
+
+
+# Rows in blocks -----------------------------------------------------------------------------------------------------
+
+
+def _read_blocks(graph: Graph, layouts: dict[int, Layout]) -> Graph:
+    """Have row programs read arguments whose rows lie in blocks where they are, or neighbouring columns of these.
+
+    Such are the heads of a fused projection, and rows without the first of each batch.
+    """
+    copies = [n for n in graph.order if n.op == "copy" and _blocks_of(n.inputs[0], layouts) is not None]
+    if not copies:
+        return graph
+    readers, roots = g.users(graph.roots), set(graph.roots)
+    views: dict[Node, Node] = {}
+
+    def by_rows(node: Node) -> bool:
+        return node not in roots and all(reader.pointwise or reader.reduction for reader in readers[node])
+
+    for copy in copies:
+        argument, blocks = copy.inputs[0], _blocks_of(copy.inputs[0], layouts)
+        slices = [n for n in readers[copy] if n.op == "slice" and columns_shown(n) is not None]
+        rest = [n for n in readers[copy] if n not in slices]
+        if copy in roots or blocks is None or not all(n.pointwise or n.reduction for n in rest):
+            continue
+        if all(map(by_rows, slices)):
+            views[copy] = repeat_rows(argument, copy.shape[0], blocks)
+            views.update((n, repeat_rows(g.with_inputs(n, [argument]), n.shape[0], blocks)) for n in slices)
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        inputs = [done[i] for i in node.inputs]
+        if node.reduction:  # reads what row programs compute
+            inputs = [Node("cast", (i,), i.shape, i.dtype) if i.op == "repeat" else i for i in inputs]
+        done[node] = views.get(node) or g.with_inputs(node, inputs)
+    return graph.replace(done)
+
+
+def _blocks_of(node: Node, layouts: dict[int, Layout]) -> Repeats | None:
+    """Return how the rows of an argument lie in blocks; None for other nodes."""
+    given = layouts.get(node.argument) if node.op == "input" else None
+    if given is None or given.blocks is None:
+        return None
+    rows, apart = given.blocks
+    return Repeats(rows, 1, rows, apart)
 
 
 # Rows that are joined -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from .eligibility import is_plain
 from .matching import BackwardCall, backward_call
 from .runtime import begin, load
 from .saving import SavedValues, backward_graph, choose_saved, cotangents_of, derive, scale_gradients
-from .tensors import Tensors, as_matrix, layout_of, without_memory
+from .tensors import Tensors, as_rows, layout_of, without_memory
 
 Flags = tuple[bool, ...]
 _WITH_SLOPES = 0.5  # where logarithms, roots, quotients and inverse sines have finite slopes
@@ -193,7 +193,7 @@ class Backward:
         self, tensors: Tensors, pairs: Sequence[tuple[Value, Any]], given: Flags, wanted: Flags
     ) -> list[tuple[int, Any]]:
         """Compute the gradients that exist, with the inputs they are of, from the cotangents of outputs."""
-        arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
+        arrays = [*map(as_rows, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         loaded = self._find_loaded(given, wanted, arrays)
         results = loaded.execute(arrays)
         unfolded = [*tensors, *(c for _, c in pairs)]
@@ -270,7 +270,7 @@ class Backward:
             return None
         saved = [without_memory(node.shape, stored(node).dtype) for node in self.saving.nodes]
         values = [v for v, present in zip(self.traced.outputs, given, strict=True) if present]
-        arrays = [*(as_matrix(tensors[k]) for k in self.inputs), *saved]
+        arrays = [*(as_rows(tensors[k]) for k in self.inputs), *saved]
         arrays += [cotangent_matrix(v, without_memory(v.shape, v.dtype)) for v in values]
         return given, wanted, arrays
 

@@ -16,7 +16,7 @@ from .backward import Backward
 from .chain import TracedChain
 from .runtime import begin, load
 from .saving import SavedValues
-from .tensors import Tensors, as_matrix, folds, layout_of
+from .tensors import Tensors, as_matrix, as_rows, folds, layout_of
 
 
 class CompiledChain:
@@ -87,7 +87,7 @@ class CompiledChain:
             return tensors
         matrices = list(tensors)
         for k in self._folded:
-            matrices[k] = as_matrix(matrices[k])
+            matrices[k] = (as_matrix if k in self._prepacked else as_rows)(matrices[k])
         return matrices
 
     def arguments(self, tensors: Tensors) -> Tensors:

@@ -11,7 +11,7 @@ import torch
 
 from ... import dtypes
 from ...api.arrays import strided_layout
-from ...plan.schedule import Layout
+from ...plan.schedule import Layout, RowBlocks, row_blocks
 
 Tensors: TypeAlias = Sequence[Any]
 
@@ -39,9 +39,27 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() <= 2 else tensor.detach().reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Fold as `as_matrix` does, but leave rows in blocks, such as heads of fused projections, there: as 3 dimensions."""
+    blocks = _row_blocks(tensor)
+    if blocks is None:
+        return as_matrix(tensor)
+    count, length = tensor.shape[:-1].numel() // blocks.rows, tensor.shape[-1]
+    strides = blocks.apart * blocks.stride, blocks.stride, 1
+    return tensor.detach().as_strided((count, blocks.rows, length), strides, tensor.storage_offset())
+
+
+def _row_blocks(tensor: torch.Tensor) -> RowBlocks | None:
+    """Return how the rows of a tensor of more than two dimensions lie in blocks; None if they do not."""
+    if tensor.dim() <= 2 or tensor.is_contiguous():
+        return None
+    sizes, strides = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
+    return row_blocks(sizes, strides) if strides[-1] == 1 else None
+
+
 def folds(tensor: torch.Tensor) -> bool:
-    """Whether `as_matrix` takes a tensor's memory as it is; else, as for permuted dimensions, it copies."""
-    if tensor.dim() <= 2:
+    """Whether `as_rows` takes a tensor's memory as it is; else, as for permuted dimensions, it copies."""
+    if tensor.dim() <= 2 or _row_blocks(tensor) is not None:
         return True
     sizes, strides = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
     # The dimensions that become rows; those of size 1 do not matter. Each has to step over all of the next one.

@@ -1,0 +1,94 @@
+"""Arguments whose rows lie in blocks, with others between them: read where they are, on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import CUDA, HOST, Engine
+
+import cupyfuse as cf
+from cupyfuse.api.arrays import layout, strided_layout
+from cupyfuse.plan.schedule import RowBlocks, row_blocks
+
+
+@pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    request.param.require()
+    with request.param.active():
+        yield request.param
+
+
+def standardised(q: Any) -> Any:
+    return (q - q.mean(-1, keepdims=True)) / np.sqrt(q.var(-1, keepdims=True) + 1e-3)
+
+
+# Of four dimensions each, the rows of the first in blocks; the last dimension has eight elements or more.
+PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
+    "product": lambda q, c: q * c,
+    "halves": lambda q, c: q[..., :4] * 2 + q[..., 4:8] * c[..., :4],
+    "softmax": lambda q, c: cf.softmax(q + c, axis=-1),
+    "sum": lambda q, c: q.sum(-1) * 2,
+    "logsumexp": lambda q, c: cf.logsumexp(q, axis=-1),
+    "norm": lambda q, c: standardised(q) * c,
+    "argmax": lambda q, c: q.argmax(-1),
+    "columns": lambda q, c: q.sum((0, 1, 2)) + (q * c).max((0, 1, 2)),
+    "of_a_product": lambda q, c: (q * c).reshape(-1, q.shape[-1]) @ np.ones((q.shape[-1], 3), "float32"),
+    "product_alone": lambda q, c: q.reshape(-1, q.shape[-1]) @ np.ones((q.shape[-1], 3), "float32"),
+    "returned": lambda q, c: (q, q * 2),
+    "transposed": lambda q, c: (q * 2).transpose(0, 2, 1, 3),
+    "vector": lambda q, c: q * c[:1, :1, :1] + 1,
+    "scan": lambda q, c: np.cumsum(q * c, axis=-1),
+}
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "first_of_three": lambda x: x[:, :, 0],
+    "last_of_three": lambda x: x[:, :, 2],
+    "without_the_first": lambda x: x.reshape(x.shape[0], x.shape[1], -1, x.shape[-1])[:, 1:],
+    "part_of_rows": lambda x: x[:, :, 1][..., :8],
+    "one_batch": lambda x: x[:1, :, 1],
+    "permuted": lambda x: x[:, :, 1].transpose(0, 2, 1, 3),
+    "every_second": lambda x: x[:, ::2, 0],
+    "three_strides": lambda x: x[:, 1:, 1, 1:],
+}
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("length", [8, 9, 64, 1100])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_on_rows_in_blocks(
+    name: str, view: str, length: int, engine: Engine, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((3, 5, 3, 4, length)).astype("float32")
+    expected_of = VIEWS[view](x.astype(np.float64))
+    c = rng.standard_normal(expected_of.shape).astype("float32")
+    found = engine.host(cf.fuse(PROGRAMS[name])(VIEWS[view](engine.array(x)), engine.array(c)))
+    expected = PROGRAMS[name](expected_of, c.astype(np.float64))
+    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("view", ["first_of_three", "without_the_first"])
+@pytest.mark.parametrize("name", ["product", "halves", "softmax", "norm", "columns"])
+def test_nothing_is_copied(name: str, view: str, engine: Engine, rng: np.random.Generator) -> None:
+    x = engine.array(rng.standard_normal((3, 5, 3, 4, 16)).astype("float32"))
+    q = VIEWS[view](x)
+    fused = cf.fuse(PROGRAMS[name])
+    plan = fused.plan(q, engine.array(np.zeros(q.shape, np.float32)))
+    assert all(step.kind != "Copy" for step in plan.steps)
+
+
+def test_rows_in_blocks_are_told_by_their_strides() -> None:
+    assert row_blocks((3, 5, 4, 8), (480, 96, 8, 1)) == RowBlocks(4, 12, 8)
+    assert row_blocks((3, 4, 8), (40, 8, 1)) == RowBlocks(4, 5, 8)
+    assert row_blocks((3, 1, 4, 8), (40, 7, 8, 1)) == RowBlocks(4, 5, 8)
+    assert row_blocks((3, 5, 4, 8), (480, 96, 16, 1)) == RowBlocks(4, 6, 16)
+    others = [(160, 32, 8, 1), (480, 100, 8, 1), (500, 96, 8, 1), (480, 0, 8, 1), (480, 96, 0, 1), (480, 96, -8, 1)]
+    assert [row_blocks((3, 5, 4, 8), strides) for strides in others] == [None] * len(others)
+    assert row_blocks((0, 5, 4, 8), (480, 96, 8, 1)) is None
+    assert strided_layout((3, 5, 4, 8), (480, 96, 8, 1), False).blocks == (4, 12)
+    assert strided_layout((3, 5, 4, 8), (960, 192, 16, 2), False).blocks is None
+    assert layout(np.zeros((3, 5, 4, 8))).blocks is None
