@@ -44,8 +44,8 @@ def merged(dims: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 class Repeats(NamedTuple):
     """How rows come again: row r is row r // block * inner + r // times % inner of a matrix.
 
-    A block of so many rows is of `inner` rows of the matrix, each `times` times in a row, in one or several rounds. Where
-    it is an argument whose rows lie in blocks with others between them, `apart` rows of memory are from block to block.
+    A block of so many rows is of `inner` rows of the matrix, each `times` times in a row, in one or several rounds. If
+    not 0, `apart` rows are from block to block in memory: of an argument whose rows lie in blocks, with others between.
     """
 
     block: int

@@ -40,7 +40,7 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Fold as `as_matrix` does, but leave rows in blocks, such as heads of fused projections, there: as 3 dimensions."""
+    """Fold as `as_matrix` does, but leave rows in blocks, as heads of fused projections are, where they are."""
     blocks = _row_blocks(tensor)
     if blocks is None:
         return as_matrix(tensor)
