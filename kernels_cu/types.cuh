@@ -182,15 +182,16 @@ struct Divisor {
     }
 };
 
-// The row in memory of a row of a value in which rows come again (`Repeats` in ir/slices.py): that of a block is `apart` rows behind
-// that of the block before. A block has the most rows.
+// The row in memory of a row of a value in which rows come again, or are in another order (`Repeats` in ir/slices.py). A block has
+// the most rows.
 __device__ __forceinline__ i64 repeated_row(
-    i64 row, const Divisor& block, const Divisor& times, const Divisor& inner, i64 apart) {
+    i64 row, const Divisor& block, const Divisor& times, const Divisor& inner, i64 apart, i64 between, i64 within) {
     if (((row | block.value) >> 31) == 0) {
         const u32 number = static_cast<u32>(row), here = times.quotient(number), rows = static_cast<u32>(inner.value);
-        return block.quotient(number) * apart + (here - inner.quotient(here) * rows);
+        const u32 rest = number - here * static_cast<u32>(times.value);
+        return block.quotient(number) * apart + (here - inner.quotient(here) * rows) * between + rest * within;
     }
-    return row / block.value * apart + row / times.value % inner.value;
+    return row / block.value * apart + row / times.value % inner.value * between + row % times.value * within;
 }
 
 // a b + c, rounded once; subnormal numbers count even with -ftz=true.

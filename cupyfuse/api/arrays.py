@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..plan.schedule import Layout, row_blocks, row_stride
+from ..plan.schedule import Layout, row_places, row_stride
 
 _DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)  # device types: (CPU, pinned), (CUDA, managed)
 
@@ -225,8 +225,8 @@ def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: boo
     if len(shape) > 2:
         down = row_stride(shape, strides)
         if down is None:
-            blocks = row_blocks(shape, strides) if strides[-1] == 1 else None
-            return replace(_UNFOLDABLE, blocks=blocks[:2]) if blocks else _UNFOLDABLE
+            places = row_places(shape, strides) if strides[-1] == 1 else None
+            return replace(_UNFOLDABLE, rows=places.repeats) if places else _UNFOLDABLE
         shape, strides = (math.prod(shape[:-1]), shape[-1]), (down, strides[-1])
     if len(shape) == 2:
         rows, cols = shape

@@ -20,7 +20,7 @@ from .expressions import Body, Scope, function_text, indented, rounded_in_pairs,
 from .form import Form
 from .held import held_columns, held_rows
 from .kernel import CONDITION, Kernel, translation_unit
-from .parameters import ANY, COLUMN, DIVISORS, FULL, SCALAR, Parameter
+from .parameters import ANY, COLUMN, DIVISORS, FULL, SCALAR, STEPS, Parameter
 from .program import Program
 from .repair import repair_function
 from .shared_rows import held_bytes
@@ -98,7 +98,8 @@ class Writer:
             if p.has_cols:
                 pointer += f" i64 {p.name}_cols;"
             if p.repeats:
-                pointer += "".join(f" Divisor {p.name}_{each};" for each in DIVISORS) + f" i64 {p.name}_apart;"
+                pointer += "".join(f" Divisor {p.name}_{each};" for each in DIVISORS)
+                pointer += "".join(f" i64 {p.name}_{each};" for each in STEPS)
             declarations.append(pointer)
         declarations.append("i64 rows; i64 cols;")
         if self.form.merges:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from .c_types import stored_type
 from .expressions import rounded_in_pairs
-from .parameters import DIVISORS, STRIDES, Parameter
+from .parameters import DIVISORS, STEPS, STRIDES, Parameter
 
 _FIELD = re.compile(r"\b([re])\.(\w+)")
 _WRITTEN = re.compile(r"^e\.(\w+) = ", re.MULTILINE)
@@ -73,6 +73,6 @@ def _members(parameter: Parameter) -> dict[str, str]:
     """Return the C types of a parameter's members of the program that an element may read, by their names."""
     if parameter.is_number:
         return {parameter.name: "double"}
-    integers = {f"{parameter.name}_{each}": "i64" for each in STRIDES}
+    integers = {f"{parameter.name}_{each}": "i64" for each in (*STRIDES, *STEPS)}
     integers |= {f"{parameter.name}_{each}": "Divisor" for each in DIVISORS}
     return {parameter.name: f"const {stored_type(parameter.dtype)}*", **integers}

@@ -10,7 +10,7 @@ from ..ir.graph import Node
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
 # What follows an array's name in those of numbers that a kernel may take with it: strides, and how rows come again.
-STRIDES, DIVISORS = ("rows", "cols", "apart"), ("block", "times", "inner")
+STRIDES, DIVISORS, STEPS = ("rows", "cols"), ("block", "times", "inner"), ("apart", "between", "within")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Parameter:
     def row(self, row: str) -> str:
         """Return the expression of the row in memory that is a row of the step's."""
         name = self.alike or self.name
-        divisors = ", ".join(f"{name}_{each}" for each in DIVISORS)
-        return f"repeated_row({row}, {divisors}, {name}_apart)" if self.repeats else row
+        numbers = ", ".join(f"{name}_{each}" for each in (*DIVISORS, *STEPS))
+        return f"repeated_row({row}, {numbers})" if self.repeats else row
 
     @property
     def swapped(self) -> bool:

@@ -15,7 +15,7 @@ from ..ir.operators import POINTWISE
 from ..plan.schedule import Step, base_of, stages_of, state_size
 from .accumulators import Accumulator, find_accumulators
 from .c_types import c_type
-from .parameters import ANY, COLUMN, DIVISORS, FULL, ROW, SCALAR, STRIDES, Parameter, input_name
+from .parameters import ANY, COLUMN, DIVISORS, FULL, ROW, SCALAR, STEPS, STRIDES, Parameter, input_name
 from .shares import shares_of
 
 PRODUCT = "product"  # the name of a product that the template computes
@@ -168,7 +168,7 @@ class Program:
         base = base_of(node)
         name = f"out{len(self.outputs)}" if written else input_name(node, base)
         stem, copies = name, 1
-        while (members := {name, f"{name}_map", *(f"{name}_{each}" for each in (*STRIDES, *DIVISORS))}) & used:
+        while (members := {name, f"{name}_map", *(f"{name}_{each}" for each in (*STRIDES, *DIVISORS, *STEPS))}) & used:
             copies += 1
             name = f"{stem}{copies}"
         used |= members

@@ -25,7 +25,7 @@ from ..plan.schedule import (
     dead_after,
     may_overwrite,
     pieces_of,
-    row_blocks,
+    row_places,
     row_stride,
     view_chain,
 )
@@ -179,9 +179,9 @@ class CudaExecutable:
         strides = self.runtime.strides(array)
         if len(strides) == 2:
             return Place(self._slot(), strides[0], strides[1])
-        # Rows with several strides are read by copies, which take all strides, or in blocks by the stride within these.
-        blocks = row_blocks(array.shape, strides)
-        down = blocks.stride if blocks else row_stride(array.shape, strides) or 0
+        # Rows with several strides are read by copies, which take all strides, or by the index of each.
+        places = row_places(array.shape, strides)
+        down = places.stride if places else row_stride(array.shape, strides) or 0
         return Place(self._slot(), down, strides[-1] if strides else 0)
 
     def _hold_arguments(self, arrays: Sequence[Any]) -> dict[Node, Held]:

@@ -25,6 +25,7 @@ from ..cuda.sources import emit_kernels
 from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, divisor, integers, number, pointer
 from ..errors import ClusterError
 from ..ir.graph import Node
+from ..ir.slices import Repeats
 from ..plan.schedule import Step, state_size
 
 _MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
@@ -121,10 +122,10 @@ class KernelArguments:
         if parameter.has_cols:
             self.struct += integers(place.col_stride)
         if parameter.repeats:
-            *counts, apart = parameter.node.repeats
-            for count in counts:
+            repeats = Repeats(*parameter.node.repeats)
+            for count in repeats[:3]:
                 self.struct += divisor(count)
-            self.struct += integers(apart or counts[-1])
+            self.struct += integers(repeats.apart or repeats.inner, repeats.between, repeats.within)
         if parameter.written and not self._stores_vectors:
             return
         found = (place.slot, start, dtypes.ITEMSIZE[parameter.dtype])

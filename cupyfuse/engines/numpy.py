@@ -18,6 +18,7 @@ from ..ir import graph as g
 from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
+from ..ir.slices import Repeats
 from ..plan.plan import Plan
 from ..plan.schedule import Step, base_of, dead_after, view_chain
 from .straight_line import StraightLine, straight_line
@@ -119,8 +120,9 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
         elif view.op == "swap":
             value = value[:, np.arange(view.shape[1]) ^ 1]
         elif view.op == "repeat":
-            (block, times, inner, apart), numbers = view.repeats, np.arange(view.shape[0])
-            if not apart:  # else the rows of the argument are in their order, whatever is between them in memory
+            repeats, numbers = Repeats(*view.repeats), np.arange(view.shape[0])
+            if not repeats.in_memory:  # else the rows of the argument are in their order, wherever they are
+                block, times, inner = repeats[:3]
                 value = value[numbers // block * inner + numbers // times % inner]
         else:
             value = value.reshape(view.shape)

@@ -105,7 +105,7 @@ class Node:
     rounds: bool = False
     dims: tuple[tuple[int, int], ...] = ()
     offset: int = 0
-    repeats: tuple[int, int, int, int] = (0, 0, 0, 0)
+    repeats: tuple[int, ...] = ()
     batches: Batches | None = None
     call: LibraryCall | None = None
     result: int = 0

@@ -90,7 +90,7 @@ def test_rows_come_again_beyond_32_bits() -> None:
     body = f"""
 #include "types.cuh"
 const i64 rows[4] = {{{numbers}}};
-if (threadIdx.x < 4) {{ p.x[threadIdx.x] = repeated_row(rows[threadIdx.x], {divisors}, {inner}); }}"""
+if (threadIdx.x < 4) {{ p.x[threadIdx.x] = repeated_row(rows[threadIdx.x], {divisors}, {inner}, 1, 0); }}"""
     found = all_the_same(run(body, values=np.zeros(4, np.float32)))
     np.testing.assert_array_equal(found, [row // block * inner + row // times % inner for row in rows])
 

@@ -1,4 +1,4 @@
-"""Arguments whose rows lie in blocks, with others between them: read where they are, on the CPU or on a GPU."""
+"""Arguments whose rows lie in blocks or in another order: read where they are, on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support import CUDA, HOST, Engine
 
 import cupyfuse as cf
 from cupyfuse.api.arrays import layout, strided_layout
-from cupyfuse.plan.schedule import RowBlocks, row_blocks
+from cupyfuse.plan.schedule import row_places
 
 
 @pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
@@ -49,6 +49,8 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "part_of_rows": lambda x: x[:, :, 1][..., :8],
     "one_batch": lambda x: x[:1, :, 1],
     "permuted": lambda x: x[:, :, 1].transpose(0, 2, 1, 3),
+    "part_of_permuted": lambda x: x[:, 1:, :2, 1, :8].transpose(2, 0, 1, 3),
+    "reversed_batches": lambda x: x[::-1, :, 0],
     "every_second": lambda x: x[:, ::2, 0],
     "three_strides": lambda x: x[:, 1:, 1, 1:],
 }
@@ -71,7 +73,7 @@ def test_programs_on_rows_in_blocks(
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("view", ["first_of_three", "without_the_first"])
+@pytest.mark.parametrize("view", ["first_of_three", "without_the_first", "permuted", "part_of_permuted"])
 @pytest.mark.parametrize("name", ["product", "halves", "softmax", "norm", "columns"])
 def test_nothing_is_copied(name: str, view: str, engine: Engine, rng: np.random.Generator) -> None:
     x = engine.array(rng.standard_normal((3, 5, 3, 4, 16)).astype("float32"))
@@ -81,14 +83,21 @@ def test_nothing_is_copied(name: str, view: str, engine: Engine, rng: np.random.
     assert all(step.kind != "Copy" for step in plan.steps)
 
 
-def test_rows_in_blocks_are_told_by_their_strides() -> None:
-    assert row_blocks((3, 5, 4, 8), (480, 96, 8, 1)) == RowBlocks(4, 12, 8)
-    assert row_blocks((3, 4, 8), (40, 8, 1)) == RowBlocks(4, 5, 8)
-    assert row_blocks((3, 1, 4, 8), (40, 7, 8, 1)) == RowBlocks(4, 5, 8)
-    assert row_blocks((3, 5, 4, 8), (480, 96, 16, 1)) == RowBlocks(4, 6, 16)
-    others = [(160, 32, 8, 1), (480, 100, 8, 1), (500, 96, 8, 1), (480, 0, 8, 1), (480, 96, 0, 1), (480, 96, -8, 1)]
-    assert [row_blocks((3, 5, 4, 8), strides) for strides in others] == [None] * len(others)
-    assert row_blocks((0, 5, 4, 8), (480, 96, 8, 1)) is None
-    assert strided_layout((3, 5, 4, 8), (480, 96, 8, 1), False).blocks == (4, 12)
-    assert strided_layout((3, 5, 4, 8), (960, 192, 16, 2), False).blocks is None
-    assert layout(np.zeros((3, 5, 4, 8))).blocks is None
+def test_rows_are_told_by_their_strides() -> None:
+    def found(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, int] | None:
+        places = row_places(shape, strides)
+        return places and (tuple(places.repeats), places.stride)
+
+    assert found((3, 5, 4, 8), (480, 96, 8, 1)) == ((4, 1, 4, 12, 1, 0), 8)
+    assert found((3, 4, 8), (40, 8, 1)) == ((4, 1, 4, 5, 1, 0), 8)
+    assert found((3, 1, 4, 8), (40, 7, 8, 1)) == ((4, 1, 4, 5, 1, 0), 8)
+    assert found((3, 4, 5, 8), (480, 8, 96, 1)) == ((20, 5, 4, 60, 1, 12), 8)
+    assert found((3, 5, 4, 8), (480, 100, 8, 1)) == ((20, 4, 5, 120, 25, 2), 4)
+    assert found((4, 5, 8), (8, 96, 1)) == ((5, 1, 5, 1, 12, 0), 8)
+    others = [(160, 32, 8, 1), (480, 0, 8, 1), (480, 96, 0, 1), (480, 96, -8, 1)]
+    assert [row_places((3, 5, 4, 8), strides) for strides in others] == [None] * len(others)
+    assert row_places((2, 3, 5, 4, 8), (9999, 480, 100, 8, 1)) is None
+    assert row_places((0, 5, 4, 8), (480, 96, 8, 1)) is None
+    assert strided_layout((3, 5, 4, 8), (480, 96, 8, 1), False).rows == (4, 1, 4, 12, 1, 0)
+    assert strided_layout((3, 5, 4, 8), (960, 192, 16, 2), False).rows is None
+    assert layout(np.zeros((3, 5, 4, 8))).rows is None

@@ -1737,7 +1737,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("tests/cuda/test_swapped_pairs.py", "-k", "odd_addresses and host"),
     ),
-    Mutant("rows of one round", TYPES, "(here - inner.quotient(here) * rows)", "here", repeated("slope")),
+    Mutant("rows of one round", TYPES, "(here - inner.quotient(here) * rows) *", "here *", repeated("slope")),
     Mutant(
         "rows that come once",
         TYPES,
@@ -1748,7 +1748,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows beyond 32 bits",
         TYPES,
-        "row / block.value * apart + row / times.value % inner.value",
+        "row / block.value * apart + row / times.value % inner.value * between + row % times.value * within",
         "row",
         ("tests/cuda/test_host_cuda.py", "-k", "come_again"),
     ),

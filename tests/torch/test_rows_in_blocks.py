@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch_support import Code
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.chains.tensors import as_matrix, as_rows, folds
+from cupyfuse.torch.chains.tensors import as_matrix, as_rows, folds, lies_in_rows
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -118,10 +118,10 @@ def test_written_memory_is_read_as_it_is() -> None:
 def test_folding() -> None:
     x = torch.randn(3, 5, 3, 4, 8)
     q = x[:, :, 1]
-    rows = as_rows(q)
-    assert folds(q) and rows.shape == (15, 4, 8) and rows.data_ptr() == q.data_ptr()
-    assert torch.equal(rows.reshape(-1, 8), as_matrix(q))
+    for rows in (q, q.transpose(1, 2), x[:, 1:, 1, 1]):
+        assert lies_in_rows(rows) and not folds(rows)
+        assert as_rows(rows).stride() == rows.stride() and as_rows(rows).data_ptr() == rows.data_ptr()
     whole = as_rows(x)
-    assert whole.shape == (180, 8) and whole.data_ptr() == x.data_ptr()
-    permuted = x[:, :, 1].transpose(1, 2)
-    assert not folds(permuted) and torch.equal(as_rows(permuted), as_matrix(permuted))
+    assert folds(x) and whole.shape == (180, 8) and whole.data_ptr() == x.data_ptr()
+    for other in (x[:, 1:, 1:, 1:], q.transpose(-1, -2), q[..., ::2], q.expand(2, *q.shape)[:, :, 1:]):
+        assert not lies_in_rows(other) and torch.equal(as_rows(other), as_matrix(other))

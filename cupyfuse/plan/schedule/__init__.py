@@ -24,7 +24,7 @@ from .cut import NotRowwise
 from .epilogues import fuse_epilogues, store_step
 from .memory import (
     Layout,
-    RowBlocks,
+    RowPlaces,
     base_of,
     contiguous_strides,
     in_order_of_base,
@@ -32,7 +32,7 @@ from .memory import (
     pieces_in_memory,
     results_in_memory,
     round_values,
-    row_blocks,
+    row_places,
     row_stride,
     view_chain,
 )
@@ -58,7 +58,7 @@ __all__ = [
     "MOST_FLOPS",
     "Cost",
     "Layout",
-    "RowBlocks",
+    "RowPlaces",
     "NotRowwise",
     "Schedule",
     "Step",
@@ -82,7 +82,7 @@ __all__ = [
     "base_of",
     "pieces_of",
     "row_shares",
-    "row_blocks",
+    "row_places",
     "row_stride",
     "round_values",
     "schedule",

@@ -12,6 +12,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from ...ir.rebuild import rebuild
+from ...ir.slices import Repeats
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Layout:
     contiguous : whether it is C-contiguous
     blas : whether cuBLAS can read it
     foldable : whether its rows have one stride; the leading axes of an array of more dimensions may have several
-    blocks : of rows with two strides, in vectors, how many follow each other, and how many would from there to the next
+    rows : where rows with several strides are, whose elements follow each other
     """
 
     unit_cols: bool = True
@@ -32,7 +33,7 @@ class Layout:
     contiguous: bool = True
     blas: bool = True
     foldable: bool = True
-    blocks: tuple[int, int] | None = None
+    rows: Repeats | None = None
 
     @property
     def transposed(self) -> Layout:
@@ -97,28 +98,31 @@ def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     return rows[-1][1] if uniform else None
 
 
-class RowBlocks(NamedTuple):
-    """Rows in blocks: of so many rows, `apart` times the stride of rows from one to the next."""
+class RowPlaces(NamedTuple):
+    """Where the rows of an array of several dimensions are: `Repeats` counts them, in strides of so many elements."""
 
-    rows: int
-    apart: int
+    repeats: Repeats
     stride: int
 
 
-def row_blocks(shape: Sequence[int], strides: Sequence[int]) -> RowBlocks | None:
-    """Return how an array's rows, all axes but the last, lie in blocks, as those of the heads of fused projections do.
+def row_places(shape: Sequence[int], strides: Sequence[int]) -> RowPlaces | None:
+    """Return where an array's rows are, all axes but the last, if they have two or three strides.
 
-    None if they have one stride, more than two, or one that is no multiple of the other.
+    So are those of heads, permuted or of a fused projection, and all rows but the first of each batch. None for one
+    stride, more than three, and for strides that are not positive.
     """
-    rows = [(n, s) for n, s in zip(shape[:-1], strides[:-1], strict=True) if n != 1]
-    breaks = [k for k, (outer, (n, inner)) in enumerate(itertools.pairwise(rows), 1) if outer[1] != n * inner]
-    if len(breaks) != 1 or 0 in shape:
+    axes: list[tuple[int, int]] = []
+    for count, step in zip(shape[:-1], strides[:-1], strict=True):
+        if count != 1 and axes and axes[-1][1] == count * step:
+            axes[-1] = axes[-1][0] * count, step
+        elif count != 1:
+            axes.append((count, step))
+    if not 1 < len(axes) < 4 or 0 in shape or any(step <= 0 for _, step in axes):
         return None
-    (between,), (_, stride) = breaks, rows[-1]
-    outer = rows[between - 1][1]
-    if stride <= 0 or outer <= 0 or outer % stride:
-        return None
-    return RowBlocks(math.prod(n for n, _ in rows[between:]), outer // stride, stride)
+    stride = math.gcd(*(step for _, step in axes))
+    (_, apart), (inner, between), (times, within) = [*axes, (1, 0)][:3]
+    repeats = Repeats(inner * times, times, inner, apart // stride, between // stride, within // stride)
+    return RowPlaces(repeats, stride)
 
 
 def view_chain(node: Node) -> list[Node]:

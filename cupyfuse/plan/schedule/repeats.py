@@ -19,8 +19,8 @@ from .steps import Step
 
 
 def repeat_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
-    """Replace copies of repeated rows, and of rows in blocks, which pointwise operations alone read, by views."""
-    graph = _read_blocks(graph, layouts)
+    """Replace copies of repeated rows, and of rows of several strides, which pointwise operations alone read, by views."""
+    graph = _read_in_place(graph, layouts)
     if all(node.op != "strided" for node in graph.order):
         return graph
     graph = _join_rows(graph, layouts)
@@ -64,15 +64,15 @@ def _as_view(node: Node) -> Node:
     return repeat_rows(matrix, rows, found)
 
 
-# Rows in blocks -----------------------------------------------------------------------------------------------------
+# Rows of several strides ----------------------------------------------------------------------------------------------
 
 
-def _read_blocks(graph: Graph, layouts: dict[int, Layout]) -> Graph:
-    """Have row programs read arguments whose rows lie in blocks where they are, or neighbouring columns of these.
+def _read_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
+    """Have row programs read arguments whose rows have several strides where they are, or neighbouring columns.
 
-    Such are the heads of a fused projection, and rows without the first of each batch.
+    Such are heads, permuted or of a fused projection, and all rows but the first of each batch.
     """
-    copies = [n for n in graph.order if n.op == "copy" and _blocks_of(n.inputs[0], layouts) is not None]
+    copies = [n for n in graph.order if n.op == "copy" and _places_of(n.inputs[0], layouts) is not None]
     if not copies:
         return graph
     readers, roots = g.users(graph.roots), set(graph.roots)
@@ -82,14 +82,14 @@ def _read_blocks(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         return node not in roots and all(reader.pointwise or reader.reduction for reader in readers[node])
 
     for copy in copies:
-        argument, blocks = copy.inputs[0], _blocks_of(copy.inputs[0], layouts)
+        argument, places = copy.inputs[0], _places_of(copy.inputs[0], layouts)
         slices = [n for n in readers[copy] if n.op == "slice" and columns_shown(n) is not None]
         rest = [n for n in readers[copy] if n not in slices]
-        if copy in roots or blocks is None or not all(n.pointwise or n.reduction for n in rest):
+        if copy in roots or places is None or not all(n.pointwise or n.reduction for n in rest):
             continue
         if all(map(by_rows, slices)):
-            views[copy] = repeat_rows(argument, copy.shape[0], blocks)
-            views.update((n, repeat_rows(g.with_inputs(n, [argument]), n.shape[0], blocks)) for n in slices)
+            views[copy] = repeat_rows(argument, copy.shape[0], places)
+            views.update((n, repeat_rows(g.with_inputs(n, [argument]), n.shape[0], places)) for n in slices)
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
         inputs = [done[i] for i in node.inputs]
@@ -99,13 +99,10 @@ def _read_blocks(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     return graph.replace(done)
 
 
-def _blocks_of(node: Node, layouts: dict[int, Layout]) -> Repeats | None:
-    """Return how the rows of an argument lie in blocks; None for other nodes."""
+def _places_of(node: Node, layouts: dict[int, Layout]) -> Repeats | None:
+    """Return where the rows of an argument with several strides of rows are; None for other nodes."""
     given = layouts.get(node.argument) if node.op == "input" else None
-    if given is None or given.blocks is None:
-        return None
-    rows, apart = given.blocks
-    return Repeats(rows, 1, rows, apart)
+    return None if given is None else given.rows
 
 
 # Rows that are joined -----------------------------------------------------------------------------------------------

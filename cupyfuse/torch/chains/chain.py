@@ -20,10 +20,10 @@ from ...ir import graph as g
 from ...plan.traced import Traced
 from ...trace import Axes, AxisLabels, Trace
 from ...trace.saved import stored
-from ..rules import RULES
+from ..rules import PARTS, RULES
 from ..rules.symbols import Ref, Size, references, substitute
 from ..rules.values import Value
-from .tensors import concrete_sizes, dtype_name
+from .tensors import concrete_sizes, dtype_name, folds, lies_in_rows
 
 Meta = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
 _SAVING_RESULTS = ("sigmoid", "tanh", "softmax", "softmin")  # rules of operations whose gradients read their results
@@ -95,6 +95,13 @@ class Chain:
             return self
         hashable = all(type(n) is int for n in sizes)  # unlike symbols
         return _fill_sizes(self, sizes) if hashable else _fill_sizes.__wrapped__(self, sizes)
+
+    def copies(self, number: int, tensor: torch.Tensor) -> bool:
+        """Whether an input, as this tensor, is copied before it is read: rows of several strides by some operations."""
+        if folds(tensor):
+            return False
+        readers = [RULES[call.rule] for call in self.calls if number in references(call.arguments)]
+        return not lies_in_rows(tensor) or any(r.product or (r.view and r.name not in PARTS) for r in readers)
 
     @property
     def operations(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from .backward import Backward
 from .chain import TracedChain
 from .runtime import begin, load
 from .saving import SavedValues
-from .tensors import Tensors, as_matrix, as_rows, folds, layout_of
+from .tensors import Tensors, as_matrix, as_rows, layout_of, lies_in_rows
 
 
 class CompiledChain:
@@ -56,7 +56,7 @@ class CompiledChain:
                 self.saving = backward.saving
         self._prepacked, self._checked, self._in_place = prepacked, checked, in_place
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
-        self._folding_copies = not all(folds(tensors[k]) for k in self._folded)
+        self._folding_copies = not all(lies_in_rows(tensors[k]) for k in self._folded)
         self._layouts = dict(enumerate(map(layout_of, self.matrices(tensors))))
         self._begun: tuple[Any, Any] = None, None  # layouts of arguments, and what loads the plan for them
         self.execute: Any = None

@@ -11,7 +11,7 @@ import torch
 
 from ... import dtypes
 from ...api.arrays import strided_layout
-from ...plan.schedule import Layout, RowBlocks, row_blocks
+from ...plan.schedule import Layout, row_places
 
 Tensors: TypeAlias = Sequence[Any]
 
@@ -40,26 +40,23 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Fold as `as_matrix` does, but leave rows in blocks, as heads of fused projections are, where they are."""
-    blocks = _row_blocks(tensor)
-    if blocks is None:
+    """Fold as `as_matrix` does, but leave rows of two or three strides where they are: as many dimensions more."""
+    if tensor.dim() <= 2 or folds(tensor) or not lies_in_rows(tensor):
         return as_matrix(tensor)
-    count, length = tensor.shape[:-1].numel() // blocks.rows, tensor.shape[-1]
-    strides = blocks.apart * blocks.stride, blocks.stride, 1
-    return tensor.detach().as_strided((count, blocks.rows, length), strides, tensor.storage_offset())
+    return tensor.detach()
 
 
-def _row_blocks(tensor: torch.Tensor) -> RowBlocks | None:
-    """Return how the rows of a tensor of more than two dimensions lie in blocks; None if they do not."""
-    if tensor.dim() <= 2 or tensor.is_contiguous():
-        return None
+def lies_in_rows(tensor: torch.Tensor) -> bool:
+    """Whether row programs can read a tensor's rows where they are, as `as_rows` leaves them."""
+    if folds(tensor):
+        return True
     sizes, strides = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
-    return row_blocks(sizes, strides) if strides[-1] == 1 else None
+    return strides[-1] == 1 and row_places(sizes, strides) is not None
 
 
 def folds(tensor: torch.Tensor) -> bool:
-    """Whether `as_rows` takes a tensor's memory as it is; else, as for permuted dimensions, it copies."""
-    if tensor.dim() <= 2 or _row_blocks(tensor) is not None:
+    """Whether `as_matrix` takes a tensor's memory as it is; else, as for permuted dimensions, it copies."""
+    if tensor.dim() <= 2:
         return True
     sizes, strides = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
     # The dimensions that become rows; those of size 1 do not matter. Each has to step over all of the next one.

@@ -47,6 +47,7 @@ def judge_for(
             metas_of(inputs),
             requires_grad=tuple(bool(t.requires_grad) for t in inputs) if trained else (),
             permuted=tuple(not folds(t) for t in inputs),
+            copied=tuple(chain.copies(k, t) for k, t in enumerate(inputs)),
             laid_out=tuple(bool(order_in_memory(t)) for t in outputs),  # with gaps no chain runs
             precision=options.current_precision(),
             device=device_of(inputs[0]),

@@ -117,6 +117,7 @@ def estimate(
     *,
     requires_grad: Sequence[bool] = (),
     permuted: Sequence[bool] = (),
+    copied: Sequence[bool] | None = None,
     laid_out: Sequence[bool] = (),
     precision: str = "highest",
     device: Device | None = None,
@@ -133,8 +134,8 @@ def estimate(
     metas : shapes and dtypes of the inputs
     requires_grad : for each input, whether its gradient is wanted; if one is, the backward pass counts too. Empty for
         inference
-    permuted : for each input, whether it is copied for the chain, since its dimensions are permuted
-        (`chains.tensors.folds`); the backward pass reads the copy. Empty for none
+    permuted : for each input, whether its rows have several strides (`chains.tensors.folds`). Empty for none
+    copied : for each of these, whether it is copied for the chain; the backward pass reads the copy. None for all
     laid_out : for each output, whether it is copied from C order to another order of its dimensions, which PyTorch's
         result has in memory. Empty for none
     precision : of float32 products
@@ -149,8 +150,9 @@ def estimate(
         anonymous = replace(chain, names=tuple(f"input{k}" for k in range(len(chain.names))))
         signature = tuple((tuple(shape), dtype) for shape, dtype in metas)
         machine = Machine(device or devices.DEVICES[devices.DEFAULT], precision)
-        copied = tuple(map(bool, permuted)), tuple(map(bool, laid_out))
-        return _estimate(_Run(anonymous, signature, wanted, *copied, machine, compiled, frozen, max_workspace))
+        orders, copies = tuple(map(bool, permuted)), tuple(map(bool, permuted if copied is None else copied))
+        layouts = orders, copies, tuple(map(bool, laid_out))
+        return _estimate(_Run(anonymous, signature, wanted, *layouts, machine, compiled, frozen, max_workspace))
     except Exception as error:  # whatever the reason: a chain without an estimate is left to PyTorch
         unknown = Time(math.inf, math.inf)
         return Estimate(unknown, unknown, first_line(error))
@@ -164,6 +166,7 @@ class _Run:
     metas: tuple[Meta, ...]
     requires_grad: tuple[bool, ...]
     permuted: tuple[bool, ...]
+    copied: tuple[bool, ...]
     laid_out: tuple[bool, ...]
     machine: Machine
     compiled: bool
@@ -198,11 +201,15 @@ def _copy_times(run: _Run, traced: TracedChain, products: Sequence[Node]) -> tup
     Inductor copies what a product reads. Eager copies what else needs C order, and takes as long where an operation
     reads two orders.
     """
-    machine, copied = run.machine, [v.tracer._node for v, p in zip(traced.inputs, run.permuted, strict=False) if p]
+    machine = run.machine
+    permuted, copied = (
+        [v.tracer._node for v, given in zip(traced.inputs, flags, strict=False) if given]
+        for flags in (run.permuted, run.copied)
+    )
     results = [v.tracer._node for v, is_copied in zip(traced.outputs, run.laid_out, strict=False) if is_copied]
     ours = [machine.copy_time(node) for node in (*copied, *results)]
     if run.compiled:
-        return ours, [machine.copy_time(node) for node in copied if any(node in n.inputs for n in products)]
+        return ours, [machine.copy_time(node) for node in permuted if any(node in n.inputs for n in products)]
     mixed = [Time(machine.copy_time(v.tracer._node).gpu, 0.0) for v in reads_of_two_orders(traced, run.permuted)]
-    theirs = [machine.copy_time(node) for node in copied] if copies_permuted(traced) else []
+    theirs = [machine.copy_time(node) for node in permuted] if copies_permuted(traced) else []
     return ours, [*mixed, *theirs]

@@ -18,13 +18,12 @@ from torch.fx import Graph, Node
 
 from ...errors import TraceError
 from ..chains import custom_op, executor
-from ..chains.chain import metas_of
+from ..chains.chain import Chain, metas_of
 from ..chains.eligibility import is_sharded
 from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Activity, Runner
 from ..chains.runtime import device_of
-from ..chains.tensors import folds
 from ..rules.shapes import DATA_GETTERS
 from .captured import order_in_memory, storage_of
 from .importer import ImportedGraph
@@ -272,8 +271,8 @@ class _Lowerer:
             return new[-1]
 
         nodes, tensors = [], []
-        for number in fused.inputs:
-            node, example = self._read_in_c_order(number, add)
+        for place, number in enumerate(fused.inputs):
+            node, example = self._read_in_c_order(number, fused.chain, place, add)
             nodes.append(node)
             tensors.append(example)
         results = self.call_maker.make_call(add, fused, nodes, tensors, prepared.saved, prepared.needs)
@@ -306,7 +305,7 @@ class _Lowerer:
                     self.graph.erase_node(node)
         return new
 
-    def _read_in_c_order(self, number: int, add: AddNode) -> tuple[Node, Any]:
+    def _read_in_c_order(self, number: int, chain: Chain, place: int, add: AddNode) -> tuple[Node, Any]:
         """Return the node and the fake tensor of a chain's input, in C order where the call would copy it.
 
         So do other calls, and backward passes: all read one copy. Parameters keep their identity, by which weights that
@@ -315,7 +314,7 @@ class _Lowerer:
         example = self.captured.tensors[number]
         node = self._in_c_order.get(number)
         stays = number in self.captured.parameters or is_sharded(example) or storage_of(example) in self._written
-        if node is None and not stays and not folds(example):
+        if node is None and not stays and chain.copies(place, example):
             node = add("contiguous", (self.imported.nodes[number],), self._like_in_c_order(example))
             self._in_c_order[number] = node
             self._copied.add(number)

@@ -20,12 +20,13 @@ from . import pointwise as pointwise
 from . import reductions as reductions
 from . import shapes as shapes
 from .overloads import find
-from .parts import moves_parts, takes_part
+from .parts import PARTS, moves_parts, takes_part
 from .random import NUMPY_FUNCTIONS, PLACING, draws
 from .table import RULES, Found, Refused, Rule
 
 __all__ = [
     "NUMPY_FUNCTIONS",
+    "PARTS",
     "PLACING",
     "RULES",
     "Found",

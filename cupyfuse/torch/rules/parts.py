@@ -22,13 +22,13 @@ PART = "a part of a tensor"
 _SIDE_BY_SIDE = "tensors put side by side"
 
 # Rules of views that may leave elements out.
-_PARTS = ("getitem", "narrow", "chunk", "split")
+PARTS = ("getitem", "narrow", "chunk", "split")
 
 
 def takes_part(name: str, arguments: Sequence[Any]) -> bool:
     """Whether a call, of the rule of this name, may show a part of its operand's rows alone."""
     # Slices are tuples in the indices of `getitem`.
-    return name in _PARTS and (name != "getitem" or any(isinstance(item, tuple) for item in arguments[1]))
+    return name in PARTS and (name != "getitem" or any(isinstance(item, tuple) for item in arguments[1]))
 
 
 def moves_parts(name: str, arguments: Sequence[Any]) -> bool:
