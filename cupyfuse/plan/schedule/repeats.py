@@ -19,7 +19,7 @@ from .steps import Step
 
 
 def repeat_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
-    """Replace copies of repeated rows, and of rows of several strides, which pointwise operations alone read, by views."""
+    """Replace copies of rows that come again, or have several strides, by views, where row programs can read these."""
     graph = _read_in_place(graph, layouts)
     if all(node.op != "strided" for node in graph.order):
         return graph
