@@ -41,7 +41,11 @@ def by_select(x: Any) -> Any:
     return torch.stack(tensors=(-pairs.select(-1, 1), pairs.select(-1, 0)), dim=-1).flatten(-2, -1)
 
 
-ROTATIONS = [by_steps, by_halves, by_unbind, by_indices, by_select]
+def by_shape_of_another(x: Any) -> Any:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), -1).view_as(x)
+
+
+ROTATIONS = [by_steps, by_halves, by_unbind, by_indices, by_select, by_shape_of_another]
 SIGNS: dict[str, Callable[[Any], Any]] = {
     "neither": lambda x: torch.stack((x[..., 1::2], x[..., ::2]), -1).flatten(-2),
     "second": lambda x: torch.stack((x[..., 1::2], -x[..., ::2]), -1).flatten(-2),
@@ -189,6 +193,25 @@ def test_memory_that_is_written_to() -> None:
 
     x = torch.randn(4, 3, 12)
     torch.testing.assert_close(ct.fuse(Code(code), only_gains=False)(x), code(x))
+
+
+def detached_operand(x: Any) -> Any:
+    first, second = x.detach().unbind(-1)
+    return torch.stack((-second, first), -1).view(x.shape)
+
+
+def detached_stack(x: Any) -> Any:
+    first, second = x.view(x.shape).unbind(-1)
+    return torch.stack((-second, first), -1).detach()
+
+
+@pytest.mark.parametrize("code", [detached_operand, detached_stack])
+def test_detached_pairs_have_no_gradient(code: Callable[[Any], Any]) -> None:
+    """Rows of one pair: `detach` is a view of their shape."""
+    x = torch.randn(4, 2, requires_grad=True)
+    fused = ct.fuse(Code(lambda x: code(x) * 2 + x), only_gains=False)
+    (grad,) = torch.autograd.grad(fused(x).sum(), x)
+    torch.testing.assert_close(grad, torch.ones(4, 2))
 
 
 def test_integers_stay_with_pytorch() -> None:

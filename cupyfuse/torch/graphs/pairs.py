@@ -18,6 +18,9 @@ from .inplace import is_in_place, is_switched
 from .nodes import WHOLE, example_of, find_rule, insert, items_of, replace, same_shape
 from .written_memory import WrittenMemory
 
+# Rules of views that keep all elements in their order, and gradients: not `detach`.
+_IN_ORDER = ("reshape", "view_as", "flatten", "unflatten", "unsqueeze", "squeeze", "contiguous", "identity")
+
 
 class _Half(NamedTuple):
     """Every second element of a tensor along its last dimension, from the first or from the second one on."""
@@ -47,26 +50,12 @@ def join_pairs(node: Node, memory: WrittenMemory) -> None:
 
 
 def _operand_of_view(node: Any) -> Node | None:
-    """Return what a view shows in another shape, or in the same one; None for other operations."""
-    if not isinstance(node, Node) or example_of(node) is None or node.target is operator.getitem:
+    """Return the tensor whose elements a view shows in their order, in whatever shape; None for other operations."""
+    found = find_rule(node) if example_of(node) is not None else None
+    if found is None or found.rule.name not in _IN_ORDER:
         return None
-    found = find_rule(node)
-    if found is None or not found.rule.view or not node.args:
-        return None
-    (source, *others) = node.all_input_nodes
-    in_order = found.rule.name not in (
-        "transpose",
-        "permute",
-        "t",
-        "expand",
-        "narrow",
-        "chunk",
-        "split",
-        "to",
-        "type_as",
-    )
-    alone = source is node.args[0] and all(example_of(o) is None or example_of(source) is None for o in others)
-    return source if in_order and alone and example_of(source) is not None else None
+    source = found.arguments[0]
+    return source if example_of(source) is not None else None
 
 
 def _stacked(node: Node) -> list[Any] | None:
