@@ -150,6 +150,11 @@ def test_computed_rows_and_conversions(dtype: torch.dtype) -> None:
     assert "swap_pairs" in fused.explain().fused[0].operations
 
 
+def across_rows(x: Any) -> Any:
+    first, second = x.view(-1, 2).unbind(-1)
+    return torch.stack((-second, first), -1).view(x.shape)
+
+
 OTHERS: dict[str, Callable[[Any], Any]] = {
     "in_order": lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -1).flatten(-2),
     "of_two": lambda x: torch.stack((-x[..., 1::2], (x * 2)[..., ::2]), -1).flatten(-2),
@@ -163,6 +168,7 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
     "computed_halves": lambda x: torch.stack((-x[..., 1::2].exp(), x[..., ::2]), -1).flatten(-2),
     "third": lambda x: torch.stack((-x[..., 1::2], x[..., ::2], x[..., ::2]), -1).flatten(-2),
     "other_rows": lambda x: torch.stack((-x[1:, ..., 1::2], x[:-1, ..., ::2]), -1).flatten(-2),
+    "of_two_rows": lambda x: across_rows(x.view(-1, 3)),
     "one_pair": lambda x: torch.stack((-x[..., :2][..., 1::2], x[..., :2][..., ::2]), -1).flatten(-2),
 }
 

@@ -104,6 +104,8 @@ def _one_of_pairs(node: Node) -> tuple[Node, int, tuple[Node, ...]] | None:
     source = _operand_of_view(pairs)
     if source is None or not statically_known_true(example_of(pairs).shape[-1] == 2) or index not in (-2, -1, 0, 1):
         return None
+    if not statically_known_true(example_of(source).shape[-1] % 2 == 0):
+        return None  # pairs are of two rows
     return source, index % 2, (*nodes, pairs)
 
 
