@@ -186,19 +186,59 @@ def test_what_is_no_swap(name: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_memory_that_is_written_to() -> None:
+def written_before(x: Any) -> Any:
     """The halves are views: what is written to the tensor between them and the stack is seen."""
+    y = x * 2
+    first, second = y[..., 1::2], y[..., ::2]
+    y.add_(1)
+    turned = torch.stack((-first, second), -1).flatten(-2)
+    y.mul_(3)
+    return turned * 2 + y
 
-    def code(x: Any) -> Any:
-        y = x * 2
-        first, second = y[..., 1::2], y[..., ::2]
-        y.add_(1)
-        turned = torch.stack((-first, second), -1).flatten(-2)
-        y.mul_(3)
-        return turned * 2 + y
 
+def written_half(x: Any) -> Any:
+    negated = -x[..., 1::2]
+    negated[0] = 5
+    return torch.stack((negated, x[..., ::2]), -1).flatten(-2) * 2
+
+
+def written_stack(x: Any) -> Any:
+    stacked = torch.stack((-x[..., 1::2], x[..., ::2]), -1)
+    turned = stacked.flatten(-2)
+    stacked[..., 0] = 5
+    return turned * 2
+
+
+def written_in_place(x: Any) -> Any:
+    stacked = torch.stack((-x[..., 1::2], x[..., ::2]), -1)
+    turned = stacked.flatten(-2)
+    stacked.mul_(3)
+    return turned * 2
+
+
+def written_result(x: Any) -> Any:
+    turned = by_steps(x)
+    turned[..., 0] = 5
+    return turned * 2 + x
+
+
+@pytest.mark.parametrize("code", [written_before, written_half, written_stack, written_in_place, written_result])
+def test_memory_that_is_written_to(code: Callable[[Any], Any]) -> None:
     x = torch.randn(4, 3, 12)
     torch.testing.assert_close(ct.fuse(Code(code), only_gains=False)(x), code(x))
+
+
+def test_results_that_share_memory() -> None:
+    x = torch.randn(4, 3, 12)
+
+    def code(x: Any) -> Any:
+        stacked = torch.stack((-x[..., 1::2], x[..., ::2]), -1)
+        turned = stacked.flatten(-2)
+        return stacked, turned, turned * 2
+
+    stacked, turned, _ = ct.fuse(Code(code), only_gains=False)(x)
+    turned.zero_()
+    assert not stacked.any()
 
 
 def detached_operand(x: Any) -> Any:

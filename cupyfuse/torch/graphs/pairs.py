@@ -34,17 +34,19 @@ class _Half(NamedTuple):
 def join_pairs(node: Node, memory: WrittenMemory) -> None:
     """Replace a stack of every second element of a tensor, joined to its shape, by one operation on the tensor."""
     stack = _operand_of_view(node)
-    tensors = _stacked(stack) if stack is not None else None
-    if tensors is None:
+    if stack is None or (tensors := _stacked(stack)) is None:
         return
     first, second = (_half_of(each, node) for each in tensors)
     if first is None or second is None or first.whole is not second.whole or (first.start, second.start) != (1, 0):
         return
-    whole, computing = first.whole, [*first.nodes, *second.nodes, stack, node]
-    example = example_of(whole)
-    if not example.is_floating_point() or memory.is_written_to(whole) or any(map(is_in_place, computing)):
+    whole, halves = first.whole, [*first.nodes, *second.nodes]
+    if any(map(memory.is_written_to, (whole, *halves))) or any(map(is_in_place, (*halves, stack, node))):
         return
-    if not example_of(node).is_contiguous() or is_switched(min(computing), node):
+    if list(stack.users) != [node]:
+        return  # whose memory the result shares
+    if not example_of(whole).is_floating_point() or not example_of(node).is_contiguous():
+        return
+    if is_switched(min(halves), node):
         return
     replace(node, insert(node, swap_pairs, whole, first.negated, second.negated, example=example_of(node)))
 
