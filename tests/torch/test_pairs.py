@@ -45,7 +45,12 @@ def by_shape_of_another(x: Any) -> Any:
     return torch.stack((-x[..., 1::2], x[..., ::2]), -1).view_as(x)
 
 
-ROTATIONS = [by_steps, by_halves, by_unbind, by_indices, by_select, by_shape_of_another]
+def by_keywords(x: Any) -> Any:
+    first, second = torch.unbind(input=x.unflatten(-1, (-1, 2)), dim=-1)
+    return torch.stack(dim=-1, tensors=(-second, first)).flatten(start_dim=-2)
+
+
+ROTATIONS = [by_steps, by_halves, by_unbind, by_indices, by_select, by_shape_of_another, by_keywords]
 SIGNS: dict[str, Callable[[Any], Any]] = {
     "neither": lambda x: torch.stack((x[..., 1::2], x[..., ::2]), -1).flatten(-2),
     "second": lambda x: torch.stack((x[..., 1::2], -x[..., ::2]), -1).flatten(-2),
@@ -168,13 +173,14 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
     "computed_halves": lambda x: torch.stack((-x[..., 1::2].exp(), x[..., ::2]), -1).flatten(-2),
     "third": lambda x: torch.stack((-x[..., 1::2], x[..., ::2], x[..., ::2]), -1).flatten(-2),
     "other_rows": lambda x: torch.stack((-x[1:, ..., 1::2], x[:-1, ..., ::2]), -1).flatten(-2),
+    "numbers": lambda x: torch.stack((-x.sum()[...], x.sum()[...]), -1).view(2),
     "of_two_rows": lambda x: across_rows(x.view(-1, 3)),
     "one_pair": lambda x: torch.stack((-x[..., :2][..., 1::2], x[..., :2][..., ::2]), -1).flatten(-2),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_swap(name: str) -> None:
+def test_what_is_no_swap(name: str, recwarn: pytest.WarningsRecorder) -> None:
     x = torch.randn(4, 3, 12, requires_grad=True)
     code = OTHERS[name]
     found = []
@@ -184,6 +190,7 @@ def test_what_is_no_swap(name: str) -> None:
         found.append((y, grad))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+    assert not [w.message for w in recwarn if "left a captured graph" in str(w.message)]
 
 
 def written_before(x: Any) -> Any:

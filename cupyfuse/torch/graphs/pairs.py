@@ -7,6 +7,7 @@ cannot put every second element of several tensors side by side, but they swap t
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,14 +61,18 @@ def _operand_of_view(node: Any) -> Node | None:
     return source if example_of(source) is not None else None
 
 
-def _stacked(node: Node) -> list[Any] | None:
+def _stacked(node: Node) -> Sequence[Any] | None:
     """Return the two tensors that a node stacks along a new last dimension."""
-    if node.target is not torch.stack:
+    given = _arguments(node, "tensors", "dim") if node.target is torch.stack else {}
+    if given.keys() != {"tensors", "dim"} or given["dim"] not in (-1, example_of(node).dim() - 1):
         return None
-    given = [*node.args, *(node.kwargs[name] for name in ("tensors", "dim") if name in node.kwargs)]
-    if len(given) != 2 or not isinstance(given[0], (list, tuple)) or len(given[0]) != 2 or len(node.kwargs) > 2:
-        return None
-    return list(given[0]) if given[1] in (-1, example_of(node).dim() - 1) and "out" not in node.kwargs else None
+    tensors = given["tensors"]
+    return tensors if isinstance(tensors, (list, tuple)) and len(tensors) == 2 else None
+
+
+def _arguments(node: Node, *names: str) -> dict[str, Any]:
+    """Return the arguments of a call by the names of its parameters."""
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def _half_of(node: Any, shape: Node) -> _Half | None:
@@ -84,17 +89,26 @@ def _half_of(node: Any, shape: Node) -> _Half | None:
     return _Half(source, start, False, (node, *nodes))
 
 
+def _item_of(node: Node) -> tuple[Node, Any] | None:
+    """Return the tensor that a node indexes along its last dimension alone, and that integer or slice."""
+    if node.target is not operator.getitem or example_of(node.args[0]) is None:
+        return None
+    source, index = node.args
+    items = items_of(index, example_of(source).dim())
+    if not items or any(item != WHOLE for item in items[:-1]):
+        return None
+    assert isinstance(source, Node)
+    return source, items[-1]
+
+
 def _strided(node: Node) -> tuple[Node, int, tuple[Node, ...]] | None:
     """Return the tensor of which a node shows every second element, and the first one's index."""
-    source = node.args[0] if node.target is operator.getitem and node.args else None
-    if example_of(source) is None:
+    source, item = _item_of(node) or (None, None)
+    if source is None or not isinstance(item, slice):
         return None
-    items = items_of(node.args[1], example_of(source).dim())
-    if items is None or not isinstance(items[-1], slice) or any(item != WHOLE for item in items[:-1]):
-        return None
-    start, stop, step = items[-1].start or 0, items[-1].stop, items[-1].step
+    start, stop = item.start or 0, item.stop
     to_end = stop is None or statically_known_true(stop >= example_of(source).shape[-1])
-    return (source, start, ()) if step == 2 and start in (0, 1) and to_end else None
+    return (source, start, ()) if item.step == 2 and start in (0, 1) and to_end else None
 
 
 def _one_of_pairs(node: Node) -> tuple[Node, int, tuple[Node, ...]] | None:
@@ -111,20 +125,22 @@ def _one_of_pairs(node: Node) -> tuple[Node, int, tuple[Node, ...]] | None:
     return source, index % 2, (*nodes, pairs)
 
 
-def _selected(node: Node) -> tuple[Node, int, tuple[Node, ...]] | None:
-    """Return the tensor of whose last dimension a node shows one index, and that index."""
-    if node.target in (torch.select, "select") and len(node.args) == 3 and example_of(node.args[0]) is not None:
-        source, dim, index = node.args
-        return (source, index, ()) if dim in (-1, example_of(source).dim() - 1) else None
-    if node.target is not operator.getitem or not isinstance(node.args[0], Node):
-        return None
-    source, index = node.args
-    if example_of(source) is not None:
-        items = items_of(index, example_of(source).dim())
-        if items is None or type(items[-1]) is not int or any(item != WHOLE for item in items[:-1]):
+def _selected(node: Node) -> tuple[Node, Any, tuple[Node, ...]] | None:
+    """Return the tensor of whose last dimension a node shows one index, that index, and what comes between."""
+    source, index = _item_of(node) or (None, None)
+    if source is not None:
+        return None if isinstance(index, slice) else (source, index, ())
+    between: tuple[Node, ...] = ()
+    if node.target in (torch.select, "select"):
+        given = _arguments(node, "input", "dim", "index")
+    elif node.target is operator.getitem and isinstance(node.args[0], Node):
+        between = (node.args[0],)
+        if between[0].target not in (torch.unbind, "unbind"):
             return None
-        return source, items[-1], ()
-    if source.target not in (torch.unbind, "unbind") or type(index) is not int or example_of(source.args[0]) is None:
+        given = {**_arguments(between[0], "input", "dim"), "index": node.args[1]}
+    else:
         return None
-    (tensor, *_), given = source.args, [*source.args[1:], *source.kwargs.values()]
-    return (tensor, index, (source,)) if given in ([-1], [example_of(tensor).dim() - 1]) else None
+    source = given.get("input")
+    if example_of(source) is None or given.get("dim") not in (-1, example_of(source).dim() - 1):
+        return None
+    return source, given.get("index"), between

@@ -26,7 +26,7 @@ def slice_operands(node: Node, memory: WrittenMemory) -> None:
         return
     source, index = node.args
     items = items_of(index, example_of(source).dim())
-    if items is None or items[-1] != WHOLE or all(item == WHOLE for item in items):
+    if not items or items[-1] != WHOLE or all(item == WHOLE for item in items):
         return
     path: list[tuple[Node, Node]] = []  # operations before the slice, the last one first, and the operand of each
     while True:
