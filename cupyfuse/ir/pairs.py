@@ -37,9 +37,11 @@ def swapped_pairs(node: Node) -> Swapped | None:
     if node.op != "strided" or cols % 2 or not node.size:
         return None
     (source,), first, dims = node.inputs, node.offset - 1, merged(node.dims)
-    for length in {cols, dims[0][1]}:
+    # Rows of the input begin as far apart as those of the copy, or are as long; a single row may be of any length.
+    for length in {cols, dims[0][1]} if rows > 1 else {source.size}:
         inside = length > 0 and 0 <= first <= length - cols and rows * length <= source.size
-        if inside and first % 2 == source.size % length == 0 and dims == merged(_dims(node.shape, length)):
+        even = first % 2 == 0  # so that no pair is of two of the input's
+        if inside and even and source.size % length == 0 and dims == merged(_dims(node.shape, length)):
             return Swapped(first, length)
     return None
 

@@ -281,6 +281,22 @@ def test_batches_of_any_size() -> None:
         compare(module, fused, operands(batch=batch))
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("first", "count"), [(0, 12), (0, 4), (0, 8), (4, 4), (10, 2), (2, 8)])
+def test_parts_of_rows(rows: int, first: int, count: int) -> None:
+    """Of an argument, also of a single row: read where they are, and so are their gradients."""
+
+    def code(x: Any) -> Any:
+        part = x[..., first : first + count]
+        return by_steps(part) * part
+
+    x = torch.randn(rows, 12, requires_grad=True)
+    fused = ct.fuse(Code(code), only_gains=False)
+    found = [torch.autograd.grad((y**2).sum(), x)[0] for y in (fused(x), code(x))]
+    torch.testing.assert_close(*found)
+    assert not fused.explain().left and "strided" not in str(fused.explain().details())
+
+
 def test_second_derivatives() -> None:
     def derivative(function: Callable[[Any], Any], x: Any) -> Any:
         y = function(x)
