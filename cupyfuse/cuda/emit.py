@@ -97,7 +97,7 @@ class Writer:
                 pointer += f" i64 {p.name}_rows;"
             if p.has_cols:
                 pointer += f" i64 {p.name}_cols;"
-            if p.repeats:
+            if p.has_repeats:
                 pointer += "".join(f" Divisor {p.name}_{each};" for each in DIVISORS)
                 pointer += "".join(f" i64 {p.name}_{each};" for each in STEPS)
             declarations.append(pointer)

@@ -74,5 +74,5 @@ def _members(parameter: Parameter) -> dict[str, str]:
     if parameter.is_number:
         return {parameter.name: "double"}
     integers = {f"{parameter.name}_{each}": "i64" for each in (*STRIDES, *STEPS)}
-    integers |= {f"{parameter.name}_{each}": "Divisor" for each in DIVISORS}
-    return {parameter.name: f"const {stored_type(parameter.dtype)}*", **integers}
+    divisors = {f"{parameter.name}_{each}": "Divisor" for each in DIVISORS}
+    return {parameter.name: f"const {stored_type(parameter.dtype)}*", **integers, **divisors}

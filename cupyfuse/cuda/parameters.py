@@ -9,7 +9,7 @@ from ..ir.graph import Node
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
-# What follows an array's name in those of numbers that a kernel may take with it: strides, and how rows come again.
+# What follows an array's name in the names of what a kernel may take with it: strides, and how rows come again.
 STRIDES, DIVISORS, STEPS = ("rows", "cols"), ("block", "times", "inner"), ("apart", "between", "within")
 
 
@@ -19,7 +19,8 @@ class Parameter:
 
     An array is passed as a pointer, then its row stride in elements (extents FULL, ROW and ANY), then its column stride
     (ANY), then how its rows come again, if they do (`ir/slices.py`, `Repeats`); a number as one double. `alike` is the
-    name of the first array whose rows come again as its own do: the kernel finds a row of both at once.
+    name of an earlier array whose rows come again as its own do, if there is one: the kernel finds a row of both at
+    once, and is told how only once.
     """
 
     name: str
@@ -47,6 +48,11 @@ class Parameter:
     def repeats(self) -> bool:
         """Whether rows come again, so that the kernel finds a row by its index."""
         return self.node.op == "repeat" and self.has_rows
+
+    @property
+    def has_repeats(self) -> bool:
+        """Whether the kernel takes how rows come again."""
+        return self.repeats and not self.alike
 
     def row(self, row: str) -> str:
         """Return the expression of the row in memory that is a row of the step's."""

@@ -121,7 +121,7 @@ class KernelArguments:
             self.struct += integers(place.row_stride)
         if parameter.has_cols:
             self.struct += integers(place.col_stride)
-        if parameter.repeats:
+        if parameter.has_repeats:
             repeats = Repeats(*parameter.node.repeats)
             for count in repeats[:3]:
                 self.struct += divisor(count)

@@ -240,3 +240,12 @@ def test_arguments_that_are_changed_are_not_joined(engine: Engine) -> None:
     with force_plans():
         cf.fuse(step)(given, engine.array(m))
     np.testing.assert_array_equal(engine.host(given), x + m)
+
+
+def test_rows_that_come_again_alike_are_found_once() -> None:
+    """A kernel takes how they do, and computes their index, for the first of their arrays; for others if it differs."""
+    x, of_image, of_head = (cf.spec(shape, "float32") for shape in ((3, 2, 5, 16), (3, 1, 5, 16), (2, 1, 16)))
+    alike = cf.fuse(lambda x, a, b: cf.softmax(x * a + b, axis=-1)).plan(x, of_image, of_image).source()
+    others = cf.fuse(lambda x, a, b: cf.softmax(x * a + b, axis=-1)).plan(x, of_image, of_head).source()
+    assert [text.count("Divisor ") for text in (alike, others)] == [3, 6]
+    assert "in_a_view_block" in alike and "in_b_view_block" not in alike
