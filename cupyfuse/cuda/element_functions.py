@@ -71,7 +71,7 @@ def element_functions(
 
 def store_function(stage: int, writes: Sequence[Parameter]) -> list[str]:
     """Emit the function that stores a stage's full results, as lines."""
-    stores = " ".join(f"store_global<V>({p.element_address}, rounded<V>(out.{p.name}));" for p in writes)
+    stores = " ".join(f"store_global<V>({p.pack_address()}, rounded<V>(out.{p.name}));" for p in writes)
     head = f"__device__ void store(At<{stage}>, i64 row, i64 col, const Out{stage}<V>& out) const"
     return ["template <int V>", f"{head} {{ {stores} }}"]
 
@@ -110,10 +110,10 @@ def _loads(form: Form, stage: int, read: Sequence[Parameter]) -> list[str]:
     full = [p for p in read if p.extent == FULL]
     of_rows = "load_between" if form.apart else "load_pack"
     of_columns = "load_each" if form.shifted else "load_pack"
-    again = " ".join(f"t.{p.name} = {p.pack(f'{of_rows}<V>({p.element_address})')};" for p in full)
+    again = " ".join(f"t.{p.name} = {p.pack(f'{of_rows}<V>({p.pack_address()})')};" for p in full)
     first = " ".join(_load_evicted_last(p) for p in full) if form.evict_last else again
     of_column = [p for p in read if p.extent == COLUMN]
-    columns = " ".join(f"t.{p.name} = {p.pack(f'{of_columns}<V>({p.element_address})')};" for p in of_column)
+    columns = " ".join(f"t.{p.name} = {p.pack(f'{of_columns}<V>({p.pack_address()})')};" for p in of_column)
     return [
         "template <int V>",
         f"__device__ void load(At<{stage}>, i64 row, i64 col, Tile{stage}<V>& t) const {{ {first} }}",
@@ -127,6 +127,6 @@ def _loads(form: Form, stage: int, read: Sequence[Parameter]) -> list[str]:
 def _load_evicted_last(parameter: Parameter) -> str:
     """Emit the load of a full input: whole packs of 16 bytes are evicted last, single elements as others are."""
     whole = f"V * sizeof({stored_type(parameter.dtype)}) == 16"
-    target, address = f"t.{parameter.name}", parameter.element_address
+    target, address = f"t.{parameter.name}", parameter.pack_address()
     first, other = (parameter.pack(f"{load}<V>({address})") for load in ("load_evict_last", "load_pack"))
     return f"if constexpr ({whole}) {target} = {first}; else {target} = {other};"

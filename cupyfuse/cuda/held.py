@@ -16,14 +16,14 @@ def held_rows(program: Program) -> str:
     `Single` holds one element of each. `at_row` is the program with the addresses of a row, which loops would
     compute for each pack.
     """
-    inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", p.element_address) for p in program.full_inputs]
+    inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", p.pack_address()) for p in program.full_inputs]
     fields = " ".join(f"{kind}* {name};" for name, kind, _ in inputs)
     places = [f"h.{name} = held_from<{kind}>(memory, count, {address});" for name, kind, address in inputs]
     copies = " ".join(f"copy_pack<V>(to.{name}[at], {address});" for name, _, address in inputs)
     taken = " + ".join(f"count * int(sizeof({kind})) + 128" for _, kind, _ in inputs) or "0"
     full = [(p.name, p.row("row")) for p in program.parameters if p.extent == FULL]
     singles = " ".join(f"{kind.replace('V>', '1>')} {name};" for name, kind, _ in inputs)
-    loads = " ".join(f"s.{p.name} = load_pack<1>({p.address_of_pack('1')});" for p in program.full_inputs)
+    loads = " ".join(f"s.{p.name} = load_pack<1>({p.pack_address('1')});" for p in program.full_inputs)
     return "\n".join(
         [
             f"struct Single {{ {singles} }};",
@@ -54,7 +54,7 @@ def held_columns(program: Program, held: bool, shifted: bool) -> str:
     Packs that begin between two in memory are copied element by element, once for many rows.
     """
     columns = [p for p in program.loaded.values() if p.extent == COLUMN] if held else []
-    inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", p.element_address) for p in columns]
+    inputs = [(p.name, f"Pack<{stored_type(p.dtype)}, V>", p.pack_address()) for p in columns]
     fields = " ".join(f"{kind}* {name};" for name, kind, _ in inputs)
     places = [f"h.{name} = packs_from<{kind}>(memory, count);" for name, kind, _ in inputs]
     if shifted:
@@ -102,7 +102,7 @@ def tile_functions(tile: Sequence[Parameter], packed: bool) -> list[str]:
     rows = [p for p in tile if p.extent == FULL and (packed or ITEMSIZE[p.dtype] < ITEMSIZE["float32"])]
     columns = [p for p in tile if p.extent == COLUMN]
     kept = " ".join(f"keep_packed(t.{p.name});" for p in rows)
-    loaded = " ".join(f"t.{p.name} = {p.pack(f'load_pack<V>({p.element_address})')};" for p in columns)
+    loaded = " ".join(f"t.{p.name} = {p.pack(f'load_pack<V>({p.pack_address()})')};" for p in columns)
     taken = " ".join(f"to.{p.name} = from.{p.name};" for p in columns)
     return [
         "template <int V>",

@@ -69,13 +69,11 @@ class Parameter:
         """Return the expression of the column in memory that is a column of the step's."""
         return f"({col} ^ 1)" if self.swapped else col
 
-    @property
-    def element_address(self) -> str:
-        """The address of the pack of V elements at (row, col) of a full or per-column array."""
-        return self.address_of_pack("V")
+    def pack_address(self, vec: str = "V") -> str:
+        """Return the address of the pack of so many elements at (row, col) of a full or per-column array.
 
-    def address_of_pack(self, vec: str) -> str:
-        """Return the same for so many elements: of a pair that changes places one alone is where the other is."""
+        Of a pair that changes places one element alone is where the other one is.
+        """
         col = f"({vec} == 1 ? {self.col('col')} : col)" if self.swapped else "col"
         if self.extent == COLUMN:
             return f"{self.name} + {col}"
