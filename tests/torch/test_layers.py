@@ -15,6 +15,7 @@ from torch_rules import agree, canonical, check, draw, follow, not_fused, number
 import cupyfuse.torch as ct
 from cupyfuse.ir.kinds import is_leaf
 from cupyfuse.torch.rules import RULES, Refused, find
+from cupyfuse.torch.rules.pairs import swap_pairs
 from cupyfuse.torch.rules.values import Value
 from cupyfuse.trace import Trace
 
@@ -267,6 +268,10 @@ def test_adaptive_pools() -> None:
         (T.__getitem__, (2, 1, 6), ((slice(None), slice(-1, 5), slice(1, 4)),)),
         (T.__getitem__, (4, 6), ((Ellipsis, None, slice(-9, 9)),)),
         (T.__getitem__, (4, 6), ((slice(0, 4), slice(3, -1)),)),
+        (swap_pairs, (4,), (True,)),
+        (swap_pairs, (2,), (False, True)),
+        (swap_pairs, (3, 2), (True, True)),
+        (swap_pairs, (2, 1, 3, 6), (True,)),
     ],
 )
 def test_shapes(target: Any, shape: tuple[int, ...], args: Any) -> None:
@@ -288,6 +293,8 @@ def test_shapes(target: Any, shape: tuple[int, ...], args: Any) -> None:
         (torch.narrow, (4, 6), (1, 3, -2), "a part of a tensor"),
         (torch.chunk, (4, 0), (3, 1), "a part of a tensor"),
         (F.glu, (4, 6), (0,), "a part of a tensor"),
+        (swap_pairs, (4, 5), (), r"a value of shape \(4, 5\)"),
+        (swap_pairs, (0, 6), (), r"a value of shape \(0, 6\)"),
     ],
 )
 def test_shapes_that_are_not_fused(target: Any, shape: Any, args: Any, reason: str) -> None:

@@ -35,6 +35,6 @@ def _traced(input: Value, negate_first: bool = False, negate_second: bool = Fals
     if negate_first == negate_second:
         return pointwise("negative", swapped) if negate_first else swapped
     parity = g.pointwise("bitwise_and", g.positions(cols, 1, g.label_dtype(cols)), g.const(1))
-    odd = Value(x._trace.array(g.cast(parity, "bool"), (None, 1)))
+    odd = Value(x._trace.array(g.cast(parity, "bool"), (1,)))
     negated = pointwise("negative", swapped)
     return pointwise("where", odd, *((swapped, negated) if negate_first else (negated, swapped)))
