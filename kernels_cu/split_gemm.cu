@@ -152,7 +152,7 @@ __device__ __forceinline__ void finish_chunks(
         float part[count];
         take_chunk<0>(c, sum, part);
         const i64 chunk_col = first_col + c * Chunk;
-        float columns[count / 2];  // what is told of the thread's
+        float columns[count / 2];  // what the message tells of the thread's
 #pragma unroll
         for (int i = 0; i < count / 2; i += 2) {
             const Pack<float, 2> two = load_pack<2>(messages.columns + pair + c * Chunk + i * 4);

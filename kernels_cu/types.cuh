@@ -170,11 +170,11 @@ __device__ __forceinline__ T* computed_once(T* pointer) {
     return pointer;
 }
 
-// A positive number that the host says how to divide by (`divisor` in cuda/structs.py): of numbers below 2^31, both, by a
-// multiplication. A division takes as long as some twenty instructions.
+// A positive number, and what the host computed to divide by it (`divisor` in cuda/structs.py). Where it and the dividend are
+// below 2^31, a quotient takes a multiplication; a division takes as long as some twenty instructions.
 struct Divisor {
     i64 value;
-    u64 inverse;  // 2^32 (2^shift / value - 1) rounded up, and above it the shift, by which the quotient of both is exact
+    u64 inverse;  // in its low half 2^32 (2^shift / value - 1) rounded up, in its high half the shift; quotients are exact
 
     __device__ __forceinline__ u32 quotient(u32 number) const {
         const u64 high = static_cast<u64>(number) * static_cast<u32>(inverse) >> 32;
@@ -182,8 +182,8 @@ struct Divisor {
     }
 };
 
-// The row in memory of a row of a value in which rows come again, or are in another order (`Repeats` in ir/slices.py). A block has
-// the most rows.
+// The row in memory of a row of a value in which rows come again, or are in another order (`Repeats` in ir/slices.py). Neither
+// `times` nor `inner` is larger than `block`.
 __device__ __forceinline__ i64 repeated_row(
     i64 row, const Divisor& block, const Divisor& times, const Divisor& inner, i64 apart, i64 between, i64 within) {
     if (((row | block.value) >> 31) == 0) {

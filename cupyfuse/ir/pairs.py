@@ -13,7 +13,8 @@ from .slices import merged, slice_view, strided_copy
 def swap_pairs(node: Node) -> Node:
     """Copy a matrix of an even number of columns with those of each pair, 2 k and 2 k + 1, in each other's place.
 
-    Of a part of rows, or one converted to another dtype, the whole is copied from, or the value before, where it is.
+    A part of rows is copied from the whole, and what was converted to another dtype is copied before that: from what is
+    in memory, where it is.
     """
     if node.op == "cast":
         return g.with_inputs(node, [swap_pairs(node.inputs[0])])
@@ -25,14 +26,14 @@ def swap_pairs(node: Node) -> Node:
 
 
 class Swapped(NamedTuple):
-    """Which columns of its input such a copy has: from the first one on, in rows of so many columns."""
+    """Which columns of its input a copy that swaps pairs has: from `first` on, of rows that are `length` long."""
 
     first: int
     length: int
 
 
 def swapped_pairs(node: Node) -> Swapped | None:
-    """Return what a strided copy that swaps the columns of pairs has of its input; None if it copies other elements."""
+    """Return which columns a strided copy has, if it swaps those of pairs; None if it copies other elements."""
     rows, cols = node.shape
     if node.op != "strided" or cols % 2 or not node.size:
         return None
@@ -47,7 +48,7 @@ def swapped_pairs(node: Node) -> Swapped | None:
 
 
 def view_swapped(node: Node, swapped: Swapped) -> Node:
-    """View the input of such a copy, which is in memory, as the copy has it."""
+    """View the input of a copy that swaps pairs, which is in memory, as the copy has it."""
     (source,), (rows, cols) = node.inputs, node.shape
     shape = source.size // swapped.length, swapped.length
     whole = source if source.shape == shape else g.reshape(source, shape)
@@ -56,6 +57,6 @@ def view_swapped(node: Node, swapped: Swapped) -> Node:
 
 
 def _dims(shape: Shape, length: int) -> tuple[tuple[int, int], ...]:
-    """Return the (length, stride) pairs of a part of a matrix with so many columns, of which those of pairs swap."""
+    """Return the (length, stride) of each dimension of swapped pairs, in a matrix of `length` columns."""
     rows, cols = shape
     return (rows, length), (cols // 2, 2), (2, -1)

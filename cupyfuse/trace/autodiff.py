@@ -200,7 +200,7 @@ def _reshape_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node |
 def _strided_vjp(node: Node, cotangent: Node, _: Container[Node]) -> list[Node | None]:
     """Add up the rows of the cotangent that belong to one row of the input: `node` repeats all of them.
 
-    That of columns which change places in pairs has its own changed back.
+    Where columns of pairs change places, those of the cotangent change back.
     """
     (x,), (rows, cols) = node.inputs, node.shape
     swapped = swapped_pairs(node)

@@ -5,6 +5,8 @@ row programs and column statistics alone read the copy, they read the value itse
 
 Where they reduce nothing, and all rows come again together, as positions of tokens do for each text, rows are joined to
 longer ones instead, of which the value is one: kernels load values of columns once for several rows.
+
+Copies in which the columns of pairs change places (`ir/pairs.py`) are read where they are likewise.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from .steps import Step
 
 
 def repeat_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
-    """Replace copies of rows that come again, or have several strides, by views, where row programs can read these."""
+    """Replace copies of rows that come again or have several strides, or of swapped pairs, by views.
+
+    Only those that row programs alone read: pointwise operations, and of arguments reductions, too.
+    """
     graph = _read_in_place(graph, layouts)
     if all(node.op != "strided" for node in graph.order):
         return graph
@@ -45,9 +50,9 @@ def can_read_repeats(step: Step) -> bool:
 
 
 def _as_view(node: Node) -> Node:
-    """Return a view of the rows, or of columns of rows, that a strided copy repeats; the copy if it is another one.
+    """Return a view of what a strided copy repeats, rows or columns of rows, or of the pairs that it swaps.
 
-    Of pairs of columns that change places, too.
+    The copy itself if it is another one.
     """
     (source,), (rows, cols) = node.inputs, node.shape
     swapped = swapped_pairs(node)
