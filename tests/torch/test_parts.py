@@ -350,3 +350,25 @@ def test_estimates_are_near_what_was_measured(
     # Inductor reads and writes the same bytes, in one kernel too.
     compiled = estimate(chain, metas, requires_grad=graded, compiled=True)
     assert compiled.pytorch.gpu == pytest.approx(compiled.fused.gpu, rel=0.4) and not compiled.reason
+
+
+def test_nothing_is_put_beside_rows() -> None:
+    """As what is left of heads that are turned as a whole: an empty part of a tensor, of whatever dtype."""
+
+    def code(x: Any, wide: Any) -> Any:
+        half, rest = x[..., :8], x[..., 8:]
+        return torch.cat((half * 2, rest), -1), torch.cat((rest, half, half), -1) + 1, torch.cat((half, wide), -1) * 1
+
+    for shape in ((2, 3, 8), (3, 8), (8,)):
+        torch._dynamo.reset()
+        x, wide = torch.randn(shape, requires_grad=True), torch.empty((*shape[:-1], 0), dtype=torch.float64)
+        fused = ct.fuse(Code(code), only_gains=False)
+        found = []
+        for function in (fused, code):
+            results = function(x, wide)
+            (grad,) = torch.autograd.grad(sum(y.square().sum() for y in results), x)
+            found.append((*results, grad))
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs)
+            assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+        assert any("cat" in chain.operations for chain in fused.explain().fused)

@@ -129,12 +129,14 @@ def _cat_arguments(tensors: Any, dim: Any = 0, *, axis: Any = None) -> Any:
 
 @rule("cat", "concat", "concatenate", eager=torch.cat, adapt=_cat_arguments)
 def cat(tensors: tuple[Value, ...], dim: int = 0) -> Value:
-    first = tensors[0]
-    if any(t.ndim != first.ndim or t.size == 0 for t in tensors):  # PyTorch takes empty vectors among others
-        refuse("cat", _SIDE_BY_SIDE)
+    dtype, first = promote(*tensors), tensors[0]
+    if any(t.ndim != first.ndim or (t.size == 0 and 0 in t.shape[:-1]) for t in tensors):
+        refuse("cat", _SIDE_BY_SIDE)  # PyTorch takes empty vectors among others
     if any(normalize_dims(dim, t.ndim, "cat") != (t.ndim - 1,) or t.shape[:-1] != first.shape[:-1] for t in tensors):
         refuse("cat", _SIDE_BY_SIDE)
-    dtype = promote(*tensors)
+    tensors = tuple(t for t in tensors if t.size)  # as what is left of heads that are turned as a whole is empty
+    if not tensors:
+        refuse("cat", _SIDE_BY_SIDE)
     found = [by_rows(t.astype(dtype), "cat") for t in tensors]
     shape = (*first.shape[:-1], sum(t.shape[-1] for t in tensors))
     return Value(found[0]._trace.array(concat([x._node for x in found]), Axes.by_rows(shape)))
