@@ -314,7 +314,29 @@ def judge_rotation(order, **options):
 def test_the_judge_counts_the_copies_of_results():
     """Of three operations with copies of two inputs and of the result, none is won where the host decides."""
     assert judge_rotation([0, 1, 2, 3]).gains
-    assert not judge_rotation([0, 2, 1, 3]).gains
+    assert not judge_rotation([0, 1, 3, 2]).gains
+
+
+@pytest.mark.choice
+def test_rows_in_another_order_are_no_copies():
+    """Row programs read heads where they are; a product copies them first, and so does what has other columns."""
+    with FakeTensorMode():
+        heads = torch.empty(4, 256, 12, 64).transpose(1, 2)
+        columns = torch.empty(4, 12, 64, 256).transpose(2, 3)
+    builder = chains.Builder(2, {})
+    result = builder.softmax(builder.mul(Ref(0), Ref(1)), -1)
+    by_rows = Chain(("x", "y"), tuple(builder.calls), (result.number,))
+    product = chains.Builder(2, {})
+    result = product.linear(Ref(0), Ref(1), None)
+    projected = Chain(("x", "w"), tuple(product.calls), (result.number,))
+    assert [by_rows.copies(0, t) for t in (heads, columns, heads.contiguous())] == [False, True, False]
+    assert [projected.copies(0, t) for t in (heads, heads.contiguous())] == [True, False]
+    metas = [((4, 12, 256, 64), "float32")] * 2
+    plain, read, copied = (
+        estimate(by_rows, metas, permuted=p, copied=c).fused.gpu
+        for p, c in (((), None), ((True, False), (False, False)), ((True, False), None))
+    )
+    assert plain == read < copied
 
 
 @pytest.mark.choice
@@ -466,7 +488,7 @@ def test_the_host_s_speed_is_measured_once() -> None:
 def test_an_estimate_takes_milliseconds(build):
     chain, metas = build("float32", (512, 1024, 1024) if build is not chains.add_layer_norm else (512, 1024))
     machine = Machine(devices.find("H200"), "highest")
-    run = cost._Run(chain, tuple(metas), (True,) * len(metas), (), (), machine, True, False, DEFAULT_WORKSPACE)
+    run = cost._Run(chain, tuple(metas), (True,) * len(metas), (), (), (), machine, True, False, DEFAULT_WORKSPACE)
     taken = []
     for _ in range(5):
         began = time.process_time()
