@@ -63,7 +63,8 @@ class Parameter:
     @property
     def swapped(self) -> bool:
         """Whether the columns of each pair change places: those of a pack are loaded, and then swapped."""
-        return self.node.op == "swap"
+        node = self.node.inputs[0] if self.node.op == "repeat" else self.node
+        return node.op == "swap"
 
     def col(self, col: str) -> str:
         """Return the expression of the column in memory that is a column of the step's."""

@@ -21,6 +21,10 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield request.param
 
 
+def swapped(q: Any) -> Any:
+    return q.reshape(*q.shape[:-1], -1, 2)[..., ::-1].reshape(q.shape)
+
+
 def standardised(q: Any) -> Any:
     return (q - q.mean(-1, keepdims=True)) / np.sqrt(q.var(-1, keepdims=True) + 1e-3)
 
@@ -30,6 +34,8 @@ PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
     "product": lambda q, c: q * c,
     "halves": lambda q, c: q[..., :4] * 2 + q[..., 4:8] * c[..., :4],
     "softmax": lambda q, c: cf.softmax(q + c, axis=-1),
+    "swapped": lambda q, c: q[..., :8] * 3 - swapped(q[..., :8]) * c[..., :8],
+    "swapped_whole": lambda q, c: q * 3 - swapped(q) * c if q.shape[-1] % 2 == 0 else q,
     "sum": lambda q, c: q.sum(-1) * 2,
     "logsumexp": lambda q, c: cf.logsumexp(q, axis=-1),
     "norm": lambda q, c: standardised(q) * c,
@@ -74,7 +80,7 @@ def test_programs_on_rows_in_blocks(
 
 
 @pytest.mark.parametrize("view", ["first_of_three", "without_the_first", "permuted", "part_of_permuted"])
-@pytest.mark.parametrize("name", ["product", "halves", "softmax", "norm", "columns"])
+@pytest.mark.parametrize("name", ["product", "halves", "swapped_whole", "softmax", "norm", "columns"])
 def test_nothing_is_copied(name: str, view: str, engine: Engine, rng: np.random.Generator) -> None:
     x = engine.array(rng.standard_normal((3, 5, 3, 4, 16)).astype("float32"))
     q = VIEWS[view](x)

@@ -54,13 +54,13 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def folded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of inputs that were folded."""
     seen: list[torch.Size] = []
-    whole = compiled.as_matrix
+    whole = compiled.as_rows
 
     def fold(tensor: torch.Tensor) -> torch.Tensor:
         seen.append(tensor.shape)
         return whole(tensor)
 
-    monkeypatch.setattr(compiled, "as_matrix", fold)
+    monkeypatch.setattr(compiled, "as_rows", fold)
     return seen
 
 
@@ -201,7 +201,10 @@ def test_inputs_of_many_dimensions_are_not_folded(device: str, folded: list[torc
         for permuted in (torch.randn(3, 2, 12, device=device).transpose(0, 1) for _ in range(2)):
             folded.clear()
             close(ct.linear_softmax(permuted, linear.weight, linear.bias), model(permuted))
-        assert permuted.shape in folded, "rows with two strides are copied"
+        for reversed_rows in (torch.randn(2, 12, 3, device=device).transpose(1, 2) for _ in range(2)):
+            folded.clear()
+            close(ct.linear_softmax(reversed_rows, linear.weight, linear.bias), model(reversed_rows))
+        assert reversed_rows.shape in folded, "rows whose elements are apart are copied"
 
 
 def test_compiled_chains_fold_what_they_prepack_from(device: str) -> None:

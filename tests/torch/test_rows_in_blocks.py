@@ -41,16 +41,23 @@ def by_permutation(y: Any, b: int, n: int) -> Any:
     return q, k
 
 
-class Heads(nn.Module):
-    """Queries and keys of one projection, turned."""
+def in_pairs(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sin
 
-    def __init__(self, cut: Callable[..., Any]):
+
+class Heads(nn.Module):
+    """Queries and keys of one projection, turned: a part of each, put together in C order, or all."""
+
+    def __init__(self, cut: Callable[..., Any], turn: Callable[..., Any] = rotated, together: bool = False):
         super().__init__()
-        self.cut, self.project = cut, nn.Linear(12, 3 * 64)
+        self.cut, self.turn, self.together, self.project = cut, turn, together, nn.Linear(12, 3 * 64)
 
     def forward(self, x: Any, cos: Any, sin: Any) -> Any:
-        q, k = self.cut(self.project(x), *x.shape[:2])
-        return rotated(q, cos[:, None], sin[:, None]), rotated(k, cos[:, None], sin[:, None])
+        found, length = [], cos.shape[-1]
+        for heads in self.cut(self.project(x), *x.shape[:2]):
+            turned = self.turn(heads[..., :length] if self.together else heads, cos[:, None], sin[:, None])
+            found.append(torch.cat((turned, heads[..., length:]), -1) if self.together else turned)
+        return tuple(found)
 
 
 def run(module: Any, arguments: Any) -> list[Any]:
@@ -75,6 +82,23 @@ def test_heads_of_fused_projections(cut: Callable[..., Any]) -> None:
     turned = [chain for chain in fused.explain().fused if "cat" in chain.operations]
     details = str(fused.explain().details())
     assert turned and "copy" not in details and "contiguous" not in details
+
+
+@pytest.mark.parametrize("length", [16, 8, 4])
+@pytest.mark.parametrize("turn", [rotated, in_pairs])
+@pytest.mark.parametrize("cut", [by_slices, by_unbind])
+def test_heads_in_c_order(cut: Callable[..., Any], turn: Callable[..., Any], length: int) -> None:
+    """What is put together is in C order, and reads the permuted heads where they are."""
+    module = Heads(cut, turn, together=True)
+    fused = ct.fuse(module, only_gains=False)
+    x, angles = torch.randn(2, 5, 12), torch.randn(2, 5, length)
+    for ours, theirs in zip(run(fused, (x, angles, angles * 2)), run(module, (x, angles, angles * 2)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    assert any("cat" in chain.operations for chain in fused.explain().fused)
+    details = str(fused.explain().details())
+    if length > 4:  # else halves are no whole packs
+        assert "copy" not in details and "strided" not in details and "contiguous" not in details
 
 
 SHIFTED: dict[str, Callable[..., Any]] = {

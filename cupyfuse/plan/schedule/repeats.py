@@ -83,18 +83,23 @@ def _read_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     readers, roots = g.users(graph.roots), set(graph.roots)
     views: dict[Node, Node] = {}
 
-    def by_rows(node: Node) -> bool:
-        return node not in roots and all(reader.pointwise or reader.reduction for reader in readers[node])
+    def shown_by(node: Node, shown: Node | None) -> dict[Node, Node] | None:
+        """Return what a node, and views of it, show of the argument; None if these are read otherwise than by rows."""
+        if node in roots or shown is None:
+            return None
+        found = {node: shown}
+        for reader in readers[node]:
+            if not (reader.pointwise or reader.reduction):
+                further = shown_by(reader, _view_of_rows(reader, shown))
+                if further is None:
+                    return None
+                found |= further
+        return found
 
     for copy in copies:
-        argument, places = copy.inputs[0], _places_of(copy.inputs[0], layouts)
-        slices = [n for n in readers[copy] if n.op == "slice" and columns_shown(n) is not None]
-        rest = [n for n in readers[copy] if n not in slices]
-        if copy in roots or places is None or not all(n.pointwise or n.reduction for n in rest):
-            continue
-        if all(map(by_rows, slices)):
-            views[copy] = repeat_rows(argument, copy.shape[0], places)
-            views.update((n, repeat_rows(g.with_inputs(n, [argument]), n.shape[0], places)) for n in slices)
+        places, shown = _places_of(copy.inputs[0], layouts), shown_by(copy, copy.inputs[0])
+        if places is not None and shown is not None:
+            views.update((node, repeat_rows(view, node.shape[0], places)) for node, view in shown.items())
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
         inputs = [done[i] for i in node.inputs]
@@ -102,6 +107,15 @@ def _read_in_place(graph: Graph, layouts: dict[int, Layout]) -> Graph:
             inputs = [Node("cast", (i,), i.shape, i.dtype) if i.op == "repeat" else i for i in inputs]
         done[node] = views.get(node) or g.with_inputs(node, inputs)
     return graph.replace(done)
+
+
+def _view_of_rows(node: Node, source: Node) -> Node | None:
+    """Return the columns of a source, or swapped pairs of them, that a node shows of its copy; None for others."""
+    shown = g.with_inputs(node, [source])
+    if node.op == "slice" and columns_shown(node) is not None:
+        return shown
+    swapped = swapped_pairs(shown) if node.shape[0] == source.shape[0] else None
+    return view_swapped(shown, swapped) if swapped is not None and swapped.length == source.shape[1] else None
 
 
 def _places_of(node: Node, layouts: dict[int, Layout]) -> Repeats | None:
