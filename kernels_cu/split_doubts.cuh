@@ -36,6 +36,8 @@ struct Matrix {
 // The lane adds lane / 4 rows and lane % 4 * 2 columns.
 __device__ __forceinline__ constexpr int row_of_sum(int k) { return k / 2 % 2 * 8; }
 __device__ __forceinline__ constexpr int column_of_sum(int k) { return k / 4 * 8 + k % 2; }
+// Which of a thread's columns, pairs that are eight apart, it is in.
+__device__ __forceinline__ constexpr int own_column_of_sum(int k) { return k / 4 * 2 + k % 2; }
 __device__ __forceinline__ constexpr int words_of_lane(int columns) { return (columns / 2 + 31) / 32; }
 
 // Bits for the accumulators of a thread.

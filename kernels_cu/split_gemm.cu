@@ -76,7 +76,7 @@ __device__ __forceinline__ u32 find_doubts(
     u32 doubts = 0;
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
-        const SplitRow of_row = rows.split[row_of_sum(k) / 8], of_col = SplitRow::of(columns[k / 4 * 2 + k % 2]);
+        const SplitRow of_row = rows.split[row_of_sum(k) / 8], of_col = SplitRow::of(columns[own_column_of_sum(k)]);
         doubts |= static_cast<u32>(fabsf(sum[k]) < of_row.accurate_from() + of_col.accurate_from()) << k;
     }
     return doubts;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void undo_split_scales(
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
         const SplitRow of_row = rows.split[row_of_sum(k) / 8];
-        const float of_col = columns[k / 4 * 2 + k % 2];
+        const float of_col = columns[own_column_of_sum(k)];
         if constexpr (Plain) {
             sum[k] = exact_multiply_add(sum[k], of_row.factor() * of_col, -0.0f);
         } else {
@@ -155,7 +155,7 @@ __device__ __forceinline__ void finish_chunks(
         float columns[count / 2];  // what the message tells of the thread's
 #pragma unroll
         for (int i = 0; i < count / 2; i += 2) {
-            const Pack<float, 2> two = load_pack<2>(messages.columns + pair + c * Chunk + i * 4);
+            const Pack<float, 2> two = load_pack<2>(messages.columns + pair + c * Chunk + column_of_sum(2 * i));
             columns[i] = two.v[0];
             columns[i + 1] = two.v[1];
         }
