@@ -128,8 +128,9 @@ def accesses(
 ) -> Iterator[Access]:
     """Yield the ways to access the rows of a program's arrays, widest first.
 
-    Shifted vectors have to begin at the same column in all arrays, or in all that are written. Where pairs of columns
-    change places there are none: a pair would be in two.
+    Shifted vectors have to begin at the same column in all arrays, or in all that are written. Rows that are read in
+    another order do so only if all begin alike. Where pairs of columns change places there are none: a pair would be in
+    two.
 
     Parameters
     ----------
@@ -143,6 +144,7 @@ def accesses(
     read, written = ([cols] if strides is None else strides for strides in (read, written))
     shifts = not (program.by_columns or program.columns or any(p.swapped for p in program.parameters))
     has_rows = shifts and any(p.extent == FULL for p in program.parameters)
+    in_order = not any(p.repeats for p in program.full_inputs)
     vec = widest = widest_vec(program)
 
     def shiftable(vec: int, strides: Sequence[int]) -> bool:
@@ -153,7 +155,7 @@ def accesses(
     while vec > 1:
         if all(n % vec == 0 for n in (cols, *read, *written)):
             yield Access(vec)
-        if shiftable(vec, (*read, *written)):
+        if shiftable(vec, (*read, *written)) and (in_order or all(n % vec == 0 for n in read)):
             yield Access(vec, True)
         if apart and vec == max(2, widest // 2):  # behind vectors of half as many elements, which are as fast
             yield Access(widest, True, True)

@@ -89,6 +89,30 @@ def test_nothing_is_copied(name: str, view: str, engine: Engine, rng: np.random.
     assert all(step.kind != "Copy" for step in plan.steps)
 
 
+# Rows whose lengths are no multiples of a vector's begin elsewhere in one, in another order.
+ODD: dict[str, Callable[[Any], Any]] = {
+    "written": lambda q: q * 2,
+    "with_another": lambda q: q * q[::-1].copy(),
+    "sum": lambda q: q.sum(-1, dtype="float32"),
+    "softmax": lambda q: cf.softmax(q, axis=-1),
+    "halves": lambda q: q[..., :130] + q[..., -130:],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("length", [130, 1030, 2100])
+def test_rows_that_begin_between_vectors(
+    length: int, dtype: str, name: str, engine: Engine, rng: np.random.Generator
+) -> None:
+    for x in (1 + rng.random((4, 2, length)), 1 + rng.random((3, 5, length))):
+        values = x.astype(dtype)
+        for of in (values, values[:, 1:].copy()):
+            found = engine.host(cf.fuse(ODD[name])(engine.array(of).transpose(1, 0, 2)))
+            expected = ODD[name](of.transpose(1, 0, 2).astype(np.float64))
+            np.testing.assert_allclose(found, expected, rtol=1e-2 if dtype == "float16" else 1e-5)
+
+
 def test_rows_are_told_by_their_strides() -> None:
     def found(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, int] | None:
         places = row_places(shape, strides)
