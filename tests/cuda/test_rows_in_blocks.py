@@ -113,6 +113,18 @@ def test_rows_that_begin_between_vectors(
             np.testing.assert_allclose(found, expected, rtol=1e-2 if dtype == "float16" else 1e-5)
 
 
+@pytest.mark.parametrize("program", [lambda q, c: q * c[:1], lambda q, c: q * c[0] + 1])
+def test_rows_of_several_strides_are_not_joined(
+    program: Callable[[Any, Any], Any], engine: Engine, rng: np.random.Generator
+) -> None:
+    """A value comes again for each of the first dimension, beside an argument with others between its rows."""
+    x = rng.standard_normal((2, 4, 4, 17)).astype("float32")
+    c = rng.standard_normal((2, 4, 2, 16)).astype("float32")
+    q = engine.array(x)[:, :, :2, :16]
+    found = engine.host(cf.fuse(program)(q, engine.array(c)))
+    np.testing.assert_allclose(found, program(x[:, :, :2, :16], c), rtol=1e-6)
+
+
 def test_rows_are_told_by_their_strides() -> None:
     def found(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, int] | None:
         places = row_places(shape, strides)

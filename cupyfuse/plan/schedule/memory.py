@@ -149,6 +149,8 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
         node, transposed = node.inputs[0], not transposed
     if node.op == "swap":
         layout = replace(layout_of(node.inputs[0], layouts), contiguous=False, blas=False)
+    elif node.op == "repeat":
+        layout = Layout(unit_rows=min(node.shape) <= 1, contiguous=False, blas=False)
     elif node.op == "slice":
         whole, ((_, down), (_, across)) = layout_of(node.inputs[0], layouts), node.dims
         layout = Layout(
