@@ -182,7 +182,7 @@ struct Divisor {
     }
 };
 
-// The row in memory of a row of a value in which rows come again, or are in another order (`Repeats` in ir/slices.py). Neither
+// The row in memory of a row of a value in which rows come again, or are in another order (`ir/repeats.py`). Neither
 // `times` nor `inner` is larger than `block`.
 __device__ __forceinline__ i64 repeated_row(
     i64 row, const Divisor& block, const Divisor& times, const Divisor& inner, i64 apart, i64 between, i64 within) {

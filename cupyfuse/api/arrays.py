@@ -225,7 +225,7 @@ def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: boo
     if len(shape) > 2:
         down = row_stride(shape, strides)
         if down is None:
-            places = row_places(shape, strides) if strides[-1] == 1 else None
+            places = row_places(shape, strides)
             return replace(_UNFOLDABLE, rows=places.repeats) if places else _UNFOLDABLE
         shape, strides = (math.prod(shape[:-1]), shape[-1]), (down, strides[-1])
     if len(shape) == 2:

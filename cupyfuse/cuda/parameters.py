@@ -18,7 +18,7 @@ class Parameter:
     """An array or number that a kernel takes.
 
     An array is passed as a pointer, then its row stride in elements (extents FULL, ROW and ANY), then its column stride
-    (ANY), then how its rows come again, if they do (`ir/slices.py`, `Repeats`); a number as one double. `alike` is the
+    (ANY), then how its rows come again, if they do (`ir/repeats.py`); a number as one double. `alike` is the
     name of an earlier array whose rows come again as its own do, if there is one: the kernel finds a row of both at
     once, and is told how only once.
     """

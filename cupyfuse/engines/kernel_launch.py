@@ -25,7 +25,6 @@ from ..cuda.sources import emit_kernels
 from ..cuda.structs import Addresses, KernelCall, Launch, Struct, StructLaunch, divisor, integers, number, pointer
 from ..errors import ClusterError
 from ..ir.graph import Node
-from ..ir.slices import Repeats
 from ..plan.schedule import Step, state_size
 
 _MAX_BLOCKS, _MOST_BLOCKS_Y = (1 << 31) - 1, (1 << 16) - 1
@@ -122,7 +121,8 @@ class KernelArguments:
         if parameter.has_cols:
             self.struct += integers(place.col_stride)
         if parameter.has_repeats:
-            repeats = Repeats(*parameter.node.repeats)
+            repeats = parameter.node.repeats
+            assert repeats is not None
             for count in repeats[:3]:
                 self.struct += divisor(count)
             self.struct += integers(repeats.apart or repeats.inner, repeats.between, repeats.within)

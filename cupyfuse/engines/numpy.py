@@ -18,7 +18,6 @@ from ..ir import graph as g
 from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
-from ..ir.slices import Repeats
 from ..plan.plan import Plan
 from ..plan.schedule import Step, base_of, dead_after, view_chain
 from .straight_line import StraightLine, straight_line
@@ -120,9 +119,9 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
         elif view.op == "swap":
             value = value[:, np.arange(view.shape[1]) ^ 1]
         elif view.op == "repeat":
-            repeats, numbers = Repeats(*view.repeats), np.arange(view.shape[0])
-            if not repeats.in_memory:  # else the rows of the argument are in their order, wherever they are
-                block, times, inner = repeats[:3]
+            assert view.repeats is not None
+            if not view.repeats.in_memory:  # else the rows of the argument are in their order, wherever they are
+                (block, times, inner), numbers = view.repeats[:3], np.arange(view.shape[0])
                 value = value[numbers // block * inner + numbers // times % inner]
         else:
             value = value.reshape(view.shape)

@@ -52,6 +52,7 @@ from .batches import Batches
 from .library import LibraryCall
 from .numbers import Number, function_of_numbers
 from .operators import POINTWISE, REDUCTIONS, Operator
+from .repeats import Repeats
 
 Shape = tuple[int, int]
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class Node:
     how : of a matrix product: how it is computed, and why; for reports
     rounds : of a 16-bit product: whether it may be stored rounded, see `plan/rounding.py`
     dims, offset : of slice, strided and put: see above
-    repeats : of repeat: see `slices.Repeats`
+    repeats : of repeat: which rows come again, or where they are
     batches : of a batched product
     call, result : of a library node: the call, and which of its results this is
     number : of a const that each call brings
@@ -105,7 +106,7 @@ class Node:
     rounds: bool = False
     dims: tuple[tuple[int, int], ...] = ()
     offset: int = 0
-    repeats: tuple[int, ...] = ()
+    repeats: Repeats | None = None
     batches: Batches | None = None
     call: LibraryCall | None = None
     result: int = 0

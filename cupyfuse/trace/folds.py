@@ -19,6 +19,7 @@ from ..errors import TraceError
 from ..ir import graph as g
 from ..ir import slices
 from ..ir.parts import Repeated, Reshaped, in_memory
+from ..ir.repeats import Repeats
 from .axes import Axes
 from .tracer import Tracer
 
@@ -144,7 +145,7 @@ class Conversion:
         return tuple((self.shape[p], strides.get(p - extra, 0)) for p in self.rows + self.cols), node
 
     @property
-    def _repeats(self) -> slices.Repeats | None:
+    def _repeats(self) -> Repeats | None:
         """How rows of the operand come again in its strided copy: programs read them where they are, not the copy.
 
         None if the copy is another one; if the fold has no columns; if its rows begin between packs, as longer rows are

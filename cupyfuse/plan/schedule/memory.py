@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,8 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from ...ir.rebuild import rebuild
-from ...ir.slices import Repeats
+from ...ir.repeats import Repeats
+from ...ir.slices import merged
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,10 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """Return the stride of an array's rows, which are all axes but the last; None if they have several strides."""
-    rows = [(n, s) for n, s in zip(shape[:-1], strides[:-1], strict=True) if n != 1]
-    if not rows or 0 in shape:
+    axes = merged(zip(shape[:-1], strides[:-1], strict=True))
+    if not axes or 0 in shape:
         return 0
-    uniform = all(outer == n * inner for (_, outer), (n, inner) in itertools.pairwise(rows))
-    return rows[-1][1] if uniform else None
+    return axes[0][1] if len(axes) == 1 else None
 
 
 class RowPlaces(NamedTuple):
@@ -109,15 +108,10 @@ def row_places(shape: Sequence[int], strides: Sequence[int]) -> RowPlaces | None
     """Return where an array's rows are, all axes but the last, if they have two or three strides.
 
     So are those of heads, permuted or of a fused projection, and all rows but the first of each batch. None for one
-    stride, more than three, and for strides that are not positive.
+    stride, more than three, strides that are not positive, and rows whose elements do not follow each other.
     """
-    axes: list[tuple[int, int]] = []
-    for count, step in zip(shape[:-1], strides[:-1], strict=True):
-        if count != 1 and axes and axes[-1][1] == count * step:
-            axes[-1] = axes[-1][0] * count, step
-        elif count != 1:
-            axes.append((count, step))
-    if not 1 < len(axes) < 4 or 0 in shape or any(step <= 0 for _, step in axes):
+    axes = merged(zip(shape[:-1], strides[:-1], strict=True))
+    if not 1 < len(axes) < 4 or 0 in shape or strides[-1] != 1 or any(step <= 0 for _, step in axes):
         return None
     stride = math.gcd(*(step for _, step in axes))
     (_, apart), (inner, between), (times, within) = [*axes, (1, 0)][:3]

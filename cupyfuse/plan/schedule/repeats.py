@@ -15,7 +15,8 @@ from ...ir import graph as g
 from ...ir.concats import columns_shown
 from ...ir.graph import Graph, Node
 from ...ir.pairs import swapped_pairs, view_swapped
-from ...ir.slices import Repeats, repeat_rows, repeated_columns, repeats_of, slice_view
+from ...ir.repeats import Repeats
+from ...ir.slices import repeat_rows, repeated_columns, repeats_of, slice_view
 from .memory import Layout, base_of, is_contiguous
 from .steps import Step
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 from ... import dtypes
 from ...api.arrays import strided_layout
-from ...plan.schedule import Layout, row_places
+from ...plan.schedule import Layout, row_places, row_stride
 
 Tensors: TypeAlias = Sequence[Any]
 
@@ -41,28 +40,23 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Fold as `as_matrix` does, but leave rows of two or three strides where they are: as many dimensions more."""
-    if tensor.dim() <= 2 or folds(tensor) or not lies_in_rows(tensor):
+    if tensor.dim() <= 2 or tensor.is_contiguous() or row_places(*_sizes_and_strides(tensor)) is None:
         return as_matrix(tensor)
     return tensor.detach()
 
 
 def lies_in_rows(tensor: torch.Tensor) -> bool:
     """Whether row programs can read a tensor's rows where they are, as `as_rows` leaves them."""
-    if folds(tensor):
-        return True
-    sizes, strides = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
-    return strides[-1] == 1 and row_places(sizes, strides) is not None
+    return folds(tensor) or row_places(*_sizes_and_strides(tensor)) is not None
 
 
 def folds(tensor: torch.Tensor) -> bool:
     """Whether `as_matrix` takes a tensor's memory as it is; else, as for permuted dimensions, it copies."""
-    if tensor.dim() <= 2:
-        return True
-    sizes, strides = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
-    # The dimensions that become rows; those of size 1 do not matter. Each has to step over all of the next one.
-    leading = [(size, stride) for size, stride in zip(sizes[:-1], strides[:-1], strict=True) if size != 1]
-    steps_over = all(outer == size * inner for (_, outer), (size, inner) in pairwise(leading))
-    return steps_over or 0 in sizes  # nothing to copy
+    return tensor.dim() <= 2 or row_stride(*_sizes_and_strides(tensor)) is not None
+
+
+def _sizes_and_strides(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
 
 
 def without_memory(shape: Sequence[int], dtype: str) -> torch.Tensor:
@@ -72,8 +66,7 @@ def without_memory(shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 def layout_without_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the device "meta" with a tensor's shape, dtype and strides, symbols as what they stand for."""
-    sizes = concrete_sizes(tensor.shape), concrete_sizes(tensor.stride())
-    return torch.empty_strided(*sizes, dtype=tensor.dtype, device="meta")
+    return torch.empty_strided(*_sizes_and_strides(tensor), dtype=tensor.dtype, device="meta")
 
 
 def as_base(tensor: torch.Tensor) -> torch.Tensor:
