@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.distributions import Distribution
+
+from .corrections import corrected
 
 _CONFIG = {
     "recompile_limit": 256,  # modules with many instances and shapes stay captured
@@ -87,207 +88,11 @@ def capturing() -> Iterator[None]:
             torch._dynamo.config.patch(known),
             mock.patch.object(Distribution, "_validate_args", _NO_VALIDATION),
             torch._C._ForceDispatchKeyGuard(included, excluded),
-            _refusing_gradient_modes(),
-            _finding_numbers(),
-            _comparing_numbers(),
-            _formatting_numbers(),
-            _keeping_deques(),
-            _knowing_ranges(),
-            _leaving_generators(),
+            corrected(),
         ):
             yield
     finally:
         torch._C._set_grad_enabled(recording)
-
-
-def _refusing_gradient_modes() -> Any:
-    """Leave code to eager that an object such as `torch.no_grad()` outlives: returned, kept, or held at a graph break.
-
-    Dynamo would make a `torch.set_grad_enabled` in its place, which changes the mode where the object only could, and
-    which later puts back the mode that it finds there, not the one before.
-    """
-    from torch._dynamo.exc import Unsupported
-    from torch._dynamo.variables.ctx_manager import GradModeVariable
-
-    def refuse(*arguments: Any) -> None:
-        raise Unsupported("an object that switches gradients outlives the code that made it")
-
-    return mock.patch.object(GradModeVariable, "reconstruct", refuse)
-
-
-@contextlib.contextmanager
-def _finding_numbers() -> Iterator[None]:
-    """Have `k in numbers` look at numbers that Dynamo has made symbols, since they change from call to call.
-
-    It takes these for other numbers than any constant, without a guard. Here they are what they are in this call, and
-    other ones are captured anew.
-    """
-    from torch._dynamo import utils
-    from torch._dynamo.variables import lists
-
-    original = utils.iter_contains
-
-    def all_known(item: Any) -> Any:
-        if type(item) in (lists.ListVariable, lists.TupleVariable):
-            return item.clone(items=list(map(all_known, item.items)))
-        return _known(item)
-
-    def contains(items: Iterable[Any], search: Any, tx: Any, *options: Any, **more: Any) -> Any:
-        search, *items = _known_where_needed([search, *items])
-        return original(map(all_known, items) if search.is_python_constant() else items, search, tx, *options, **more)
-
-    with mock.patch.object(utils, "iter_contains", contains), mock.patch.object(lists, "iter_contains", contains):
-        yield
-
-
-@contextlib.contextmanager
-def _comparing_numbers() -> Iterator[None]:
-    """Compare numbers that Dynamo has made symbols with what is no plain number, such as members of an `IntEnum`.
-
-    It takes these for unequal, without a guard. Here they are what they are in this call, and other ones are captured
-    anew.
-    """
-    from torch._dynamo import symbolic_convert
-    from torch._dynamo.variables import SymNodeVariable
-
-    handlers = symbolic_convert.compare_op_handlers
-    original: Any = getattr(SymNodeVariable, "richcompare_impl", None)  # PyTorch 2.13's, for elements of tuples
-
-    def handler(compare: Any) -> Any:
-        return lambda tx, compared, options: compare(tx, _known_where_needed(compared), options)
-
-    def compare(self: Any, tx: Any, other: Any, operator: str) -> Any:
-        number, other = _known_where_needed([self, other])
-        return (original if number is self else type(number).richcompare_impl)(number, tx, other, operator)
-
-    replaced = {sign: handler(handlers[sign]) for sign in ("==", "!=", "<", "<=", ">", ">=")}
-    with (
-        mock.patch.dict(handlers, replaced),
-        mock.patch.object(SymNodeVariable, "richcompare_impl", compare, create=True),
-    ):
-        yield
-
-
-def _known(variable: Any) -> Any:
-    """Give a symbol among Dynamo's variables the number that it is; calls with another one are captured anew."""
-    from torch._dynamo.variables import ConstantVariable, SymNodeVariable
-
-    is_symbol = isinstance(variable, SymNodeVariable)
-    return ConstantVariable.create(variable.evaluate_expr()) if is_symbol else variable
-
-
-def _known_where_needed(compared: Sequence[Any]) -> list[Any]:
-    """Give symbols among Dynamo's variables the numbers that they are, if others are neither numbers nor tensors."""
-    from torch._dynamo.variables import ConstantVariable, SymNodeVariable, TensorVariable
-
-    found = [each.realize() for each in compared]
-    if all(isinstance(each, (ConstantVariable, SymNodeVariable, TensorVariable)) for each in found):
-        return found
-    return list(map(_known, found))
-
-
-@contextlib.contextmanager
-def _formatting_numbers() -> Iterator[None]:
-    """Have strings that are formatted from arguments or attributes be what they are in eager.
-
-    In the place of `f"{k}"` Dynamo would load `k` itself; `"{}".format(k)` would be no key of a dictionary and equal
-    no string; and of `format(k, "03d")` it would leave the specification out.
-    """
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-    from torch._dynamo.variables import BuiltinVariable, ConstantVariable, SymNodeVariable
-
-    of_string: Any = InstructionTranslatorBase._format_value
-    of_call: Any = BuiltinVariable.call_format  # of `format`, and of `str.format` with the string first
-
-    def format_value(self: Any, specification: Any, flags: int) -> None:
-        if isinstance(self.stack[-1], SymNodeVariable):
-            self.push(self.pop().clone(source=None))
-        of_string(self, specification, flags)
-
-    def call_format(self: Any, tx: Any, *arguments: Any, **named: Any) -> Any:
-        given = [_known(a.realize()) for a in arguments]
-        if self.fn is format and all(a.is_python_constant() for a in given):
-            return ConstantVariable.create(format(*(a.as_python_constant() for a in given)))
-        return of_call(self, tx, *given, **{name: _known(a.realize()) for name, a in named.items()})
-
-    with (
-        mock.patch.object(InstructionTranslatorBase, "_format_value", format_value),
-        mock.patch.object(BuiltinVariable, "call_format", call_format),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _keeping_deques() -> Iterator[None]:
-    """Have deques keep to their `maxlen`, and those that exist before the call change in eager: graphs break there.
-
-    Dynamo takes the `maxlen` of an existing deque, of a copy and of a product for None. After a change in a graph it
-    stores a copy where the code stores the deque itself.
-    """
-    from torch._dynamo.exc import Unsupported
-    from torch._dynamo.guards import GuardBuilder, install_guard
-    from torch._dynamo.side_effects import SideEffects
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables import ConstantVariable, lists
-    from torch._dynamo.variables.base import ValueMutationExisting, ValueMutationNew
-
-    variable_of, mutation = lists.BaseListVariable.cls_for_instance, SideEffects.mutation
-
-    def variable_with_length_of(value: Any) -> Any:
-        if type(value) is not deque:
-            return variable_of(value)
-
-        def make(items: list[Any], source: Any) -> Any:
-            install_guard(AttrSource(source, "maxlen").make_guard(GuardBuilder.EQUALS_MATCH))
-            return lists.DequeVariable(items, maxlen=ConstantVariable.create(value.maxlen), source=source)
-
-        return make
-
-    def modified(self: Any, items: list[Any], **options: Any) -> Any:
-        return type(self)(items, maxlen=self.maxlen, **options)
-
-    def repeated(self: Any, tx: Any, count: Any) -> Any:
-        return modified(self, self.items * count.as_python_constant(), mutation_type=ValueMutationNew())
-
-    def mutation_of_others(self: Any, variable: Any) -> None:
-        if isinstance(variable, lists.DequeVariable) and isinstance(variable.mutation_type, ValueMutationExisting):
-            raise Unsupported("a deque that exists before the call changes")
-        mutation(self, variable)
-
-    with (
-        mock.patch.object(lists.BaseListVariable, "cls_for_instance", staticmethod(variable_with_length_of)),
-        mock.patch.object(lists.DequeVariable, "modified", modified),
-        mock.patch.object(lists.DequeVariable, "sq_repeat_impl", repeated, create=True),  # PyTorch 2.13's
-        mock.patch.object(SideEffects, "mutation", mutation_of_others),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _knowing_ranges() -> Iterator[None]:
-    """Have `f(*range(3))` pass 0, 1, 2, and `k in range(3)` be a bool.
-
-    Dynamo takes start, stop and step of a range for the elements of a list, and how often it has `k` for the answer.
-    """
-    from torch._dynamo import symbolic_convert
-    from torch._dynamo.variables import ConstantVariable, lists
-
-    def contains(self: Any, tx: Any, item: Any) -> Any:
-        return ConstantVariable.create(bool(self.range_count(item)))
-
-    others = tuple(kind for kind in lists.BaseListVariable.__subclasses__() if kind is not lists.RangeVariable)
-    with (
-        mock.patch.object(symbolic_convert, "BaseListVariable", others),
-        mock.patch.object(lists.RangeVariable, "sq_contains", contains, create=True),  # PyTorch 2.13's
-    ):
-        yield
-
-
-def _leaving_generators() -> Any:
-    """Break graphs where an existing `random.Random` is used: Dynamo would draw what the captured call draws."""
-    from torch._dynamo.variables import RandomVariable
-
-    return mock.patch.object(RandomVariable, "is_supported_random_obj", staticmethod(lambda generator: False))
 
 
 class Answers(dict[Any, Any]):

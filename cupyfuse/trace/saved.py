@@ -250,7 +250,8 @@ _EXPONENTIALS = ("exp", "exp2", "expm1", "expsum", "expdistances")
 _WITH_LIMITS = ("sigmoid", "tanh")
 # Operators that do not round.
 _EXACT_OPS = {
-    *("broadcast", "stop_gradient", "transpose", "reshape", "where", "isnan", "negative", "absolute", "relu"),
+    *("broadcast", "stop_gradient", "custom_derivative", "transpose", "reshape"),
+    *("where", "isnan", "negative", "absolute", "relu"),
     *(*_EXTREMES, "maximum", "minimum", "clip", "logical_and", "logical_or", "logical_not"),
     *COMPARISONS.values(),
 }

@@ -55,7 +55,11 @@ def spans(page: str) -> list[str]:
 
 
 def test_the_page_of_supported_functions_is_current() -> None:
-    assert read("docs/supported.md") == docs_script("supported").page(), "run python docs/scripts/supported.py"
+    """PyTorch 2.11 has no `linear_cross_entropy`."""
+    page = read("docs/supported.md")
+    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        page = page.replace("`linear_cross_entropy`, ", "")
+    assert page == docs_script("supported").page(), "run python docs/scripts/supported.py"
 
 
 def test_the_page_of_registers_has_todays_kernels() -> None:

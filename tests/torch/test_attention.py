@@ -263,8 +263,11 @@ def test_callers_may_change_what_is_copied() -> None:
     torch.testing.assert_close(gradient(ct.fuse(copy.deepcopy(model))), gradient(model))
 
 
+_WITHOUT_HEADS = [(2, 0, 5, 8)] if torch.__version__ >= (2, 12) else []  # PyTorch 2.11 divides by their number
+
+
 @pytest.mark.filterwarnings("error:cupyfuse left a captured graph")
-@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 0, 5, 8), (0, 4, 5, 8), (2, 4, 0, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), *_WITHOUT_HEADS, (0, 4, 5, 8), (2, 4, 0, 8)], ids=str)
 def test_other_ranks_and_no_elements(shape: tuple[int, ...]) -> None:
     class Small(nn.Module):
         def forward(self, q: Any, k: Any) -> Any:

@@ -7,6 +7,7 @@ import sys
 import types
 from collections import OrderedDict
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -206,3 +207,20 @@ def test_a_mask_that_may_be_missing() -> None:
     fused, x, mask = ct.fuse(module), torch.randn(5, 12), torch.randn(12)
     for arguments in ((x,), (x, mask), (x, None), (x, 2 * mask)):
         torch.testing.assert_close(fused(*arguments), module(*arguments))
+
+
+class _Missing:
+    """What a release of PyTorch lacks."""
+
+
+def test_releases_that_no_test_has_seen_warn_of_missing_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupyfuse.torch import corrections
+
+    monkeypatch.setattr(corrections, "_CORRECTIONS", (lambda: mock.patch.object(_Missing, "method"),))
+    corrections._warn_of_release.cache_clear()
+    plain, x = Code(lambda m, x: m.linear(x).softmax(-1)), torch.randn(5, 12)
+    with pytest.raises(AttributeError, match="does not have the attribute"):
+        ct.fuse(plain)(x)
+    monkeypatch.setattr(corrections, "_UNTESTED", (2, 0))
+    with pytest.warns(UserWarning, match="tested with PyTorch 2.11 to 2.15(.|\n)*_Missing(.|\n)*may stay wrong"):
+        torch.testing.assert_close(ct.fuse(plain)(x), plain(x))

@@ -284,7 +284,9 @@ PASS_THROUGH = [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _stored,
 def test_copies_of_fused_modules(way: Any) -> None:
     fused, x = ct.fuse(Head()), torch.randn(5, 12)
     want = fused(x)
-    torch.testing.assert_close(way(fused)(x), want)
+    torch.testing.assert_close(
+        way(fused)(x), want, check_device=False
+    )  # `DataParallel` goes to the GPUs that there are
 
 
 def test_export_of_fused_modules() -> None:

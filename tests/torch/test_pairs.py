@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -149,9 +150,12 @@ def test_computed_rows_and_conversions(dtype: torch.dtype) -> None:
 
     module = Model().to(dtype)
     fused = ct.fuse(module, only_gains=False)
-    tolerances = {} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    for ours, theirs in zip(run(fused, operands(dtype=dtype)), run(module, operands(dtype=dtype)), strict=True):
-        torch.testing.assert_close(ours, theirs, **tolerances)
+    exact = run(copy.deepcopy(module).double(), [a.double() for a in operands(dtype=dtype)])
+    for ours, theirs, true in zip(
+        run(fused, operands(dtype=dtype)), run(module, operands(dtype=dtype)), exact, strict=True
+    ):
+        step = torch.finfo(dtype).eps * true.abs().max()  # of bfloat16 norms PyTorch 2.11 rounds every intermediate
+        assert (ours - true).abs().max() <= (theirs - true).abs().max() + 2 * step
     assert "swap_pairs" in fused.explain().fused[0].operations
 
 

@@ -97,6 +97,9 @@ def test_pointwise_operators(row: Any) -> None:
     if row.name in INSANE:
         keep = ~np.isin(grid[0], INSANE[row.name])
         grid = [a[keep][None, :] for a in grid]
+    if row.name == "clip" and torch.__version__ >= (2, 14):  # which shares slopes with bounds where they meet
+        x, low, high = grid
+        grid = [a[(x != low) & (x != high) & (low < high) & ~np.isnan(x)][None, :] for a in grid]
     shape = grid[0].shape
     leaves = [g.argument(k, f"x{k}", shape, "float64") for k in range(count + 1)]
     node = g.pointwise(row.name, *leaves[:count], *(g.const(n) for n in numbers))

@@ -68,7 +68,7 @@ def test_parts_of_complex_arrays_are_views(body: str, is_argument: bool, engine:
 def test_reals_have_no_imaginary_part_to_set() -> None:
     function = function_of("x.imag = 1; return x")
     for f in (function, cf.fuse(function)):
-        with pytest.raises(TypeError, match="does not have imaginary part to set"):
+        with pytest.raises(TypeError, match="imaginary part"):
             f(Z, X)
 
 

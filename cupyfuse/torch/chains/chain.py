@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -116,7 +115,7 @@ class Chain:
 
         Other values live as long as a later operation reads them, as in PyTorch; compilers see to that themselves.
         """
-        dead = repeat(()) if torch.compiler.is_dynamo_compiling() else self._dead
+        dead = () if torch.compiler.is_dynamo_compiling() else self._dead
         values = self._run(tensors, _call_eagerly, dead)
         return [values[n] for n in self._results]
 
@@ -142,7 +141,7 @@ class Chain:
         self,
         inputs: Iterable[Any],
         apply: Callable[[Call, list[Any]], Any],
-        dead: Iterable[Iterable[int]] = repeat(()),
+        dead: Sequence[Sequence[int]] = (),
     ) -> dict[int, Any]:
         """Compute every value, by number, with `apply(call, arguments)` for each call; drop `dead` ones after it."""
         values = dict(enumerate(inputs))
@@ -150,7 +149,7 @@ class Chain:
         def fill(argument: Any) -> Any:
             return substitute(argument, lambda ref: values[ref.number], lambda size: size)
 
-        for call, unused in zip(self.calls, dead, strict=False):
+        for call, unused in zip(self.calls, dead or [()] * len(self.calls), strict=True):
             result = apply(call, list(map(fill, call.arguments)))
             results = result if isinstance(result, tuple) else (result,)
             values.update((n, value) for n, value in zip(call.results, results, strict=False) if n >= 0)
