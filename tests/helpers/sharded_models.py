@@ -186,11 +186,13 @@ for _name in DROP_INS:
     _enter_drop_in(_name, "vocabulary", 3)
 
 
-@case("BatchNorm over rows, fuse", 3)
-def _batch_norm(here: Here) -> None:
-    plain = models.HeadSoftmax(FEATURES, 10)
-    ours = ct.fuse(distributed(copy.deepcopy(plain), here.mesh, False))
-    check_training(here, plain, ours, [features()], [distribute_tensor(features(), here.mesh, [Shard(0)])])
+if torch.__version__ >= (2, 12):  # before, DTensors had no strategy for it in eager
+
+    @case("BatchNorm over rows, fuse", 3)
+    def _batch_norm(here: Here) -> None:
+        plain = models.HeadSoftmax(FEATURES, 10)
+        ours = ct.fuse(distributed(copy.deepcopy(plain), here.mesh, False))
+        check_training(here, plain, ours, [features()], [distribute_tensor(features(), here.mesh, [Shard(0)])])
 
 
 @case("loss_parallel", 2)

@@ -137,6 +137,29 @@ def test_no_logits_are_kept(code: Any, compiles: bool, monkeypatch: pytest.Monke
     assert all(math.prod(o.shape) < TOKENS * CLASSES for o in plan.outputs)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [lambda w, x: x @ w.T, lambda w, x: x @ w.mT, lambda w, x: (w @ x.T).T, lambda w, x: (w * 2).mT @ (x.exp().T * 3)],
+)
+def test_transposes_that_are_attributes(code: Any) -> None:
+    """They are operators from PyTorch 2.14 on."""
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 49).view(7, 7))
+
+        def forward(self, x: Any) -> Any:
+            return code(self.weight, x).softmax(-1)
+
+    module, x = Module(), torch.randn(7, 7)
+    fused = ct.fuse(module, only_gains=False)
+    torch.testing.assert_close(fused(x), module(x))
+    report = fused.explain()
+    assert sum(name == "matmul" for part in report.fused for name in part.operations) == 1
+    assert "0 operations left" in str(report)
+
+
 @pytest.mark.rotates
 @pytest.mark.parametrize("code", [shifted, classes_second_for_each, indexed, categorical])
 def test_sizes_vary(code: Any) -> None:

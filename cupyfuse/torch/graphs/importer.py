@@ -276,21 +276,27 @@ def _operands_also_written(target: Any, operation: Operation) -> frozenset[int]:
 def _operands_written_by_schema(
     target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any], operation: Operation
 ) -> set[int]:
-    """Return the operands that an operator's schema lets it write to; all of them if it has several schemas."""
+    """Return the operands that an operator's schema lets it write to; all of them if one of several schemas does."""
     if isinstance(target, OpOverloadPacket):
-        names = target.overloads()
-        if len(names) != 1:
-            return set(operation.read)
-        target = getattr(target, names[0])
+        overloads = [getattr(target, name) for name in target.overloads()]
+        if len(overloads) != 1:
+            writes = any(_is_written(a) for o in overloads for a in o._schema.arguments)
+            return set(operation.read) if writes else set()
+        (target,) = overloads
     found: set[int] = set()
     for position, argument in enumerate(target._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
+        if not _is_written(argument):
             continue
         value = operation.kwargs.get(argument.name)
         if position < len(operation.args) and not argument.kwarg_only:
             value = operation.args[position]
         found.update(leaf.number for leaf in pytree.tree_leaves(value) if isinstance(leaf, Ref))
     return found
+
+
+def _is_written(argument: Any) -> bool:
+    """Whether a schema lets its operator write to an argument."""
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 # Where inputs come from ---------------------------------------------------------------------------------------------

@@ -176,7 +176,8 @@ def view_as(input: Value, other: Value) -> Value:
 # Permutations -------------------------------------------------------------------------------------------------------
 
 
-@view_rule("t", T.T.__get__, adapt=_getter_arguments)
+# What reads `x.T` and `x.mT` in captured code from PyTorch 2.14 on are operators.
+@view_rule("t", T.T.__get__, torch.ops.aten.numpy_T, adapt=_getter_arguments)
 def t(input: Value) -> Value:
     if input.ndim > 2:
         refuse("t", f"a value of shape {input.shape}")
@@ -194,7 +195,7 @@ def transpose(input: Value, dim0: int, dim1: int) -> Value:
     return permute_dims(input, tuple(order), "transpose")
 
 
-overload("transpose", T.mT.__get__, adapt=lambda input, *_: (input, -2, -1))
+overload("transpose", T.mT.__get__, torch.ops.aten.mT, adapt=lambda input, *_: (input, -2, -1))
 
 
 @view_rule(torch.permute, T.permute, adapt=_dims_arguments)
