@@ -77,6 +77,18 @@ def swapped(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_swapped_pairs.py", "-k", f"host and rotary and ({select.replace('-', ' and ')})")
 
 
+def blocked(select: str) -> tuple[str, ...]:
+    """The tests of rows that have several strides."""
+    return ("tests/cuda/test_rows_in_blocks.py", "-k", f"host and ({select})")
+
+
+def pairs(select: str) -> tuple[str, ...]:
+    return ("tests/torch/test_pairs.py", "-k", select)
+
+
+PAIRS = "cupyfuse/torch/graphs/pairs.py"
+
+
 def several_packs() -> tuple[str, ...]:
     return ("tests/cuda/test_rows.py", "-k", "several_packs")
 
@@ -1773,6 +1785,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "if reader in changed:",
         repeated("joined and of_another_reader"),
     ),
+    Mutant("rows in blocks without their own stride", TYPES, "rest * within", "rest", blocked("programs")),
+    Mutant(
+        "shifted vectors of rows in another order",
+        "cupyfuse/cuda/config.py",
+        " and (in_order or all(n % vec == 0 for n in read))",
+        "",
+        blocked("between_vectors"),
+    ),
+    Mutant(
+        "rows in another order that cuBLAS reads",
+        "cupyfuse/plan/schedule/memory.py",
+        "Layout(unit_rows=min(node.shape) <= 1, contiguous=False, blas=False)",
+        "Layout(unit_rows=min(node.shape) <= 1)",
+        blocked("programs"),
+    ),
+    Mutant("halves of two tensors as pairs", PAIRS, "first.whole is not second.whole or ", "", pairs("no_swap")),
+    Mutant(
+        "halves in their own order as pairs", PAIRS, " or (first.start, second.start) != (1, 0)", "", pairs("no_swap")
+    ),
+    Mutant(
+        "pairs of memory that is written to",
+        PAIRS,
+        "any(map(memory.is_written_to, (whole, *halves))) or ",
+        "",
+        pairs("written_to"),
+    ),
+    Mutant("pairs whose memory is shared", PAIRS, "list(stack.users) != [node]", "False", pairs("share_memory")),
+    Mutant(
+        "pairs under another gradient mode",
+        PAIRS,
+        "is_switched(min(halves), node)",
+        "False",
+        pairs("no_swap or detached"),
+    ),
+    Mutant("pairs of two rows", PAIRS, "example_of(source).shape[-1] % 2 == 0", "True", pairs("no_swap")),
+    Mutant("pairs of integers", PAIRS, "not example_of(whole).is_floating_point() or ", "", pairs("integers")),
     Mutant(
         "vectors taken from the pack that they begin in",
         TYPES,

@@ -123,11 +123,12 @@ def adapted() -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
     yield "flatten", T.ravel, (x3,), {}
     for target in (torch.unflatten, T.unflatten):
         yield "unflatten", target, (x, 1, (2, -1)), {}
-    for target in (torch.t, T.t, T.T.__get__):
+    for target in (torch.t, T.t, T.T.__get__, torch.ops.aten.numpy_T):
         yield "t", target, (x,), {}
     for target in (torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, torch.swapdims, T.swapdims):
         yield "transpose", target, (x, 0, -1), {}
-    yield "transpose", T.mT.__get__, (x,), {}
+    for target in (T.mT.__get__, torch.ops.aten.mT):
+        yield "transpose", target, (x,), {}
     yield "permute", torch.permute, (x3, (2, 0, 1)), {}
     yield "permute", T.permute, (x3, 1, 2, 0), {}
     yield "expand", T.expand, (x[:1], 4, -1), {}
