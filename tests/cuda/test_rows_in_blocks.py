@@ -89,6 +89,14 @@ def test_nothing_is_copied(name: str, view: str, engine: Engine, rng: np.random.
     assert all(step.kind != "Copy" for step in plan.steps)
 
 
+@pytest.mark.parametrize("view", ["first_of_three", "permuted"])
+def test_products_read_a_copy(view: str, engine: Engine) -> None:
+    """Libraries of products know two strides."""
+    q = VIEWS[view](engine.array(np.ones((3, 5, 3, 4, 16), np.float32)))
+    plan = cf.fuse(PROGRAMS["product_alone"]).plan(q, engine.array(np.zeros(q.shape, np.float32)))
+    assert [step.kind for step in plan.steps].count("Copy") == 1
+
+
 # Rows whose lengths are no multiples of a vector's begin elsewhere in one, in another order.
 ODD: dict[str, Callable[[Any], Any]] = {
     "written": lambda q: q * 2,

@@ -1793,13 +1793,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         blocked("between_vectors"),
     ),
-    Mutant(
-        "rows in another order that cuBLAS reads",
-        "cupyfuse/plan/schedule/memory.py",
-        "Layout(unit_rows=min(node.shape) <= 1, contiguous=False, blas=False)",
-        "Layout(unit_rows=min(node.shape) <= 1)",
-        blocked("programs"),
-    ),
     Mutant("halves of two tensors as pairs", PAIRS, "first.whole is not second.whole or ", "", pairs("no_swap")),
     Mutant(
         "halves in their own order as pairs", PAIRS, " or (first.start, second.start) != (1, 0)", "", pairs("no_swap")
@@ -1817,7 +1810,7 @@ MUTANTS: tuple[Mutant, ...] = (
         PAIRS,
         "is_switched(min(halves), node)",
         "False",
-        pairs("no_swap or detached"),
+        pairs("without_gradients"),
     ),
     Mutant("pairs of two rows", PAIRS, "example_of(source).shape[-1] % 2 == 0", "True", pairs("no_swap")),
     Mutant("pairs of integers", PAIRS, "not example_of(whole).is_floating_point() or ", "", pairs("integers")),

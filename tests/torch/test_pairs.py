@@ -271,6 +271,19 @@ def test_detached_pairs_have_no_gradient(code: Callable[[Any], Any]) -> None:
     torch.testing.assert_close(grad, torch.ones(4, 2))
 
 
+def test_halves_without_gradients() -> None:
+    """The stack is within the mode of gradients that its halves are not in."""
+
+    def code(x: Any) -> Any:
+        with torch.no_grad():
+            first, second = -x[..., 1::2], x[..., ::2]
+        return torch.stack((first, second), -1).flatten(-2) * x
+
+    x = torch.randn(3, 8, requires_grad=True)
+    found, expected = (torch.autograd.grad(c(x).sum(), x)[0] for c in (ct.fuse(Code(code), only_gains=False), code))
+    torch.testing.assert_close(found, expected)
+
+
 def test_integers_stay_with_pytorch() -> None:
     x = torch.arange(24).view(2, 12)
     fused = ct.fuse(Code(lambda x: by_steps(x) + 1), only_gains=False)
