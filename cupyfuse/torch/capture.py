@@ -149,7 +149,7 @@ class Capture:
             callback.calls += 1
             before = activity.calls
             try:
-                result = captured(module, *args, **kwargs)
+                result = captured(module, tuple(kwargs), *args, **kwargs)
             except BaseException:
                 callback.settle(returned=False)
                 raise
@@ -225,9 +225,12 @@ def _is_uninitialized(module: torch.nn.Module) -> bool:
     return any(map(torch.nn.parameter.is_lazy, (*module.parameters(), *module.buffers())))
 
 
-def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module with its hooks, as `Module.__call__` does without compilation: the function that is captured."""
-    return module._call_impl(*args, **kwargs)
+def _call(module: Any, order: tuple[str, ...], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a module with its hooks, as `Module.__call__` does without compilation: the function that is captured.
+
+    Dynamo guards the names in `kwargs`, but not their order, which code may see: it guards what it reads of `order`.
+    """
+    return module._call_impl(*args, **{name: kwargs[name] for name in order})
 
 
 _numbers = itertools.count()

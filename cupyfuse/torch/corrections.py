@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import os
+import sys
+import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +20,9 @@ from unittest import mock
 import torch
 
 _UNTESTED = (2, 16)  # the first release of PyTorch that no test has seen
+# Code that catches errors of what is not meant to change: Dynamo's, in the place of functions in C, and what reads the
+# signatures of functions.
+_FOLLOWED = (os.path.join("torch", "_dynamo", "polyfills"), inspect.__file__)
 
 
 @contextlib.contextmanager
@@ -210,8 +217,8 @@ def _keeping_deques() -> Iterator[None]:
         return modified(self, self.items * count.as_python_constant(), mutation_type=ValueMutationNew())
 
     def init(self: Any, items: list[Any], **options: Any) -> None:
-        if "maxlen" not in options:  # of sums and products before PyTorch 2.13
-            raise Unsupported("deques are added or repeated")
+        if "maxlen" not in options:  # of sums and products before PyTorch 2.13, of derived classes from 2.14 on
+            raise Unsupported("a deque whose maxlen is not told")
         make_variable(self, items, **options)
 
     def call_method(self: Any, tx: Any, name: str, *arguments: Any) -> Any:
@@ -286,6 +293,35 @@ def _guarding_classes() -> Iterator[None]:
         yield
 
 
+def _leaving_caught_errors() -> Any:
+    """Leave code to eager that catches an error of an operation, or one that tells that something is missing.
+
+    Dynamo follows the latter without a guard on the name, attribute or key: once that is there, the captured code goes
+    on without it. From PyTorch 2.14 on it follows errors of operations on fake tensors, too, all as RuntimeErrors, also
+    where the operation itself, such as one of the user's without a fake form, raises none.
+    """
+    from torch._dynamo import exc
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    handle: Any = InstructionTranslatorBase.exception_handler
+    kinds = (AttributeError, KeyError, LookupError, NameError, ImportError)
+    left = tuple(map(exc.get_dynamo_observed_exception, kinds))
+    if hasattr(exc, "FakeTensorObservedException"):
+        left += (exc.FakeTensorObservedException,)
+
+    def exception_handler(self: Any, raised: Any) -> None:
+        catches = self.block_stack if sys.version_info < (3, 11) else self.current_instruction.exn_tab_entry
+        if catches and isinstance(raised, left) and not _is_followed(self.f_code):
+            raise exc.Unsupported("an error is caught that depends on what is missing, or on an operation")
+        handle(self, raised)
+
+    return mock.patch.object(InstructionTranslatorBase, "exception_handler", exception_handler)
+
+
+def _is_followed(code: types.CodeType) -> bool:
+    return any(place in code.co_filename for place in _FOLLOWED)
+
+
 def _leaving_generators() -> Any:
     """Break graphs where an existing `random.Random` is used: Dynamo would draw what the captured call draws."""
     from torch._dynamo.variables import RandomVariable
@@ -295,5 +331,5 @@ def _leaving_generators() -> Any:
 
 _CORRECTIONS = (
     *(_refusing_gradient_modes, _finding_numbers, _comparing_numbers, _formatting_numbers, _keeping_deques),
-    *(_knowing_ranges, _guarding_classes, _leaving_generators),
+    *(_knowing_ranges, _guarding_classes, _leaving_caught_errors, _leaving_generators),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import types
@@ -224,3 +225,83 @@ def test_releases_that_no_test_has_seen_warn_of_missing_corrections(monkeypatch:
     monkeypatch.setattr(corrections, "_UNTESTED", (2, 0))
     with pytest.warns(UserWarning, match="tested with PyTorch 2.11 to 2.15(.|\n)*_Missing(.|\n)*may stay wrong"):
         torch.testing.assert_close(ct.fuse(plain)(x), plain(x))
+
+
+# Errors that are caught, and the order of keyword arguments ----------------------------------------------------------
+
+
+def _of_the_module(m: Any) -> Any:
+    return m.factor
+
+
+def _of_a_dictionary(m: Any) -> Any:
+    return m.entries["factor"]
+
+
+def _of_a_submodule(m: Any) -> Any:
+    return m.linear.factor
+
+
+def _of_a_class(m: Any) -> Any:
+    return _Missing.factor  # type: ignore[attr-defined]
+
+
+def _set_factor(m: Any) -> None:
+    m.factor = m.linear.factor = m.entries["factor"] = _Missing.factor = 5.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("read", [_of_the_module, _of_a_dictionary, _of_a_submodule, _of_a_class])
+def test_what_is_missing_is_found_once_it_is_there(read: Any) -> None:
+    """Dynamo follows the error that is caught, and has no guard on what is missing."""
+
+    def code(m: Any, x: Any) -> Any:
+        try:
+            factor = read(m)
+        except (AttributeError, KeyError):
+            factor = 1.0
+        return m.linear(x).softmax(-1) * factor
+
+    plain, x = Code(code, entries={}), torch.randn(5, 12)
+    fused = ct.fuse(copy.deepcopy(plain))
+    try:
+        for change in (None, _set_factor, None):
+            if change is not None:
+                change(plain)
+                change(fused)
+            torch.testing.assert_close(fused(x), plain(x))
+    finally:
+        if hasattr(_Missing, "factor"):
+            del _Missing.factor
+
+
+@pytest.mark.parametrize("caught", [ValueError, Exception])
+def test_errors_of_operations_that_are_caught(caught: type[Exception]) -> None:
+    """From PyTorch 2.14 on Dynamo follows them as RuntimeErrors, whatever the operation raises."""
+
+    def code(m: Any, x: Any, p: float) -> Any:
+        y = m.linear(x).softmax(-1)
+        try:
+            y = F.dropout(y, p)
+        except caught as error:
+            y = y * len(str(error))
+        return y.exp()
+
+    plain, x = Code(code), torch.randn(5, 12)
+    fused = ct.fuse(copy.deepcopy(plain))
+    for p in (2.0, 0.0, 2.0):
+        torch.testing.assert_close(fused(x, p), plain(x, p))
+
+
+def test_the_order_of_keyword_arguments() -> None:
+    def code(m: Any, **given: Any) -> Any:
+        first, *others = given.values()
+        return {name: (m.linear(first) * other).softmax(-1) for name, other in zip(given, [*others, 2.0], strict=True)}
+
+    plain = Code(code)
+    fused = ct.fuse(copy.deepcopy(plain))
+    a, b, order = torch.randn(5, 12), torch.randn(5, 12), torch.randn(5, 12)
+    for given in ({"module": a, "order": order, "b": b}, {"order": order, "module": a, "b": b}, {"b": b, "order": a}):
+        expected = plain(**given)
+        found = fused(**given)
+        assert list(found) == list(expected)
+        torch.testing.assert_close(found, expected)
