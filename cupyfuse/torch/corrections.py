@@ -242,6 +242,25 @@ def _keeping_deques() -> Iterator[None]:
         yield
 
 
+def _keeping_orders() -> Any:
+    """Have dictionaries from before the call in the order that `OrderedDict.move_to_end` gives their items.
+
+    Dynamo stores items that are new or have other values, or all of them where one was removed.
+    """
+    from torch._dynamo.variables import ConstDictVariable
+
+    has_new_items: Any = ConstDictVariable.has_new_items
+
+    def has_changed(self: Any) -> bool:
+        kept = [key.vt for key in self.items if key.vt in self.original_items]
+        found = set(map(id, kept))
+        if list(map(id, kept)) != [id(key) for key in self.original_items if id(key) in found]:
+            self.should_reconstruct_all = True
+        return bool(has_new_items(self))
+
+    return mock.patch.object(ConstDictVariable, "has_new_items", has_changed)
+
+
 @contextlib.contextmanager
 def _knowing_ranges() -> Iterator[None]:
     """Have `f(*range(3))` pass 0, 1, 2, and `k in range(3)` be a bool.
@@ -331,5 +350,5 @@ def _leaving_generators() -> Any:
 
 _CORRECTIONS = (
     *(_refusing_gradient_modes, _finding_numbers, _comparing_numbers, _formatting_numbers, _keeping_deques),
-    *(_knowing_ranges, _guarding_classes, _leaving_caught_errors, _leaving_generators),
+    *(_keeping_orders, _knowing_ranges, _guarding_classes, _leaving_caught_errors, _leaving_generators),
 )

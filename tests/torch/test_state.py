@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import fractions
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -195,6 +195,27 @@ def test_deques_keep_their_length(code: Any) -> None:
         near(list(fused.memory), list(plain.memory))
     assert fused.memory.maxlen == 3
     assert fused_chains(fused) or (torch.__version__ < (2, 13) and code in (_extended, _copied))  # graphs break there
+
+
+def _recent(m: Any, y: Any) -> Any:
+    m.memory.move_to_end(next(iter(m.memory)))
+    return y.softmax(-1)
+
+
+def _recent_and_new(m: Any, y: Any) -> Any:
+    m.memory.move_to_end("b", last=False)
+    m.memory[str(len(m.memory))] = 1
+    return y.softmax(-1) * m.memory["b"]
+
+
+@pytest.mark.parametrize("code", [_recent, _recent_and_new])
+def test_dictionaries_keep_the_order_of_their_items(code: Any) -> None:
+    """Dynamo stores items that are new or changed alone."""
+    plain, fused, _ = pair(Code(code, memory=OrderedDict(a=1, b=2, c=3)), "cpu", DOUBLE)
+    for _ in range(4):
+        x = torch.randn(5, 12, dtype=DOUBLE)
+        near(step(fused, x), step(plain, x))
+        assert list(fused.memory.items()) == list(plain.memory.items())
 
 
 def test_another_length_of_a_deque() -> None:
