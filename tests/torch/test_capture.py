@@ -153,7 +153,7 @@ def test_a_gradient_within_a_forward(way: str, create_graph: bool) -> None:
     before = frames["total"]
     torch.testing.assert_close(changed(x), module(x))
     # PyTorch 2.11 captures some code of its own around the backward pass.
-    assert frames["total"] - before < (10 if torch.__version__ >= (2, 13) else 60)
+    assert frames["total"] - before < (10 if torch.__version__ >= (2, 13) else 100)
 
 
 def test_a_captured_call_records_nothing_for_profilers() -> None:
