@@ -233,6 +233,19 @@ def test_the_rule(ours, theirs, gains):
     assert microseconds(*ours, *theirs).gains() is gains
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "saved", "on_gpu"),
+    [((10, 15), (30, 10), 15, 20), ((10, 10), (12, 30), 22, 2), ((30, 10), (25, 40), 25, -5)],  # (GPU, host)
+)
+def test_what_a_chain_saves_counts_the_host_but_in_a_graph(ours, theirs, saved, on_gpu):
+    """Which of the two a model waits for is not known where its chains are chosen."""
+    found = microseconds(*ours, *theirs)
+    assert found.saved() == pytest.approx(saved * 1e-6)
+    assert found.saved(cudagraph=True) == pytest.approx(on_gpu * 1e-6)
+    doubted = dataclasses.replace(found, multiplies=True)
+    assert doubted.saved() == pytest.approx(found.saved() - rates.PRODUCT_ERROR * theirs[0] * 1e-6)
+
+
 def test_the_summary_is_one_line_with_both():
     assert microseconds(3.1, 12, 3.4, 9).summary() == "12 us of host against 9, 3.1 us of GPU against 3.4"
     assert str(microseconds(10, 15, 30, 10)) == "15 us of host against 10, 10 us of GPU against 30"
