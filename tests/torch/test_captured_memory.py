@@ -193,6 +193,54 @@ def test_statistics_that_are_updated_and_read(norm: str, way: str) -> None:
     same(module, graded, way)
 
 
+def _aligned(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    return F.relu(m.norm(h)).softmax(-1), (h.mean(0) - m.norm.running_mean).square().sum()
+
+
+def _by_old_statistics(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    by_old = (h - m.norm.running_mean) / (m.norm.running_var + 1e-5).sqrt()
+    return (m.norm(h) + by_old).softmax(-1)
+
+
+def _by_old_deviation(m: Any, x: Any) -> Any:
+    h = m.linear(x) * m.norm.running_var.sqrt().detach()
+    return m.norm(h).exp().sum(-1), m.norm.running_mean * 2
+
+
+@ways
+@pytest.mark.parametrize("code", [_aligned, _by_old_statistics, _by_old_deviation])
+def test_gradients_of_what_reads_statistics_before_they_are_updated(code: Any, way: str) -> None:
+    """As losses that align features with a batch norm's running statistics: the backward pass needs the old ones."""
+    if code is _by_old_statistics and way == "aot":
+        pytest.skip('PyTorch\'s own AOTAutograd reads the new ones there, with backend="aot_eager", too')
+    module = Code(code, norm=nn.BatchNorm1d(12))
+    module.norm.running_mean.normal_()
+    same(module, graded, way)
+
+
+def test_second_derivatives_read_statistics_as_they_were_before_an_update() -> None:
+    module = Code(_by_old_statistics, norm=nn.BatchNorm1d(12)).double()
+    found = []
+    for called in (copy.deepcopy(module), ct.fuse(copy.deepcopy(module))):
+        x = torch.linspace(-1, 2, 60, dtype=torch.float64).view(5, 12).requires_grad_()
+        (first,) = torch.autograd.grad(called(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), x)[0])
+    torch.testing.assert_close(found[1], found[0])
+
+
+@ways
+@pytest.mark.parametrize("reads", [True, False])
+def test_statistics_that_the_chain_computes_itself(reads: bool, way: str) -> None:
+    def code(m: Any, x: Any) -> Any:
+        mean, var = m.memory[0] * 0, m.memory[1] + 0
+        y = F.batch_norm(m.linear(x), mean, var, training=True).relu()
+        return (y, mean.exp()) if reads else y
+
+    same(Code(code), graded, way)
+
+
 @ways
 def test_out(way: str) -> None:
     def code(m: Any, x: Any, given: Any) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
-from torch_ways import Code
+from torch_ways import WAYS, Code, ways
 
 import cupyfuse.torch as ct
 
@@ -99,3 +100,20 @@ def test_recomputations_that_stop_early_leave_their_modes() -> None:
     for _ in range(2):
         fused(torch.randn(3, 12)).float().sum().backward()
         assert state() == before
+
+
+def enabled(m: Any, x: Any) -> Any:
+    with torch.enable_grad():
+        y = F.gelu(m.linear(x)).softmax(-1)
+    return (y * 2).exp().sum(-1)
+
+
+@ways
+def test_gradients_that_are_enabled_in_inference_mode_are_not_recorded(way: str) -> None:
+    module, x = Code(enabled), torch.randn(5, 12)
+    called = WAYS[way](module)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            found, expected = called(x), module(x)
+        assert (found.requires_grad, found.is_inference()) == (expected.requires_grad, expected.is_inference())
+        torch.testing.assert_close(found, expected)

@@ -19,8 +19,11 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 class _ChainFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, executor: Any, *tensors: Any) -> Any:
-        outputs, others = executor.run(tensors)
-        backward = executor.backward
+        backward, changing = executor.backward, tensors
+        if backward.overwritten:
+            copied = backward.overwritten
+            tensors = tuple([t.detach().clone() if k in copied else t for k, t in enumerate(tensors)])
+        outputs, others = executor.run(changing)
         ctx.set_materialize_grads(False)
         if executor.returns_views:
             outputs = [as_base(t) for t in outputs]

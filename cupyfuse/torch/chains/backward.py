@@ -70,6 +70,7 @@ class Backward:
     inputs : the inputs that the backward pass reads
     unreached : the inputs whose gradient is wanted and that no output has one for, as those of comparisons
     second_order_inputs : further inputs, which saved values depend on; only derivatives of the gradients read them
+    overwritten : those of both that the forward pass overwrites, such as running statistics
     saving : what the forward pass saves; all else is recomputed
     """
 
@@ -98,6 +99,10 @@ class Backward:
         reached = set(g.topological([*roots, *self.saving.nodes]))
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
+        updated = {k for k, _ in traced.chain.updates}
+        self.overwritten = frozenset(
+            k for k in (*self.inputs, *self.second_order_inputs) if k in updated and not needs[k]
+        )
         self._plans: dict[Hashable, _BackwardPlan] = {}
         self._dependence: dict[Hashable, _Dependence] = {}
         self._recognized: list[BackwardCall] = []  # the last one first

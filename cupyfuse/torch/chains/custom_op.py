@@ -30,6 +30,7 @@ from ..rules.symbols import references
 from .backward import Backward
 from .chain import Chain, TracedChain, metas_of
 from .compiled import CompiledChain
+from .eligibility import is_recording
 from .options import Options
 from .runtime import device_at
 from .saving import SavedValues, saved_operand, unit_gradients
@@ -339,7 +340,7 @@ class _ChainOperator(torch.autograd.Function):
 
 
 def _differentiable(inputs: list[Any], sizes: list[Any], chain: str, saved: str, options: str) -> list[Any]:
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+    if is_recording() and any(t.requires_grad for t in inputs):
         return list(_ChainOperator.apply(sizes, chain, saved, options, *inputs))
     results: list[Any] = torch.ops.cupyfuse.chain_forward(inputs, sizes, chain, saved, options)
     return results

@@ -39,6 +39,11 @@ def is_intercepted() -> bool:
     )
 
 
+def is_recording() -> bool:
+    """Whether autograd records operations: not in inference mode, where gradients may be enabled all the same."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def signature_of(chain: Chain, tensors: Tensors, numbers: Iterable[int]) -> tuple[Any, ...] | str:
     """Return a hashable key of what plans depend on in these inputs; text, the reason, if one is no plain tensor."""
     signature: list[Any] = []

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...generated import Constants, define
+from .eligibility import is_recording
 from .tensors import Tensors
 
 Matches = Callable[[Tensors], bool]
@@ -36,7 +37,12 @@ def matcher(
     current_precision : returns the precision of products; None for chains that do not depend on it
     fixed : those of the numbers of which weights may be prepacked, unless they are of inference mode
     """
-    constants = Constants(grad=torch.is_grad_enabled, default=torch.get_default_dtype, strided=torch.strided)
+    constants = Constants(
+        grad=torch.is_grad_enabled,
+        inference=torch.is_inference_mode_enabled,
+        default=torch.get_default_dtype,
+        strided=torch.strided,
+    )
     name = constants.name
     distinct: dict[int, int] = {}  # numbers, by the identities of their tensors: guards refuse one that comes twice
     lines, memory, same = [], [], []
@@ -55,7 +61,8 @@ def matcher(
             *(tensors[k] for k in distinct.values()), dynamic_dims_sizes=None, dynamic_dims_strides=None
         )
         same.insert(0, f"{name(guards.check)}({', '.join(f't{k}' for k in distinct.values())})")
-    same += [f"grad() is {torch.is_grad_enabled()}", f"default() is {name(torch.get_default_dtype())}"]
+    same.append("grad() and not inference()" if is_recording() else "(not grad() or inference())")
+    same.append(f"default() is {name(torch.get_default_dtype())}")
     if current_precision is not None:
         same.append(f"{name(current_precision)}() == {current_precision()!r}")
     lines.append(f"return {' and '.join([*memory, *same])}")

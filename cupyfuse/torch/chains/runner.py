@@ -13,7 +13,7 @@ import torch
 from ...errors import TraceError, first_line
 from ...plan.plan import Plan
 from .chain import Chain
-from .eligibility import is_intercepted, is_sharded, signature_of, unsupported
+from .eligibility import is_intercepted, is_recording, is_sharded, signature_of, unsupported
 from .executor import Executor
 from .matching import Matches, matcher
 from .options import Options, matmul_precision
@@ -135,7 +135,7 @@ class Runner:
         signature = signature_of(self.chain, tensors, self._varying)
         if isinstance(signature, str):
             return self._find_sharded(tensors, signature)
-        grad = torch.is_grad_enabled()
+        grad = is_recording()
         key = (grad, self.options.current_precision(), torch.get_default_dtype(), signature)
         executor = self._latest.get(key)
         if executor is not None and (executor.is_current(tensors) or executor.bind_changed(tensors)):
@@ -194,7 +194,7 @@ class Runner:
             return reason
         from ..sharded.executor import ShardedExecutor, signature_of  # DTensor's import takes a while
 
-        grad = torch.is_grad_enabled()
+        grad = is_recording()
         key = (grad, self.options.current_precision(), torch.get_default_dtype(), signature_of(tensors))
         with self._lock:
             found = self._sharded.get(key)

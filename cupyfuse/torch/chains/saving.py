@@ -130,7 +130,7 @@ def choose_saved(
             return SavedValues(list(dict.fromkeys([*products, *statistics])))
         # Gradients that the forward pass makes need the statistics of all shards first, and so the products twice, too.
         note = f"{quantity(nbytes, 'B')} of products of {shards} shards are recomputed by the backward pass"
-        return SavedValues(with_results(outputs, list(roots.values()), statistics), note=note)
+        return SavedValues(_without_last_products(outputs, list(roots.values()), products), note=note)
     if nbytes <= most or traced.chain.updates:
         # Statistics of sums with biases, which the forward pass reads unrounded, would not belong to what is saved.
         rounded = not sums_with_biases(outputs).keys().isdisjoint(g.topological(roots.values()))
@@ -139,7 +139,7 @@ def choose_saved(
             products = with_results(outputs, list(roots.values()), dict.fromkeys([*products, *statistics]))
         products += values_of_rows(outputs, list(roots.values()), products)
         return _with_operands(traced, products, list(roots.values()), settings)
-    ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
+    ways = _ways_without_products(traced, needs, differentiable, products, roots)
     times: dict[str, float] = {}
     memory: dict[str, int] = {}
     for name, saved in ways.items():
@@ -192,24 +192,39 @@ def _moved(traced: TracedChain, saved: list[Node], settings: Settings) -> int:
 
 
 def _ways_without_products(
-    traced: TracedChain, needs: Sequence[bool], differentiable: Sequence[bool], nbytes: int, roots: dict[int, Node]
+    traced: TracedChain,
+    needs: Sequence[bool],
+    differentiable: Sequence[bool],
+    products: list[Node],
+    roots: dict[int, Node],
 ) -> dict[str, SavedValues]:
-    """List what may be saved instead of products of `nbytes` bytes, for the gradients `roots`.
+    """List what may be saved instead of `products`, for the gradients `roots`.
 
     Each is named by what becomes of the products, in words for the plan's note.
     """
     ways: dict[str, SavedValues] = {}
     # Computing products again takes time, which is not worth saving a part of what is read and written for each row.
     values = [*(v for k, v in enumerate(traced.inputs) if k not in traced.chain.fixed), *traced.outputs]
-    if nbytes > sum(v.tracer._node.nbytes for v in values):
-        outputs = [v.tracer._node for v in traced.outputs]
-        statistics = saved_values(outputs, list(roots.values()), products=False)
-        statistics = with_results(outputs, list(roots.values()), statistics)
-        ways["recomputed by the backward pass"] = SavedValues(statistics)
+    outputs = [v.tracer._node for v in traced.outputs]
+    if sum(n.nbytes for n in products if n not in outputs) > sum(v.tracer._node.nbytes for v in values):
+        kept = _without_last_products(outputs, list(roots.values()), products)
+        ways["recomputed by the backward pass"] = SavedValues(kept)
     if _gradients_scale_with_one_number(traced, differentiable):
         unit = unit_gradients(traced, needs)
         ways["not needed, since the forward pass makes the gradients"] = SavedValues(list(unit.values()), unit)
     return ways
+
+
+def _without_last_products(outputs: Sequence[Node], gradients: list[Node], products: Sequence[Node]) -> list[Node]:
+    """List what is saved where products are computed again that no other one depends on.
+
+    Where others do, these are stored, and no statistics of rows, such as a softmax's maximum and sum: what is computed
+    again is rounded elsewhere, so that they would belong to other rows, and each stage of a chain of softmaxes would
+    multiply the difference.
+    """
+    inner = {p for q in products for p in set(g.topological([q])).intersection(products) if p is not q}
+    kept = [p for p in products if p in inner] or saved_values(outputs, gradients, products=False)
+    return with_results(outputs, gradients, kept)
 
 
 def _gradients_scale_with_one_number(traced: TracedChain, differentiable: Sequence[bool]) -> bool:

@@ -187,6 +187,8 @@ class Clusters(ResolvedGraph):
             self._trace(cluster, self._cast_operands(cluster, fusible.call), k)
         for target, number in fusible.updates:
             self._check_meta(cluster, number)
+            if target in cluster.produced:
+                raise TraceError("it changes what the chain computes in place")
             cluster.updates.append((target, number))
         cluster.members.append(k)
 
