@@ -108,7 +108,8 @@ def is_array(value: Any) -> bool:
 def _has_dlpack(value: Any) -> bool:
     if isinstance(value, (np.generic, type)):  # a class of arrays is none
         return False
-    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
+    kind = type(value)  # objects may give an attribute of any name, or raise what `hasattr` lets pass
+    return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
 
 
 def import_array(value: Any, name: str) -> Imported:

@@ -126,8 +126,11 @@ def _is_alone_on(base: Any, nbytes: int) -> bool:
 
 
 def _is_plain(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array is writable, and none of its elements share an address."""
-    return array.flags.writeable and 0 not in array.strides
+    """Whether an array is writable, and none of its elements share an address.
+
+    Results of `np.broadcast_arrays` warn where `flags.writeable` is read; that number tells the same.
+    """
+    return bool(array.flags.num & _WRITEABLE) and 0 not in array.strides
 
 
 def _references_of(array: Any) -> int:
@@ -146,6 +149,7 @@ def _references_of_item(container: Any) -> int:
 _PLAIN = (tuple, list, dict)
 _IMMUTABLE = (float, int, bool, str, type(None))
 _ARRAY = object()
+_WRITEABLE = 0x400  # of `flags.num`: NPY_ARRAY_WRITEABLE of NumPy's C API
 # References to a value that only a list holds, as its item is counted; to one that a container holds, as a loop over it
 # counts them; and to the base of a view, as the function that it is passed to counts them.
 _ONE_HOLDER = sys.getrefcount([np.empty(1)][0]) + 1

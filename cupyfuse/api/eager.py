@@ -204,15 +204,25 @@ def with_axes_last(fused: Fused, arguments: Arguments, names: Sequence[str], sha
 
 
 def by_rows(fused: Fused, arguments: Arguments, out: Any, convert: Callable[[Any], Any] = promote_integers) -> Any:
-    """Run a function of rows on an array of any rank, which `convert` converts first, its leading axes as rows."""
-    name = next(iter(arguments))
+    """Run a function of rows on an array of any rank, which `convert` converts first, its leading axes as rows.
+
+    They stay apart where another argument has axes to be broadcast with them.
+    """
+    name, *others = arguments
     imported = import_operand(arguments[name], name)
     x = arguments[name] = convert(imported.array)
-    if x.ndim > 2:
+    joined = x.ndim > 2 and not any(_rank(arguments[other]) > 1 for other in others)
+    if joined:
         arguments[name] = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     result = fused(**arguments)
-    result = result.reshape(*x.shape[:-1], result.shape[-1]) if x.ndim > 2 else result
+    result = result.reshape(*x.shape[:-1], result.shape[-1]) if joined else result
     return copy_to(export(result, imported), out)
+
+
+def _rank(value: Any) -> int:
+    """Return how many dimensions an argument has; 0 for what is no array."""
+    rank = getattr(value, "ndim", None)
+    return rank if isinstance(rank, int) else np.ndim(value) if isinstance(value, (list, tuple)) else 0
 
 
 def as_matrix(fused: Fused, arguments: Arguments, out: Any) -> Any:

@@ -245,9 +245,10 @@ def fuse(
     >>> head(np.ones((2, 3)), np.zeros((4, 3)), np.zeros(4)).round(4)
     array([1.3863, 1.3863])
     """
-    if fn is None:
+    if fn is None or isinstance(fn, (staticmethod, classmethod)):
         options: dict[str, Any] = {"max_workspace": max_workspace, "keep_halves": keep_halves}
-        return functools.partial(fuse, precision=precision, strict=strict, static=static, **options)
+        decorator = functools.partial(fuse, precision=precision, strict=strict, static=static, **options)
+        return decorator if fn is None else type(fn)(decorator(fn.__func__))
     if not callable(fn):
         raise TypeError(f"fn: expected a function, got {type(fn).__name__}")
     function = fn.__wrapped__ if isinstance(fn, Fused) else fn

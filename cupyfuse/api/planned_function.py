@@ -219,9 +219,10 @@ class PlannedFunction:
         opened: Container[int] = (),
         branches: bool = True,
         arrays: bool = False,
+        closed: bool = False,
     ) -> Tracing:
         environment, parameters, strict = self.environment, self.parameters, self._strict
-        numbers = NumbersOfCall(signature.numbers, opened, branches, signature.changing, arrays)
+        numbers = NumbersOfCall(signature.numbers, opened, branches, signature.changing, arrays, closed)
         return trace_function(environment, parameters, values, signature, strict, numbers, for_shards)
 
     def _trace_open(
@@ -238,7 +239,7 @@ class PlannedFunction:
         Parameters as for `compile`.
         """
         branches = not cache.is_full(key)
-        traced = self._trace(values, signature, branches=branches)
+        traced = self._trace_floats(values, signature, branches)
         asks_for_types = self.environment.asks_for_types(signature)
         arrays = traced.numbers.makes_arrays and branches and cache.traces_arrays(key) and not asks_for_types
         if arrays:
@@ -266,6 +267,21 @@ class PlannedFunction:
         cache.note(key, opened, read)
         return traced if best is None else best
 
+    def _trace_floats(self, values: Sequence[Any], signature: Signature, branches: bool = True) -> Tracing:
+        """Trace the function with floats among its arguments traced, or where that fails with all numbers as constants.
+
+        Code that is not followed, such as that of `json` and `statistics`, takes no others than Python's own.
+        """
+        try:
+            return self._trace(values, signature, branches=branches)
+        except Exception as error:  # of any kind: what that code raises
+            if not any(type(number) is float for number in signature.numbers):
+                raise
+            try:
+                return self._trace(values, signature, closed=True)
+            except Exception:  # of any kind: the first error tells of the function as it is
+                raise error from None
+
     def _attempt(
         self, values: Sequence[Any], signature: Signature, opened: Container[int] = (), arrays: bool = False
     ) -> Tracing | None:
@@ -284,7 +300,7 @@ class PlannedFunction:
         as in `compile`.
         """
         signature = self.signature_of(values, specs=True, by_value=constants)
-        tracing = self._trace(values, signature)
+        tracing = self._trace_floats(values, signature)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), bound)

@@ -196,8 +196,16 @@ class Arithmetic(TracedValue):
 
 
 def takes_over(kind: type) -> bool:
-    """Whether operands of a type take operations on traced arrays to their own methods: NumPy's protocol, or ours."""
-    return getattr(kind, "__array_ufunc__", True) is None or getattr(kind, "_takes_over", False)
+    """Whether operands of a type take operations on traced arrays to their own methods: NumPy's protocols, or ours.
+
+    Types that can be converted to arrays do not: those of other libraries know no traced ones.
+    """
+    protocol = getattr(kind, "__array_ufunc__", None)
+    if getattr(kind, "_takes_over", False) or (protocol is None and hasattr(kind, "__array_ufunc__")):
+        return True
+    if hasattr(kind, "__array__") or hasattr(kind, "__dlpack__") or kind.__module__.partition(".")[0] == "cupyfuse":
+        return False
+    return protocol is not None or getattr(kind, "__array_priority__", 0.0) > 0.0
 
 
 def _deferring(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

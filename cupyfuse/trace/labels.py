@@ -37,6 +37,8 @@ def gather(x: Tracer, items: Sequence[Any]) -> Tracer | None:
     if not dtypes.is_integer(index._node.dtype) or any(isinstance(items[p], (slice, type(None))) for p in others):
         return None
     ranges = [np.asarray(items[p]) for p in others]
+    if any(r.dtype.kind == "b" for r in ranges):  # a mask stands for the places where it is true
+        return None
     try:
         shape = np.broadcast_shapes(index.shape, *(r.shape for r in ranges))
     except ValueError:

@@ -33,6 +33,8 @@ UFUNCS = {
     **{"logical_and": "all", "logical_or": "any"},
 }
 OF_SHAPE = np.size, np.shape, np.ndim
+# The methods of quantiles that are elements, and of their dtype.
+_OF_ELEMENTS = ("inverted_cdf", "closest_observation", "lower", "higher", "nearest")
 _BY_NAME = {name: function for function, name in FUNCTIONS.items()}
 _SIGNATURES = {name: inspect.signature(function) for name, function in _BY_NAME.items()}
 # Options beside `axis` and `keepdims`.
@@ -223,6 +225,8 @@ class Reductions:
 
     def _quantile(self, name: str, axis: Any, q: Any = None, **options: Any) -> Any:
         """Return a median, percentile or quantile; others than the selected ones become NaN, left out."""
+        if self.whole.dtype.kind in "biu" and options.get("method", "linear") in _OF_ELEMENTS:
+            refuse(f"{name} of masked integers that is one of them")
         wide = self._as_floats()
         first = self._mask_first(wide._filled(np.nan))
         rows = first.reshape(self.base.size, *first.shape[self.base.ndim :])

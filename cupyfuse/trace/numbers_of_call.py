@@ -26,6 +26,8 @@ class NumbersOfCall:
         Positions of the numbers that are no arguments. They are constants unless opened, as integers are.
     arrays : bool
         Whether arrays that are made of numbers are traced; else they read their values.
+    closed : bool
+        Whether all numbers are constants.
 
     Attributes
     ----------
@@ -45,8 +47,9 @@ class NumbersOfCall:
         branches: bool = True,
         around: Container[int] = (),
         arrays: bool = False,
+        closed: bool = False,
     ):
-        self.arrays, self.makes_arrays = arrays, False
+        self.arrays, self.makes_arrays, self._closed = arrays, False, closed
         self.values, self._opened, self._branches, self._around = values, opened, branches, around
         self.read: set[int] = set()
         self.conditions: dict[str, tuple[Number, bool | None]] = {}
@@ -60,7 +63,8 @@ class NumbersOfCall:
             self.read.add(position)
             return value
 
-        if (type(value) is not float or position in self._around) and position not in self._opened:
+        is_constant = type(value) is not float or position in self._around
+        if self._closed or (is_constant and position not in self._opened):
             return read()
         return Number(f"n{position}", operator.itemgetter(position), read, frozenset({position}))
 

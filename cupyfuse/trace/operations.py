@@ -328,7 +328,7 @@ def _constant(x: Tracer) -> Tracer:
 def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
     """Clip as `numpy.clip`; Python integers beyond the limits of an integer dtype are no limits."""
     refuse_options("clip", **options)
-    if isinstance(x, Tracer) and dtypes.is_integer(x._node.dtype):
+    if isinstance(x, Tracer) and x.dtype.kind in "iu":
         limits = np.iinfo(x._node.dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
@@ -347,11 +347,14 @@ def power(base: Any, exponent: Any) -> Tracer:
     exponent = exponent.read() if type(exponent) is TracedInteger else exponent
     if not isinstance(base, Tracer) or type(exponent) not in (int, float):
         return apply("power", base, exponent)
+    special = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}.get(exponent)
+    if base.dtype.kind == "c" and special is not None and (special != "reciprocal" or type(exponent) is int):
+        reduced: Tracer = getattr(np, special)(base)
+        return reduced
     if not dtypes.is_float(base._node.dtype):
         return _integer_power(base, exponent)
     if exponent == 1:
         return base._as_result()
-    special = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}.get(exponent)
     return apply("power", base, exponent) if special is None else apply(special, base)
 
 

@@ -203,7 +203,7 @@ def weak_in_loop_dtypes(ufunc: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
 def _type_of(operand: Any) -> Any:
     """Return int, float or complex for an operand that is weak in promotion, else its dtype."""
     if not isinstance(operand, TracedValue):
-        return operand.__class__ if operand.__class__ in _WEAK else np.result_type(operand)
+        return operand.__class__ if operand.__class__ in _WEAK else np.asarray(operand).dtype
     weak = operand._node.op == "const" or is_weak(operand)
     return _BY_DTYPE.get(operand._node.dtype, operand.dtype) if weak else operand.dtype
 

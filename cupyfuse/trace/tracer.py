@@ -388,7 +388,7 @@ def _type_in_loops(operand: Any) -> Any:
     kind = operand.__class__
     if kind in (int, float):
         return kind
-    return np.dtype(kind) if issubclass(kind, np.generic) else np.result_type(operand)
+    return np.dtype(kind) if issubclass(kind, np.generic) else np.asarray(operand).dtype
 
 
 def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:

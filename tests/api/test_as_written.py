@@ -302,9 +302,12 @@ def test_floats_among_the_arguments_are_read_in_each_call() -> None:
 
 def test_nothing_warns() -> None:
     fused = cf.fuse(lambda x: np.log(x) / 0.0)
+    broadcast = cf.fuse(lambda x, y: np.broadcast_arrays(x, y))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.isnan(fused(X)[X < 0]).all() and fused.plans[-1].as_written
+        for y in (np.ones((2, *X.shape)), X):
+            assert [found.shape for found in broadcast(X, y)] == [y.shape] * 2
 
 
 def test_out_is_written_by_the_plan() -> None:

@@ -104,6 +104,20 @@ def test_clip_takes_either_limit() -> None:
         cf.clip(x)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 3), (2, 2, 3), (3,), (2, 1, 1, 3)])
+@pytest.mark.parametrize("limit", [(2, 1), (3,), (2, 2, 1), (1, 3), ()])
+def test_parameters_that_are_arrays_are_broadcast(shape: tuple[int, ...], limit: tuple[int, ...], rng: Any) -> None:
+    x, low = rng.standard_normal(shape), rng.standard_normal(limit)
+    np.testing.assert_array_equal(cf.clip(x, low, low + 1), np.clip(x, low, low + 1))
+    np.testing.assert_array_equal(cf.clip(x, low.tolist()), np.clip(x, low, None))
+    np.testing.assert_allclose(cf.leaky_relu(x, low), np.where(x > 0, x, x * low), rtol=1e-15)
+
+
+def test_parameters_that_are_arrays_and_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"could not be broadcast together with shapes \(2, 2, 2\) \(4, 1\)"):
+        cf.clip(np.zeros((2, 2, 2)), np.zeros((4, 1)))
+
+
 @pytest.mark.parametrize("shape", [(6, 5), (5,), (2, 3, 5), (0, 5), (1, 5), (2, 0, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_linear(engine: Engine, shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> None:

@@ -96,6 +96,30 @@ def test_methods_class_methods_and_static_methods() -> None:
     assert two.forward(X, out=out) is out
 
 
+def test_static_and_class_methods_are_fused_as_such() -> None:
+    class Layer:
+        factor = 2.0
+
+        @cf.fuse
+        @staticmethod
+        def static(x: Any) -> Any:
+            return x * 4
+
+        @cf.fuse(max_workspace=1 << 20)
+        @classmethod
+        def of_class(cls, x: Any) -> Any:
+            return x * cls.factor
+
+    class Other(Layer):
+        factor = 3.0
+
+    for owner in (Layer, Layer()):
+        assert_equal(owner.static(X), X * 4)
+        assert_equal(owner.of_class(X), X * 2)
+    assert_equal(Other.of_class(X), X * 3)
+    assert Other().of_class.plan(X).launches == 1
+
+
 def test_callables_of_other_kinds() -> None:
     @dataclass
     class Doubler:

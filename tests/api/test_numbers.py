@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import decimal
+import json
 import math
 import pickle
+import statistics
 import types
 import warnings
 from collections.abc import Callable
@@ -256,6 +259,33 @@ class Layer:
 
     def apply(self, x: Any) -> Any:
         return x * self.k + self.bias
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda k: float(decimal.Decimal(k) * 2),
+        lambda k: statistics.fmean([k, 1.5]) + statistics.stdev([k, 2.5]),
+        lambda k: len(json.dumps({"k": k})),
+    ],
+)
+def test_code_that_is_not_followed_takes_pythons_floats(read: Callable[[float], float]) -> None:
+    fused, x = cf.fuse(lambda x, k: cf.relu(x) * read(k)), np.arange(4.0) - 1
+    for k in (0.5, 0.25, 1.0, 0.5, 1e-7, 3.0) * 2:
+        assert_equal(fused(x, k), np.maximum(x, 0) * read(k))
+    assert fused.plan(x, 0.5).launches
+
+
+def test_errors_are_those_of_a_trace_with_numbers_that_change() -> None:
+    def function(x: Any, k: float) -> Any:
+        if k < 0:
+            raise ValueError(f"negative: {k}")
+        return x * k
+
+    with pytest.raises(ValueError, match="negative: -1"):
+        cf.fuse(function)(ONES, -1.0)
+    with pytest.raises(cf.TraceError, match="a conversion of a traced array to a Python value"):
+        cf.fuse(lambda x, k: [x * k for _ in range(int(x.sum()))])(ONES, 0.5)
 
 
 def test_floats_in_containers_and_objects() -> None:

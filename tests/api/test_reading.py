@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from scipy import signal, spatial, special
 
 import cupyfuse as cf
+from cupyfuse.settings import force_plans
 
 X = np.array([1.0, 2.0, 3.0])
 
@@ -237,3 +239,41 @@ def test_operands_that_opt_out_of_numpy() -> None:
     total, greater = fused(X)
     np.testing.assert_array_equal(total, X + own)
     np.testing.assert_array_equal(greater, own < X)
+
+
+class Wrapped(NDArrayOperatorsMixin):
+    """Takes part in NumPy's operations by its protocol."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        plain = (i.value if isinstance(i, Wrapped) else i for i in inputs)
+        return Wrapped(getattr(ufunc, method)(*plain, **options))
+
+
+class Before:
+    """Comes before arrays by its priority."""
+
+    __array_priority__ = 10.0
+
+    def __rsub__(self, other: Any) -> Any:
+        return other * 5
+
+    def __matmul__(self, other: Any) -> Any:
+        return other * 7
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ((x - Wrapped(x * 2)).value, (Wrapped(x) - x * 3).value, (2 ** Wrapped(x)).value),
+        lambda x: (np.add(x, Wrapped(x)).value, (x < Wrapped(x * x)).value, np.exp(Wrapped(x)).value),
+        lambda x: (x - Before(), Before() @ x),
+    ],
+)
+def test_operands_that_take_over(function: Any) -> None:
+    with force_plans():
+        found = cf.fuse(function)(X)
+    for actual, expected in zip(found, function(X), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-15)

@@ -58,6 +58,10 @@ UFUNCS = (
     "z = x.copy(); np.add.at(z, (k % 2, [0, 1, 2, 0]), [x[0, 0], 1, 2, 3]); np.add.at(z, [k[0], 1], 2.0); z",
     "z = x.copy(); np.maximum([x[0, 0], 1, 2], 0, out=z[0]); z",
     "OPERATIONS['+'].reduce([x, x]), OPERATIONS['exp']([x[0, 0], 1]), functools.reduce(np.add, [x, x, x])",
+    "np.matmul([1, 2, 3], x.T), np.fmax(x, [2, 2, 2]), np.fmin((1, 2, 3), x), np.hypot(x, [3, 4, 5])",
+    "np.copysign([1, 2, 3], x), np.divmod(x, [2, 3, 4])[1], np.heaviside(x, [0, 1, 2]), np.float_power(x, [2, 3, 4])",
+    "np.logical_xor(x > 0, [1, 0, 1]), np.gcd(k, [2, 4, 6, 8]), np.ldexp(x, [1, 2, 3]), np.nextafter([1.0, 2, 3], x)",
+    "scipy.special.xlogy([1, 2, 3], x + 9), scipy.special.beta([1, 2, 3], x + 9), np.r_[[x.sum(), x.mean()], x[0]]",
     "scipy.special.expit([x[0, 0], 1]), scipy.special.erf([x[0], x[1]]), scipy.special.logsumexp([x[0], x[1]], axis=0)",
 )
 # Pairs of items give the same: these need no array of the list, and no library step.

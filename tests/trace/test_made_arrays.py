@@ -260,3 +260,27 @@ def test_mistakes_are_named_where_tracing_made_arrays_would_be_refused() -> None
     np.testing.assert_array_equal(cf.fuse(pairs)(x), pairs(x))
     with pytest.raises(np.exceptions.AxisError):
         cf.fuse(pairs)(x[:, 0])
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        lambda x, k: (np.linspace(k, x, 3), np.linspace(k, x, 4), np.linspace(x, k, 5, endpoint=False)),
+        lambda x, k: (
+            np.linspace(k, [1, 2, 3], 4),
+            np.linspace(k, x, 1),
+            np.linspace(k, x[1], 1),
+            np.linspace(k, 4, 0),
+        ),
+        lambda x, k: (np.linspace(k, x, 3, axis=1, dtype=np.float64), np.linspace(np.int64(2), k, 3)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("k", [0.5, 2])
+def test_numbers_evenly_spaced_from_an_argument_to_an_array(ends: Any, dtype: str, k: float) -> None:
+    x = np.array([1.0, 2.0, 3.0], dtype)
+    function = cf.fuse(lambda x, k: (cf.relu(x), *ends(x, k)))
+    for number in (k, k + 1):
+        for actual, expected in zip(function(x, number)[1:], ends(x, number), strict=True):
+            assert actual.dtype == expected.dtype
+            np.testing.assert_allclose(actual, expected, rtol=4 * np.finfo(dtype).eps)

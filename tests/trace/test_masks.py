@@ -204,6 +204,7 @@ REFUSED = {
     "y = a[rows]; z = y[:, 0]; z *= 2; y.sum()": "a change in place of a part",
     "y = a[rows]; y[0] = 2; y.sum()": "this assignment to masked elements",
     "np.average(a[rows], weights=u[rows])": "weights of another shape",
+    "np.quantile((a[rows] * 9).astype(int), 0.3, method='lower')": "quantile of masked integers that is one of them",
 }
 
 

@@ -70,6 +70,13 @@ TEXTS = (
     "np.einsum('ij,jk', np.ones((4, 2)), np.ones((2, 3)), out=x); x",
     "np.mean(np.ones((4, 3)), 1, where=x > -9), np.std(np.arange(12.0).reshape(4, 3), 1, where=x > -9)",
     "np.any(np.ones((4, 3)), axis=1, where=x > 0), np.sum([1, 2, 3], where=x[0] > 0)",
+    "np.multiply.outer(x[0], x[1], where=x[:3] > 0, out=np.ones((3, 3))), np.less.outer(x[0], [0.0, 1.0])",
+    "np.add.outer(x[0], x[1], dtype=np.float32), np.add.outer(x[0], k, dtype=int, casting='unsafe')",
+    "np.add(x, 1, where=np.True_, out=x * 0), np.clip(k.astype('u8'), -1, None), np.clip(k.astype('u8'), None, 2**70)",
+    "np.piecewise(x[0], [True, False, True], [1, 2]), np.piecewise(x, [x < 0, x > 1], [lambda v: -v, 5])",
+    "np.piecewise(x[0], x[0] > 0, [1, 2]), np.piecewise([1.0, 2.0, 3.0], [x[0] > 0], [1, 2])",
+    "x[[True, False, False, False], k[:1]], x[np.array([True, True, False, True]), k[:3]]",
+    "(x + 1j)**-1, (x + 1j)**0.5, (x * np.inf + 0j)[:1]**-1, (x * np.inf + 0j)[:1]**2",
     "np.bincount(k * 0, minlength=1), np.bincount(k * 0, x[:, 0], minlength=1), np.bincount(k, k, 3)",
 )
 # CuPy has none of these functions: on a GPU they are errors that name them.

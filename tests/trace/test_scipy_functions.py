@@ -27,6 +27,12 @@ from cupyfuse.ir.library import resolve_function
 from cupyfuse.settings import force_plans
 from cupyfuse.trace.numpy.scipy import FUNCTIONS
 
+WRITING: tuple[Callable[..., Any], ...] = (
+    lambda x, out: cdist(x * 1, x + 1, out=out),
+    lambda x, out: scipy.ndimage.gaussian_filter(x * 1, 1.0, output=out),
+    lambda x, out: scipy.ndimage.gaussian_filter(x * 1, 1.0, 0, out),
+    lambda x, out: scipy.ndimage.convolve(x * 1, np.ones((2, 2)), output=out),
+)
 CALLS: dict[str, Callable[[Any], Any]] = {
     "gammaln": lambda x: gammaln(x * x + 1) - special.digamma(x * x + 1),
     "special": lambda x: special.ndtr(x) + special.erfc(x) + special.betaln(x * x + 1, 2.0) + special.log_ndtr(x),
@@ -112,8 +118,39 @@ def test_operands_are_not_overwritten() -> None:
     np.testing.assert_allclose(a @ solve(a, b), b, rtol=1e-12)
     np.testing.assert_array_equal(a, before[0])
     np.testing.assert_array_equal(b, before[1])
-    with pytest.raises(cf.TraceError, match=r"gaussian_filter with output="):
-        cf.fuse(lambda x: scipy.ndimage.gaussian_filter(x, 1.0, output=x))(np.ones((3, 3)))
+
+
+@pytest.mark.parametrize("engine", [NUMPY, HOST], ids=lambda e: e.name)
+@pytest.mark.parametrize("write", WRITING, ids=range(len(WRITING)))
+def test_arrays_for_results_are_written(engine: Engine, write: Callable[..., Any], rng: np.random.Generator) -> None:
+    """Those that the function makes, and its arguments; what it returns is that array."""
+
+    def function(x: Any, y: Any) -> Any:
+        made = np.zeros((4, 4))
+        found = write(x, made)
+        write(y, y)
+        return made, found + 1, cf.relu(y)
+
+    x, y = (normal(rng, (4, 4), "float64") for _ in range(2))
+    mine, (given, changed) = y.copy(), engine.arrays([x, y])
+    with force_plans(), engine.active():
+        found = cf.fuse(function)(given, changed)
+    for actual, expected in zip((*found, changed), (*function(x, mine), mine), strict=True):
+        assert_close(engine.host(actual), expected, 1e-13)
+
+
+def test_arrays_of_library_code_are_refused_for_results() -> None:
+    with pytest.raises(cf.TraceError, match=r"cdist with an array for its result.*has to be an argument"):
+        cf.fuse(lambda x: cdist(x, x, out=np.hanning(9).reshape(3, 3)) + cf.relu(x))(np.ones((3, 3)))
+
+
+def test_arrays_around_the_function_are_written() -> None:
+    target = np.zeros((3, 3))
+    function = cf.fuse(lambda x: cdist(x, -x, out=target) + cf.relu(x))
+    for k in range(3):
+        x = np.arange(9.0).reshape(3, 3) + k
+        np.testing.assert_allclose(function(x), cdist(x, -x) + x)
+        np.testing.assert_allclose(target, cdist(x, -x))
 
 
 def test_mistakes_name_the_line() -> None:

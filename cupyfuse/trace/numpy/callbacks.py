@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..axes import normalize_axes
+from ..library import tracers_in
 from ..operations import as_tracer
 from ..tracer import Tracer
 from ..user_code import fail, user_line
@@ -46,9 +47,13 @@ def _apply_over_axes(func: Any, a: Tracer, axes: Any) -> Tracer:
     return result
 
 
-def _piecewise(x: Tracer, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Any:
+def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Any:
     """Evaluate a function on the elements of each condition, as `numpy.piecewise`; the last true condition decides."""
-    several = isinstance(condlist, (list, tuple)) or condlist.ndim > 1
+    x = as_tracer(x, next(tracers_in((x, condlist)))._trace)
+    if isinstance(condlist, (list, tuple)):
+        several = x.ndim == 0 or isinstance(condlist[0], (list, np.ndarray, Tracer))
+    else:
+        several = np.ndim(condlist) > min(x.ndim, 1)
     conditions = [as_tracer(c, x._trace) for c in (condlist if several else [condlist])]
     conditions = [c if c._node.dtype == "bool" else c != 0 for c in conditions]
     if len(funclist) == len(conditions) + 1:

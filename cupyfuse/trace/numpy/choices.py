@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..library import tracers_in
 from ..masked import Masked
 from ..number import TracedNumber
 from ..operations import apply
@@ -17,7 +18,7 @@ from ..python_numbers import as_integer, as_python, is_python, is_weak
 from ..tracer import Tracer
 from ..user_code import fail
 from ..watched import Watched
-from .lists import numbers_as_scalars
+from .lists import numbers_as_scalars, stacked
 from .scalar_types import SCALAR_CONVERTERS
 
 _OWN = __name__.partition(".")[0] + "."  # where the classes are that stand for others: arrays, numbers, functions
@@ -169,16 +170,29 @@ class _Concatenator:
 
     def __getitem__(self, key: Any) -> Any:
         items = list(key) if isinstance(key, tuple) else [key]
-        if not any(isinstance(i, Tracer) for i in items):
+        if next(tracers_in(items), None) is None and not any(map(_holds_numbers, items)):
             return self.original[key]
         if any(isinstance(i, str) for i in items):
             fail(f"np.{self._name} with a directive", "arrays, numbers and slices are expected; use np.concatenate")
-        arrays = [self.original[i] if isinstance(i, slice) else i for i in items]
+        arrays = [self.original[i] if isinstance(i, slice) else _from_list(i) for i in items]
         dtype = np.result_type(*map(_type_in_arrays, arrays))  # which numbers take
         return self._join([_with_numbers_of(numbers_as_scalars(a), dtype) for a in arrays])
 
     def __len__(self) -> int:
         return 0
+
+
+def _holds_numbers(item: Any) -> bool:
+    """Whether an item is a list or tuple with traced numbers among its own items."""
+    return type(item) in (list, tuple) and any(isinstance(i, TracedNumber) for i in item)
+
+
+def _from_list(item: Any) -> Any:
+    """Return a list or tuple as an array, all else as it is."""
+    if type(item) not in (list, tuple):
+        return item
+    given = stacked(numbers_as_scalars(item))
+    return given if isinstance(given, Tracer) else np.asarray(given)
 
 
 def _type_in_arrays(item: Any) -> Any:

@@ -68,9 +68,10 @@ def creating(original: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(fill, Tracer) and not (args and takes_over(type(args[0]))):  # of masked elements
                 return _FILLED[name](fill, *args, **options)
         if name == "linspace" and any(isinstance(end, TracedNumber) for end in args[:2]):
+            dtype = _type_between(*args[:2])
             args = tuple(end.in_array() if isinstance(end, TracedNumber) else end for end in args)
             if any(isinstance(end, Tracer) for end in args[:2]):
-                return _linspace(*args, **options)
+                return _linspace(dtype, *args, **options)
         made = original(*args, **options)
         return _trace_created(made, name in _UNIFORM, name.startswith("empty"))
 
@@ -155,14 +156,24 @@ def _strides_like(array: Any, shape: tuple[int, ...], itemsize: int, order: str)
     return contiguous_strides(shape, itemsize) if known else None
 
 
-def _linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:
-    """Create evenly spaced numbers between traced ones as `numpy.linspace` does."""
-    if options:
-        return call_library("linspace", [start, stop, num, endpoint], options)
+def _type_between(*ends: Any) -> np.dtype[Any]:
+    """Return the dtype of evenly spaced numbers between these, whose numbers of Python's take that of the others."""
+    types = [end.__class__(0) if isinstance(end, TracedNumber) else getattr(end, "dtype", end) for end in ends]
+    plain = [np.asarray(t).dtype if isinstance(t, (list, tuple)) else t for t in types]
+    return np.result_type(*plain, 0.0)
+
+
+def _linspace(
+    natural: np.dtype[Any], start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any
+) -> Any:
+    """Create evenly spaced numbers between traced ones or arrays as `numpy.linspace` does, of a `natural` dtype."""
+    if options or np.ndim(start) or np.ndim(stop):
+        return call_library("linspace", [start, stop, num, endpoint], {"dtype": natural, **options})
     intervals = num - 1 if endpoint else num
     step = (stop - start) / intervals if intervals > 0 else stop - start
     spaced = np.arange(num) * step + start
-    return np.where(np.arange(num) == num - 1, stop, spaced) if endpoint and num > 1 else spaced
+    spaced = np.where(np.arange(num) == num - 1, stop, spaced) if endpoint and num > 1 else spaced
+    return spaced.astype(natural, copy=False)
 
 
 _FILLED: dict[str, Callable[..., Any]] = {"full": _full, "full_like": full_like}

@@ -6,6 +6,7 @@ functions here call compiled code. Only modules that the user has imported are t
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail
 from .lists import replacements as replacements_in
+from .writing import target_of
 
 # Functions whose results' shapes and dtypes follow from those of the operands and from constants.
 FUNCTIONS: dict[str, str] = {
@@ -101,14 +103,42 @@ def as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., An
         """Add a library step if an argument is traced, else call the library's function."""
         if next(tracers_in((args, options)), None) is None:
             return original(*args, **options)
-        for label in ("out", "output"):
-            if isinstance(options.get(label), Tracer):
-                fail(f"{name} with {label}=", "assign its result instead, as in y[...] = f(x)")
+        args, options, written = _split_output(original, args, options)
+        target = None if written is None else target_of(f"{name} with an array for its result", written)
         # overwrite_a and the like: the operands may be the caller's, and other steps read them.
         given = {k: _by_name(v) for k, v in options.items() if not k.startswith("overwrite_")}
-        return call_library(name, [_by_name(a) for a in args], given)
+        result = call_library(name, [_by_name(a) for a in args], given)
+        return result if target is None else target._assign_all(result.astype(target.dtype, copy=False))
 
     return call
+
+
+def _split_output(
+    original: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Return the arguments of a call without the array that it writes its result to, and that array, None if none is.
+
+    Functions of scipy.ndimage, which call it `output`, are told its dtype instead.
+    """
+    names = _parameters(original)
+    for label in ("out", "output"):
+        place = names.index(label) if label in names else len(args)
+        given = args[place] if place < len(args) else options.get(label)
+        if isinstance(given, (Tracer, np.ndarray)):
+            rest = np.dtype(given.dtype) if label == "output" else None
+            if place < len(args):
+                return (*args[:place], rest, *args[place + 1 :]), options, given
+            return args, options | {label: rest}, given
+    return args, options, None
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's parameters; none where it does not tell."""
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 def _by_name(value: Any) -> Any:

@@ -68,8 +68,8 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     if converting and target is not None and (dtype := dtype_with_out(inputs[0], target)) is not None:
         options.setdefault("dtype", dtype)
     if method == "outer":
-        result = _outer(name, *inputs)
-    elif method != "__call__":
+        method, inputs = "__call__", _pairs_of(*inputs)
+    if method != "__call__":
         result = call_library(f"{_numpy_name(name)}.{method}", inputs, options)
     else:
         converting = options.get("casting") == "unsafe"
@@ -81,7 +81,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
 
 def _call_into(name: str, inputs: tuple[Any, ...], options: dict[str, Any], out: tuple[Any, ...]) -> tuple[Any, ...]:
     """Call a ufunc of several results, each written to its array of `out`, or returned where that is None."""
-    where = options.pop("where", True)
+    where = _pop_where(options)
     if where is not True and any(target is None for target in out):
         fail(f"np.{name} with where=", "elements left out are undefined without out=; choose with np.where")
     traced = next((target for target in out if isinstance(target, Tracer)), None)
@@ -141,11 +141,17 @@ def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return call_library(f"{_numpy_name(name)}.reduce", [x], options)
 
 
-def _outer(name: str, a: Any, b: Any) -> Any:
-    """Apply a ufunc to all pairs of elements, as `ufunc.outer`."""
+def _pairs_of(a: Any, b: Any) -> tuple[Tracer, Tracer]:
+    """Return operands that a ufunc combines in all pairs of their elements, as `ufunc.outer` does."""
     trace = trace_of((a, b))
     a, b = as_tracer(a, trace), as_tracer(b, trace)
-    return _apply(name, (a[(..., *(None,) * b.ndim)], b))
+    return a[(..., *(None,) * b.ndim)], b
+
+
+def _pop_where(options: dict[str, Any]) -> Any:
+    """Take the option `where` from the others: True where all elements are computed."""
+    where = options.pop("where", True)
+    return True if isinstance(where, np.bool_) and where else where
 
 
 def _numpy_name(name: str) -> str:
@@ -164,7 +170,7 @@ def _numpy_name(name: str) -> str:
 
 def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: Tracer | None) -> Any:
     """Call a ufunc with its options; where `where` is false, elements are those of `target`."""
-    where = options.pop("where", True)
+    where = _pop_where(options)
     casting = options.pop("casting", "same_kind")
     if casting not in ("same_kind", "unsafe"):
         fail(f"np.{name} with casting={casting!r}", "that option is not supported; convert with .astype first")
