@@ -124,6 +124,8 @@ _runners_along: dict[tuple[str, int, tuple[Any, ...], int], Runner] = {}
 
 def _as_index(dim: Any) -> int:
     """Convert a dimension to an int as PyTorch does: anything with `__index__` but a bool."""
+    if torch.compiler.is_dynamo_compiling():  # which may know it as a symbol, that has no attributes
+        return int(dim)
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TypeError(f"dim: expected an int, got {type(dim).__name__}")
     return operator.index(dim)

@@ -82,16 +82,10 @@ def linear_cross_entropy(
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: expected one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
-    if not hasattr(ignore_index, "__index__"):
-        raise TypeError(f"ignore_index: expected an int, got {type(ignore_index).__name__}")
     numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     limits = {"soft_cap": soft_cap, "temperature": temperature}
-    for name, value in (*numbers.items(), *limits.items()):
-        if not hasattr(value, "__float__") and (value is not None or name in numbers):
-            raise TypeError(f"{name}: expected a number{' or None' * (name in limits)}, got {type(value).__name__}")
-    for name, value in limits.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}: expected a positive number or None, got {value}")
+    if not torch.compiler.is_dynamo_compiling():  # which may know them as symbols, that have no attributes
+        _check_numbers(ignore_index, numbers, limits)
     labelled = not target.is_floating_point()
     shape = _require_fit(input, weight, target, labelled)
     if labelled and class_weight is not None and class_weight.requires_grad and torch.is_grad_enabled():
@@ -108,6 +102,18 @@ def linear_cross_entropy(
     else:
         result = _runner(*chosen, check_workspace(max_workspace))(values)[0]
     return result.reshape(shape) if reduction == "none" else result
+
+
+def _check_numbers(ignore_index: Any, numbers: dict[str, Any], limits: dict[str, Any]) -> None:
+    """Raise an error that names the option which is no number, or a limit that is not positive; those may be None."""
+    if not hasattr(ignore_index, "__index__"):
+        raise TypeError(f"ignore_index: expected an int, got {type(ignore_index).__name__}")
+    for name, value in (*numbers.items(), *limits.items()):
+        if not hasattr(value, "__float__") and (value is not None or name in numbers):
+            raise TypeError(f"{name}: expected a number{' or None' * (name in limits)}, got {type(value).__name__}")
+    for name, value in limits.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}: expected a positive number or None, got {value}")
 
 
 def _require_fit(input: Tensor, weight: Tensor, target: Tensor, labelled: bool) -> tuple[int, ...]:

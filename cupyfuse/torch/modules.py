@@ -25,6 +25,7 @@ from .rules.symbols import Ref
 Tensor: TypeAlias = torch.Tensor
 _WEIGHT, _BIAS = Ref(1), Ref(2)
 _PLAIN = (nn.Linear, nn.BatchNorm1d)  # whose attributes are what their tables have
+_FORWARDS = {cls: cls.forward for cls in _PLAIN}  # which libraries may replace
 
 
 class _Runners:
@@ -124,14 +125,18 @@ def _is_watched(x: Any) -> bool:
 
 
 def _is_plain(layer: nn.Module, expected: type[nn.Module]) -> bool:
-    """Whether a submodule is exactly of a class, without hooks or a forward of its own."""
+    """Whether a submodule is exactly of a class that is PyTorch's still, without hooks or a forward of its own."""
     own = layer.__dict__
-    return type(layer) is expected and not (
-        "forward" in own
-        or own.get("_forward_hooks")
-        or own.get("_forward_pre_hooks")
-        or own.get("_backward_hooks")
-        or own.get("_backward_pre_hooks")
+    return (
+        type(layer) is expected
+        and expected.forward is _FORWARDS[expected]
+        and not (
+            "forward" in own
+            or own.get("_forward_hooks")
+            or own.get("_forward_pre_hooks")
+            or own.get("_backward_hooks")
+            or own.get("_backward_pre_hooks")
+        )
     )
 
 

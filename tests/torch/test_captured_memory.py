@@ -209,15 +209,46 @@ def _by_old_deviation(m: Any, x: Any) -> Any:
     return m.norm(h).exp().sum(-1), m.norm.running_mean * 2
 
 
+def _by_views(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    mean, var = m.norm.running_mean, m.norm.running_var
+    parts = (
+        h[:, :6] - mean[:6],
+        (h - mean[None]) / var.view(1, -1).sqrt(),
+        h - var.chunk(2)[0].expand(5, 6).repeat(1, 2),
+    )
+    return [part.square().mean() for part in parts], m.norm(h).softmax(-1)
+
+
 @ways
-@pytest.mark.parametrize("code", [_aligned, _by_old_statistics, _by_old_deviation])
+@pytest.mark.parametrize("code", [_aligned, _by_old_statistics, _by_old_deviation, _by_views])
 def test_gradients_of_what_reads_statistics_before_they_are_updated(code: Any, way: str) -> None:
     """As losses that align features with a batch norm's running statistics: the backward pass needs the old ones."""
-    if code is _by_old_statistics and way == "aot":
+    if code in (_by_old_statistics, _by_views) and way == "aot":
         pytest.skip('PyTorch\'s own AOTAutograd reads the new ones there, with backend="aot_eager", too')
     module = Code(code, norm=nn.BatchNorm1d(12))
     module.norm.running_mean.normal_()
     same(module, graded, way)
+
+
+@pytest.mark.parametrize("view", [lambda r: r, lambda r: r[:6].repeat(2)[None], lambda r: r.expand(5, 12), torch.clone])
+def test_arguments_that_are_views_of_statistics(view: Any) -> None:
+    """Seen in each call anew: the second one's argument is of its own memory, or of the statistics."""
+
+    def code(m: Any, x: Any, statistics: Any) -> Any:
+        h = m.linear(x)
+        return (h - statistics).square().mean() + m.norm(h).tanh().sum()
+
+    module = Code(code, norm=nn.BatchNorm1d(12)).double()
+    fused = ct.fuse(copy.deepcopy(module))
+    for k in range(4):
+        found = []
+        for m in (fused, module):
+            statistics = view(m.norm.running_mean)
+            m.zero_grad()
+            m(torch.linspace(k, 2, 60).double().view(5, 12), statistics.clone() if k % 2 else statistics).backward()
+            found.append([p.grad.clone() for p in m.parameters()])
+        torch.testing.assert_close(found[0], found[1])
 
 
 def test_second_derivatives_read_statistics_as_they_were_before_an_update() -> None:

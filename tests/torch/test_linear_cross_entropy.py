@@ -288,6 +288,22 @@ def test_within_a_compiled_graph_and_autocast() -> None:
         torch.testing.assert_close(loss(x, w, b), expected, rtol=0.02, atol=0.02)
 
 
+def test_options_that_are_symbols_of_a_compiled_graph() -> None:
+    """Those that change become symbols, as sizes do."""
+    x, w, b, target = operands(torch.float32)
+    target = target.clamp(min=0)
+
+    def loss(x: Any, smoothing: float, ignored: int) -> Any:
+        return ct.linear_cross_entropy(
+            x, w, target, b, label_smoothing=smoothing, ignore_index=ignored, z_loss=smoothing
+        )
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="eager", fullgraph=True, dynamic=True)
+    for smoothing, ignored in ((0.0, -100), (0.1, 0), (0.3, 2)):
+        torch.testing.assert_close(compiled(x, smoothing, ignored), loss(x, smoothing, ignored))
+
+
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"reduction": "other"}, ValueError, "reduction: expected one of 'none', 'mean', 'sum', got 'other'"),
     ({"soft_cap": 0.0}, ValueError, "soft_cap: expected a positive number or None, got 0.0"),

@@ -402,6 +402,34 @@ def test_drop_in_modules_read_their_parameters_as_attributes() -> None:
         torch.testing.assert_close(module(x), F.gelu(F.linear(x, module.weight, module.bias)))
 
 
+@pytest.mark.parametrize("head", [ct.HeadSum, ct.HeadLogSumExp, ct.HeadSoftmax])
+def test_drop_in_modules_call_what_stands_for_a_forward_of_pytorch_s(
+    head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As libraries do for all modules of a class, to count or to quantise."""
+    module, x, called = head(4, 5).eval(), torch.randn(3, 4), []
+    expected = module(x)
+    for kind in (nn.Linear, nn.BatchNorm1d):
+
+        def forward(self: Any, x: Any, plain: Any = kind.forward) -> Any:
+            called.append(type(self))
+            return plain(self, x)
+
+        monkeypatch.setattr(kind, "forward", forward)
+    torch.testing.assert_close(module(x), expected)
+    assert called == ([nn.Linear, nn.BatchNorm1d] if head is ct.HeadSoftmax else [nn.Linear])
+
+
+def test_functions_compile_with_a_dimension_that_changes() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, dim: ct.softmax(x, dim) + ct.logsumexp(x, dim, True), backend="eager", fullgraph=True
+    )
+    x = torch.randn(2, 3, 4)
+    for dim in (0, 1, 2, -1):
+        torch.testing.assert_close(compiled(x, dim), x.softmax(dim) + x.logsumexp(dim, True))
+
+
 def test_drop_in_modules_compile_without_a_warning() -> None:
     module, x = ct.HeadLogSumExp(12, 8), torch.randn(5, 12)
     expected = module(x)

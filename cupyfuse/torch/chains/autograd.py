@@ -19,11 +19,10 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 class _ChainFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, executor: Any, *tensors: Any) -> Any:
-        backward, changing = executor.backward, tensors
-        if backward.overwritten:
-            copied = backward.overwritten
-            tensors = tuple([t.detach().clone() if k in copied else t for k, t in enumerate(tensors)])
-        outputs, others = executor.run(changing)
+        backward, given = executor.backward, tensors
+        if backward.may_be_overwritten:
+            tensors = backward.before_updates(given)  # what is saved; the chain runs on the originals
+        outputs, others = executor.run(given)
         ctx.set_materialize_grads(False)
         if executor.returns_views:
             outputs = [as_base(t) for t in outputs]

@@ -70,7 +70,8 @@ class Backward:
     inputs : the inputs that the backward pass reads
     unreached : the inputs whose gradient is wanted and that no output has one for, as those of comparisons
     second_order_inputs : further inputs, which saved values depend on; only derivatives of the gradients read them
-    overwritten : those of both that the forward pass overwrites, such as running statistics
+    may_be_overwritten : those of `inputs` and `second_order_inputs` that may share memory with what the forward pass
+        overwrites, such as running statistics
     saving : what the forward pass saves; all else is recomputed
     """
 
@@ -99,10 +100,10 @@ class Backward:
         reached = set(g.topological([*roots, *self.saving.nodes]))
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
-        updated = {k for k, _ in traced.chain.updates}
-        self.overwritten = frozenset(
-            k for k in (*self.inputs, *self.second_order_inputs) if k in updated and not needs[k]
-        )
+        self._updated = [k for k, _ in traced.chain.updates]
+        # Inputs with gradients are none of the buffers that a chain updates, nor views of these.
+        constant = frozenset(k for k in (*self.inputs, *self.second_order_inputs) if not needs[k])
+        self.may_be_overwritten = constant if self._updated else frozenset()
         self._plans: dict[Hashable, _BackwardPlan] = {}
         self._dependence: dict[Hashable, _Dependence] = {}
         self._recognized: list[BackwardCall] = []  # the last one first
@@ -178,6 +179,14 @@ class Backward:
         """Return the inputs that have a gradient, which may be zero, where these outputs have cotangents."""
         dependence = self._find_dependence(self._flags(given), tuple(wanted))
         return frozenset((*dependence.computed, *dependence.zero))
+
+    def before_updates(self, tensors: Tensors) -> Tensors:
+        """Return the inputs of a forward pass to come, with copies of those whose memory it will overwrite."""
+        updated = {_memory_of(tensors[k]) for k in self._updated}
+        return [
+            t.detach().clone() if k in self.may_be_overwritten and _memory_of(t) in updated else t
+            for k, t in enumerate(tensors)
+        ]
 
     def saved(self, outputs: Tensors, others: Tensors) -> Tensors:
         """Return the saved values: outputs that serve as these, in the memory of results, and the others in order."""
@@ -377,3 +386,8 @@ def cotangent_matrix(value: Value, cotangent: Any) -> Any:
     shape = value.tracer._node.shape
     matrix = cotangent if value.tracer._axes.in_order else cotangent.reshape(shape[::-1]).t()
     return matrix if matrix.shape == shape else matrix.reshape(shape)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Identify a tensor's memory, all of which views share."""
+    return tensor.untyped_storage().data_ptr()

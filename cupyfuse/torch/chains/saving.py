@@ -130,7 +130,7 @@ def choose_saved(
             return SavedValues(list(dict.fromkeys([*products, *statistics])))
         # Gradients that the forward pass makes need the statistics of all shards first, and so the products twice, too.
         note = f"{quantity(nbytes, 'B')} of products of {shards} shards are recomputed by the backward pass"
-        return SavedValues(_without_last_products(outputs, list(roots.values()), products), note=note)
+        return SavedValues(with_results(outputs, list(roots.values()), statistics), note=note)
     if nbytes <= most or traced.chain.updates:
         # Statistics of sums with biases, which the forward pass reads unrounded, would not belong to what is saved.
         rounded = not sums_with_biases(outputs).keys().isdisjoint(g.topological(roots.values()))
@@ -207,7 +207,7 @@ def _ways_without_products(
     values = [*(v for k, v in enumerate(traced.inputs) if k not in traced.chain.fixed), *traced.outputs]
     outputs = [v.tracer._node for v in traced.outputs]
     if sum(n.nbytes for n in products if n not in outputs) > sum(v.tracer._node.nbytes for v in values):
-        kept = _without_last_products(outputs, list(roots.values()), products)
+        kept = _instead_of_products(outputs, list(roots.values()), products)
         ways["recomputed by the backward pass"] = SavedValues(kept)
     if _gradients_scale_with_one_number(traced, differentiable):
         unit = unit_gradients(traced, needs)
@@ -215,16 +215,18 @@ def _ways_without_products(
     return ways
 
 
-def _without_last_products(outputs: Sequence[Node], gradients: list[Node], products: Sequence[Node]) -> list[Node]:
-    """List what is saved where products are computed again that no other one depends on.
+def _instead_of_products(outputs: Sequence[Node], gradients: list[Node], products: Sequence[Node]) -> list[Node]:
+    """List what is saved where the backward pass computes products again, of which no other one is computed.
 
-    Where others do, these are stored, and no statistics of rows, such as a softmax's maximum and sum: what is computed
-    again is rounded elsewhere, so that they would belong to other rows, and each stage of a chain of softmaxes would
-    multiply the difference.
+    These are statistics of rows, such as a softmax's maximum and sum; or where other products are computed of some,
+    these, and no statistics; nor are those of 16 bits. One pass may round a product of 16 bits that the other does not:
+    its statistics would belong to other rows, whose shares do not add up to 1, and a second softmax behind the first
+    multiplies the difference.
     """
     inner = {p for q in products for p in set(g.topological([q])).intersection(products) if p is not q}
-    kept = [p for p in products if p in inner] or saved_values(outputs, gradients, products=False)
-    return with_results(outputs, gradients, kept)
+    statistics = saved_values(outputs, gradients, products=False)
+    wide = [n for n in statistics if dtypes.ITEMSIZE[n.dtype] > 2]
+    return with_results(outputs, gradients, [p for p in products if p in inner] or wide)
 
 
 def _gradients_scale_with_one_number(traced: TracedChain, differentiable: Sequence[bool]) -> bool:

@@ -188,7 +188,7 @@ class Clusters(ResolvedGraph):
         for target, number in fusible.updates:
             self._check_meta(cluster, number)
             if target in cluster.produced:
-                raise TraceError("it changes what the chain computes in place")
+                raise TraceError("it updates in place what the chain computes")
             cluster.updates.append((target, number))
         cluster.members.append(k)
 

@@ -246,7 +246,7 @@ class _Lowerer:
         settings = self.call_maker.options.settings_on(device_of(tensors[0]))
         saved = custom_op.describe_saved(chain, tensors, needs, settings)
         read = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
-        if not self.call_maker.differentiates:  # else it is copied before, and compilers lose such copies
+        if not self.call_maker.differentiates:  # `fuse` copies what its chains overwrite; compilers drop such copies
             changed = changed | {storage_of(tensors[k]) for k, _ in chain.updates}
         if changed & {storage_of(tensors[k]) for k in read}:
             raise TraceError("what its backward pass reads is changed in place later")
