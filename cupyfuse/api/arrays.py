@@ -108,7 +108,7 @@ def is_array(value: Any) -> bool:
 def _has_dlpack(value: Any) -> bool:
     if isinstance(value, (np.generic, type)):  # a class of arrays is none
         return False
-    kind = type(value)  # objects may give an attribute of any name, or raise what `hasattr` lets pass
+    kind = type(value)  # objects may have attributes of any name, or raise other errors than AttributeError
     return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
 
 

@@ -35,7 +35,7 @@ def traceable(
         Takes its array as the first parameter.
     eager : callable, optional
         Called with the fused function, all arguments by name, and the arrays of `out` or None. By default `along_axes`
-        for a function with an `axis`, and `by_rows` for others.
+        for a function with an `axis`, and `by_elements` for others.
     keeps_integers : bool
         Whether the function takes integers and bools as NumPy's does. For others they are converted to float64 first,
         of which `eager` takes care on arrays.
@@ -43,7 +43,7 @@ def traceable(
     fused = Fused(function)
     cache = fused.inline_cache
     convert = (lambda array: array) if keeps_integers else promote_integers
-    default = along_axes if "axis" in fused.signature.parameters else by_rows
+    default = along_axes if "axis" in fused.signature.parameters else by_elements
     run = eager or functools.partial(default, convert=convert)
     first = fused.names[0]
 
@@ -203,20 +203,32 @@ def with_axes_last(fused: Fused, arguments: Arguments, names: Sequence[str], sha
     return results.reshape(final)[()]
 
 
-def by_rows(fused: Fused, arguments: Arguments, out: Any, convert: Callable[[Any], Any] = promote_integers) -> Any:
-    """Run a function of rows on an array of any rank, which `convert` converts first, its leading axes as rows.
+def by_rows(
+    fused: Fused,
+    arguments: Arguments,
+    out: Any,
+    convert: Callable[[Any], Any] = promote_integers,
+    joined: bool = True,
+) -> Any:
+    """Run a function of rows on an array of any rank, which `convert` converts first.
 
-    They stay apart where another argument has axes to be broadcast with them.
+    If `joined`, its leading axes are its rows.
     """
-    name, *others = arguments
+    name = next(iter(arguments))
     imported = import_operand(arguments[name], name)
     x = arguments[name] = convert(imported.array)
-    joined = x.ndim > 2 and not any(_rank(arguments[other]) > 1 for other in others)
+    joined = joined and x.ndim > 2
     if joined:
         arguments[name] = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     result = fused(**arguments)
     result = result.reshape(*x.shape[:-1], result.shape[-1]) if joined else result
     return copy_to(export(result, imported), out)
+
+
+def by_elements(fused: Fused, arguments: Arguments, out: Any, convert: Callable[[Any], Any] = promote_integers) -> Any:
+    """Run a function of elements as `by_rows`; axes stay apart where another argument is broadcast along them."""
+    _, *others = arguments.values()
+    return by_rows(fused, arguments, out, convert, joined=not any(_rank(other) > 1 for other in others))
 
 
 def _rank(value: Any) -> int:

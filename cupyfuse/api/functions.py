@@ -32,7 +32,7 @@ __all__ = [
 # Linear -------------------------------------------------------------------------------------------------------------
 
 
-@traceable
+@functools.partial(traceable, eager=by_rows)
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """Apply a linear map: ``x @ weight.T + bias``.
 

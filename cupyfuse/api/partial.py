@@ -162,7 +162,7 @@ class Partial:
             for name, value in zip(self._function.names, values, strict=True)
         ]
         spanning = self._function.signature_of(full, specs=True, by_value=defaulted)
-        tracing = self._function._trace(full, spanning, for_shards=True)
+        tracing = self._function.trace_floats(full, spanning, for_shards=True)
         split = {}
         for number, name in enumerate(spanning.names):
             if name in self._axes:

@@ -209,7 +209,7 @@ class PlannedFunction:
 
     def trace(self, values: Sequence[Any]) -> Traced:
         """Trace the function for the value of each parameter, with arrays or specs."""
-        return self._trace(values, self.signature_of(values, specs=True)).traced
+        return self.trace_floats(values, self.signature_of(values, specs=True)).traced
 
     def _trace(
         self,
@@ -239,7 +239,7 @@ class PlannedFunction:
         Parameters as for `compile`.
         """
         branches = not cache.is_full(key)
-        traced = self._trace_floats(values, signature, branches)
+        traced = self.trace_floats(values, signature, branches)
         asks_for_types = self.environment.asks_for_types(signature)
         arrays = traced.numbers.makes_arrays and branches and cache.traces_arrays(key) and not asks_for_types
         if arrays:
@@ -267,20 +267,20 @@ class PlannedFunction:
         cache.note(key, opened, read)
         return traced if best is None else best
 
-    def _trace_floats(self, values: Sequence[Any], signature: Signature, branches: bool = True) -> Tracing:
+    def trace_floats(
+        self, values: Sequence[Any], signature: Signature, branches: bool = True, for_shards: bool = False
+    ) -> Tracing:
         """Trace the function with floats among its arguments traced, or where that fails with all numbers as constants.
 
-        Code that is not followed, such as that of `json` and `statistics`, takes no others than Python's own.
+        Code that is not followed, such as that of `json` and `statistics`, takes no others than Python's own. Where the
+        second trace fails, too, its error is raised: no traced number is its reason.
         """
         try:
-            return self._trace(values, signature, branches=branches)
-        except Exception as error:  # of any kind: what that code raises
+            return self._trace(values, signature, for_shards, branches=branches)
+        except Exception:  # of any kind: what that code raises
             if not any(type(number) is float for number in signature.numbers):
                 raise
-            try:
-                return self._trace(values, signature, closed=True)
-            except Exception:  # of any kind: the first error tells of the function as it is
-                raise error from None
+        return self._trace(values, signature, for_shards, closed=True)
 
     def _attempt(
         self, values: Sequence[Any], signature: Signature, opened: Container[int] = (), arrays: bool = False
@@ -300,7 +300,7 @@ class PlannedFunction:
         as in `compile`.
         """
         signature = self.signature_of(values, specs=True, by_value=constants)
-        tracing = self._trace_floats(values, signature)
+        tracing = self.trace_floats(values, signature)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), bound)

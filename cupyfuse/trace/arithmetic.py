@@ -53,6 +53,8 @@ class Arithmetic(TracedValue):
     def __pow__(self, other: Any) -> Any:
         if self._node.dtype == "bool" and type(other) is int and other == 2:
             return np.square(self)  # int8, where np.power gives int64
+        if self.dtype.kind == "c" and (type(other), other) in _COMPLEX_POWERS:
+            return _COMPLEX_POWERS[type(other), other](self)
         return self._trace.power(self, other)
 
     def __rpow__(self, other: Any) -> Any:
@@ -195,33 +197,56 @@ class Arithmetic(TracedValue):
         return self._updated(self @ other)
 
 
-def takes_over(kind: type) -> bool:
-    """Whether operands of a type take operations on traced arrays to their own methods: NumPy's protocols, or ours.
+def has_protocol(kind: type) -> bool:
+    """Whether ufuncs on operands of a type are the type's to compute, by `__array_ufunc__`, or none takes them.
 
-    Types that can be converted to arrays do not: those of other libraries know no traced ones.
+    Types that can be converted to arrays are not meant: those of other libraries know no traced ones.
     """
-    protocol = getattr(kind, "__array_ufunc__", None)
-    if getattr(kind, "_takes_over", False) or (protocol is None and hasattr(kind, "__array_ufunc__")):
+    if getattr(kind, "__array_ufunc__", True) is None or getattr(kind, "_takes_over", False):
         return True
-    if hasattr(kind, "__array__") or hasattr(kind, "__dlpack__") or kind.__module__.partition(".")[0] == "cupyfuse":
-        return False
-    return protocol is not None or getattr(kind, "__array_priority__", 0.0) > 0.0
+    return hasattr(kind, "__array_ufunc__") and not _is_convertible(kind)
 
 
-def _deferring(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return an operator's method that leaves operands that take over to their own."""
+def takes_over(kind: type) -> bool:
+    """Whether operators on operands of a type are its own methods': by NumPy's protocols, or by ours."""
+    if hasattr(kind, "__array_ufunc__") or getattr(kind, "_takes_over", False):
+        return has_protocol(kind)
+    return not _is_convertible(kind) and getattr(kind, "__array_priority__", 0.0) > 0.0
+
+
+def _is_convertible(kind: type) -> bool:
+    """Whether objects of a type are arrays, can be converted to them, or are this package's."""
+    own = kind.__module__.partition(".")[0] == "cupyfuse"
+    return own or hasattr(kind, "__array__") or hasattr(kind, "__dlpack__")
+
+
+def _deferring(name: str, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return an operator's method that leaves it to operands that take over: to their own, or to their ufunc."""
+    ufunc = getattr(np, _UFUNCS.get(name, name))
 
     @functools.wraps(method)
     def call(self: Any, other: Any) -> Any:
-        return NotImplemented if takes_over(type(other)) else method(self, other)
+        kind = type(other)
+        if not takes_over(kind):
+            return method(self, other)
+        by_ufunc = getattr(kind, "__array_ufunc__", None) is not None and not getattr(kind, "_takes_over", False)
+        return ufunc(self, other) if by_ufunc else NotImplemented
 
     return call
 
 
+# By operator, where it has another name.
+_UFUNCS = {"sub": "subtract", "mul": "multiply", "truediv": "true_divide", "pow": "power", "mod": "remainder"}
+_UFUNCS |= {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "floordiv": "floor_divide"}
+_UFUNCS |= {"lshift": "left_shift", "rshift": "right_shift", "gt": "greater", "ge": "greater_equal"}
+_UFUNCS |= {"lt": "less", "le": "less_equal", "eq": "equal", "ne": "not_equal"}
+# What `**` computes of complex numbers, with other infinities than `np.power`; -1.0 is not among them.
+_COMPLEX_POWERS: dict[tuple[type, float], Any] = {(kind, 2): np.square for kind in (int, float)}
+_COMPLEX_POWERS |= {(float, 0.5): np.sqrt, (int, -1): np.reciprocal}
 _BINARY = "add sub mul truediv pow matmul and or mod floordiv divmod xor lshift rshift gt ge lt le eq ne"
 _REFLECTED = "radd rsub rmul rtruediv rpow rand ror rmod rfloordiv rxor rlshift rrshift"
 for _name in _BINARY.split():
-    setattr(Arithmetic, f"__{_name}__", _deferring(getattr(Arithmetic, f"__{_name}__")))
+    setattr(Arithmetic, f"__{_name}__", _deferring(_name, getattr(Arithmetic, f"__{_name}__")))
 _BETWEEN_NUMBERS = {*_BINARY.split(), *_REFLECTED.split(), "neg", "pos", "abs", "invert"} - {"matmul", "divmod"}
 for _name in _BETWEEN_NUMBERS:  # divmod consists of two others
     setattr(Arithmetic, f"__{_name}__", python_operator(_name, getattr(Arithmetic, f"__{_name}__")))

@@ -33,7 +33,7 @@ UFUNCS = {
     **{"logical_and": "all", "logical_or": "any"},
 }
 OF_SHAPE = np.size, np.shape, np.ndim
-# The methods of quantiles that are elements, and of their dtype.
+# The methods by which a quantile is one of the elements, and has their dtype.
 _OF_ELEMENTS = ("inverted_cdf", "closest_observation", "lower", "higher", "nearest")
 _BY_NAME = {name: function for function, name in FUNCTIONS.items()}
 _SIGNATURES = {name: inspect.signature(function) for name, function in _BY_NAME.items()}

@@ -27,7 +27,7 @@ class NumbersOfCall:
     arrays : bool
         Whether arrays that are made of numbers are traced; else they read their values.
     closed : bool
-        Whether all numbers are constants.
+        Whether all numbers are constants, whatever the others say.
 
     Attributes
     ----------
@@ -63,8 +63,8 @@ class NumbersOfCall:
             self.read.add(position)
             return value
 
-        is_constant = type(value) is not float or position in self._around
-        if self._closed or (is_constant and position not in self._opened):
+        is_constant = (type(value) is not float or position in self._around) and position not in self._opened
+        if self._closed or is_constant:
             return read()
         return Number(f"n{position}", operator.itemgetter(position), read, frozenset({position}))
 

@@ -343,18 +343,15 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 
 def power(base: Any, exponent: Any) -> Tracer:
-    """Raise to a power as `numpy.power`, with its special cases for the Python numbers 2, 1/2, 1 and -1."""
+    """Raise to a power as `numpy.power`; of reals, 2, 1/2, 1 and -1 as the operator `**`, which gives the same."""
     exponent = exponent.read() if type(exponent) is TracedInteger else exponent
     if not isinstance(base, Tracer) or type(exponent) not in (int, float):
         return apply("power", base, exponent)
-    special = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}.get(exponent)
-    if base.dtype.kind == "c" and special is not None and (special != "reciprocal" or type(exponent) is int):
-        reduced: Tracer = getattr(np, special)(base)
-        return reduced
     if not dtypes.is_float(base._node.dtype):
         return _integer_power(base, exponent)
     if exponent == 1:
         return base._as_result()
+    special = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}.get(exponent)
     return apply("power", base, exponent) if special is None else apply(special, base)
 
 

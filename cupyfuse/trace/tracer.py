@@ -14,7 +14,7 @@ from ..ir import graph as g
 from ..ir.library import VIEW
 from ..ir.operators import POINTWISE
 from ..ir.parts import View
-from .arithmetic import takes_over
+from .arithmetic import has_protocol
 from .axes import Axes, AxisLabels, as_shape, normalize_axes
 from .changes import Changes
 from .python_numbers import as_python_like, class_of, item_of, list_of, rounded, weak_in_loop_dtypes
@@ -338,7 +338,7 @@ class Tracer(Changes):
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        if any(takes_over(type(i)) for i in inputs):
+        if any(has_protocol(type(i)) for i in inputs):
             return NotImplemented
         if ufunc.signature is not None and ufunc not in _OF_NUMPY:
             shapes = f"it takes arrays along some axes, {ufunc.signature}, as NumPy's own ufuncs alone may here"
@@ -350,7 +350,7 @@ class Tracer(Changes):
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
-        if any(map(takes_over, types)):
+        if any(map(has_protocol, types)):
             return NotImplemented
         return self._trace.call_function(func, args, options)
 

@@ -13,6 +13,7 @@ from ..operations import as_tracer
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import LONGEST_ITERATION
+from .lists import stacked
 
 
 def _apply_along_axis(func1d: Any, axis: Any, arr: Tracer, *args: Any, **kwargs: Any) -> Any:
@@ -51,10 +52,10 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> A
     """Evaluate a function on the elements of each condition, as `numpy.piecewise`; the last true condition decides."""
     x = as_tracer(x, next(tracers_in((x, condlist)))._trace)
     if isinstance(condlist, (list, tuple)):
-        several = x.ndim == 0 or isinstance(condlist[0], (list, np.ndarray, Tracer))
+        several = x.ndim == 0 or isinstance(condlist[0], list) or np.ndim(condlist[0]) > 0
     else:
         several = np.ndim(condlist) > min(x.ndim, 1)
-    conditions = [as_tracer(c, x._trace) for c in (condlist if several else [condlist])]
+    conditions = [as_tracer(stacked(c), x._trace) for c in (condlist if several else [condlist])]
     conditions = [c if c._node.dtype == "bool" else c != 0 for c in conditions]
     if len(funclist) == len(conditions) + 1:
         rest = ~conditions[0]

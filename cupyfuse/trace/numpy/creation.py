@@ -157,7 +157,7 @@ def _strides_like(array: Any, shape: tuple[int, ...], itemsize: int, order: str)
 
 
 def _type_between(*ends: Any) -> np.dtype[Any]:
-    """Return the dtype of evenly spaced numbers between these, whose numbers of Python's take that of the others."""
+    """Return the dtype of evenly spaced numbers between these: of an array beside a number of Python's, its own."""
     types = [end.__class__(0) if isinstance(end, TracedNumber) else getattr(end, "dtype", end) for end in ends]
     plain = [np.asarray(t).dtype if isinstance(t, (list, tuple)) else t for t in types]
     return np.result_type(*plain, 0.0)

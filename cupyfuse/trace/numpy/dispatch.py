@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
 from . import callbacks, functions, norms, products, reductions, writing
-from .signatures import signature_of
+from .signatures import names_of_parameters, signature_of
 from .steps import LIBRARY, NATIVE_FOR_REALS, REFUSED, public_name
 from .writing import CONVERTING, assign_out, dtype_with_out, target_of, with_traced_operand
 
@@ -76,18 +74,9 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
 
 def _with_named_out(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return arguments with the array that the function writes to, and what is behind it, by their names."""
-    names = _names_of_parameters(func)
+    names = names_of_parameters(func)
     place = names.index("out") if "out" in names else len(args)
     return args[:place], options | dict(zip(names[place:], args[place:], strict=False))
-
-
-@cache
-def _names_of_parameters(func: Any) -> tuple[str, ...]:
-    """Return the names of the parameters that may be given by position; none if any number may."""
-    found = list(signature_of(func).parameters.values())
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    named = not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)
-    return tuple(p.name for p in found if p.kind in kinds) if named else ()
 
 
 def _is_complex(x: Tracer) -> bool:

@@ -141,6 +141,7 @@ def _is_infinity(infinity: float, x: Tracer, out: Any = None) -> Tracer:
 def _at_least(rank: int, *arrays: Any) -> Any:
     """Return arrays with axes added up to a rank, as `np.atleast_1d`, `np.atleast_2d` or `np.atleast_3d`."""
     trace = trace_of(arrays)
+    # Complex numbers are no constants that a plan can return.
     found = tuple(_with_rank(rank, as_tracer(np.asarray(a) if type(a) is complex else a, trace)) for a in arrays)
     return found[0] if len(found) == 1 else found
 

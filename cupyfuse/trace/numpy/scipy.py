@@ -6,7 +6,6 @@ functions here call compiled code. Only modules that the user has imported are t
 
 from __future__ import annotations
 
-import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -18,8 +17,9 @@ import numpy as np
 from ...ir.library import NamedFunction
 from ..library import call_library, tracers_in
 from ..tracer import Tracer
-from ..user_code import fail
+from ..user_code import fail, user_line
 from .lists import replacements as replacements_in
+from .signatures import names_of_parameters
 from .writing import target_of
 
 # Functions whose results' shapes and dtypes follow from those of the operands and from constants.
@@ -108,19 +108,31 @@ def as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., An
         # overwrite_a and the like: the operands may be the caller's, and other steps read them.
         given = {k: _by_name(v) for k, v in options.items() if not k.startswith("overwrite_")}
         result = call_library(name, [_by_name(a) for a in args], given)
-        return result if target is None else target._assign_all(result.astype(target.dtype, copy=False))
+        return result if target is None else _written_to(target, result, name)
 
     return call
+
+
+def _written_to(target: Tracer, result: Any, name: str) -> Tracer:
+    """Write the result of a call to the array that was given for it, whose shape and dtype are the result's."""
+    if not isinstance(result, Tracer):
+        fail(f"{name} with an array for one of its results", "assign what it returns instead, as in y[...] = f(x)[0]")
+    if (result.shape, result.dtype) != (target.shape, target.dtype):
+        raise ValueError(
+            f"{name}: the array for its result is {target.dtype} of shape {target.shape}, expected {result.dtype} of "
+            f"shape {result.shape}\n  at {user_line()}"
+        )
+    return target._assign_all(result)
 
 
 def _split_output(
     original: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return the arguments of a call without the array that it writes its result to, and that array, None if none is.
+    """Return the arguments of a call with None for the array that it writes its result to, and that array, if any.
 
-    Functions of scipy.ndimage, which call it `output`, are told its dtype instead.
+    Functions of scipy.ndimage, which call it `output`, are given its dtype in its place.
     """
-    names = _parameters(original)
+    names = names_of_parameters(original)
     for label in ("out", "output"):
         place = names.index(label) if label in names else len(args)
         given = args[place] if place < len(args) else options.get(label)
@@ -130,15 +142,6 @@ def _split_output(
                 return (*args[:place], rest, *args[place + 1 :]), options, given
             return args, options | {label: rest}, given
     return args, options, None
-
-
-@cache
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a function's parameters; none where it does not tell."""
-    try:
-        return tuple(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return ()
 
 
 def _by_name(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 # Of functions in C, those whose parameters matter by name: with `out`, or written by a library step.
@@ -20,3 +21,12 @@ def signature_of(function: Any) -> inspect.Signature:
         return inspect.signature(function)
     except ValueError:
         return inspect.signature(IN_C.get(function.__name__, lambda *args, **kwargs: None))
+
+
+@cache
+def names_of_parameters(func: Any) -> tuple[str, ...]:
+    """Return the names of the parameters that may be given by position; none if any number may."""
+    found = list(signature_of(func).parameters.values())
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)
+    return tuple(p.name for p in found if p.kind in kinds) if named else ()

@@ -144,7 +144,8 @@ def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
 def _pairs_of(a: Any, b: Any) -> tuple[Tracer, Tracer]:
     """Return operands that a ufunc combines in all pairs of their elements, as `ufunc.outer` does."""
     trace = trace_of((a, b))
-    a, b = as_tracer(a, trace), as_tracer(b, trace)
+    # Numbers are arrays there, whose dtypes count.
+    a, b = (as_tracer(v if isinstance(v, Tracer) else np.asarray(v), trace) for v in (a, b))
     return a[(..., *(None,) * b.ndim)], b
 
 
