@@ -28,8 +28,8 @@ def matcher(
 ) -> Matches:
     """Return a function that tells whether inputs are like these, in a call with the same settings of PyTorch's.
 
-    In inference mode calls are like those without gradients. A parameter is not like a tensor. Inputs that are one tensor
-    have to be one again, others different ones.
+    In inference mode calls are like those without gradients. A parameter is not like a tensor. Inputs that are one
+    tensor have to be one again, others different ones.
 
     Parameters
     ----------
