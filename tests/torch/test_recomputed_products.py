@@ -73,29 +73,47 @@ def test_statistics_of_rows_that_one_pass_rounds_are_not_saved(times: int) -> No
         assert (actual - exact).norm() <= 2 * (plain - exact).norm()
 
 
-def saved_of(times: int, max_workspace: int) -> list[str]:
-    """What is saved of so many softmaxes behind products, each by the result of the one before, and what is said."""
-    calls: list[Call] = []
+def saved_of(*rules: tuple[Any, ...], max_workspace: int) -> list[str]:
+    """What is saved of operations, each of the result of the one before, and whether products are recomputed.
 
-    def add(rule: str, *arguments: Any) -> Ref:
-        bound = RULES[rule].signature.bind(*arguments)
+    A linear layer is given by its width.
+    """
+    x, calls, names, width = Ref(0), list[Call](), ["x"], FEATURES
+    metas: list[tuple[tuple[int, ...], str]] = [((ROWS, FEATURES), "bfloat16")]
+    labels = 1 + sum(rule == "linear" for rule, *_ in rules)
+    for rule, *arguments in rules:
+        given = [Ref(labels) if a == "labels" else a for a in arguments]
+        if rule == "linear":
+            given = [Ref(len(names))]
+            names.append(f"weight{len(names)}")
+            metas.append(((arguments[0], width), "bfloat16"))
+            width = arguments[0]
+        bound = RULES[rule].signature.bind(x, *given)
         bound.apply_defaults()
-        calls.append(Call(rule, bound.args, (2 + len(calls),)))
-        return Ref(1 + len(calls))
-
-    x = Ref(0)
-    for _ in range(times):
-        x = add("linear", x, Ref(1))
-        x = add("softmax", x, -1)
-    result = add("sum", x, -1)
-    chain = Chain(("x", "weight"), tuple(calls), (result.number,))
-    metas = (((ROWS, FEATURES), "bfloat16"), ((FEATURES, FEATURES), "bfloat16"))
-    saving = Backward(chain.trace(metas), (True, True), Settings("highest", max_workspace=max_workspace)).saving
-    return [n.op for n in saving.nodes] + ["recomputed"] * ("recomputed" in saving.note)
+        x = Ref(labels + 1 + len(calls))
+        calls.append(Call(rule, bound.args, (x.number,)))
+    chain = Chain((*names, "labels"), tuple(calls), (x.number,))
+    needs = (*(True for _ in names), False)
+    settings = Settings("highest", max_workspace=max_workspace)
+    saving = Backward(chain.trace((*metas, ((ROWS,), "int64"))), needs, settings).saving
+    return sorted(n.op for n in saving.nodes) + ["recomputed"] * ("are recomputed" in saving.note)
 
 
-def test_products_that_others_depend_on_are_saved_and_no_statistics() -> None:
-    product = 2 * ROWS * FEATURES
-    assert saved_of(3, 3 * product).count("matmul") == 3
-    assert saved_of(3, 3 * product - 1) == ["matmul", "matmul", "recomputed"]
-    assert saved_of(1, product) == ["matmul"]
+PRODUCT = 2 * ROWS * FEATURES  # bytes
+SOFTMAX = [("linear", FEATURES), ("softmax", -1)]
+
+
+def test_products_that_others_depend_on_are_saved_and_no_statistics_of_softmaxes() -> None:
+    several = [*SOFTMAX * 3, ("sum", -1)]
+    assert saved_of(*several, max_workspace=3 * PRODUCT).count("matmul") == 3
+    assert saved_of(*several, max_workspace=3 * PRODUCT - 1) == ["matmul", "matmul", "recomputed"]
+
+
+def test_statistics_of_a_loss_are_saved_beside_the_products_before_it() -> None:
+    """So that the vocabulary of a masked language model can be taken in blocks, too."""
+    loss = [("linear", 4 * FEATURES), ("cross_entropy", "labels", None, -100, "none")]
+    logits = 4 * PRODUCT
+    assert saved_of(*loss, max_workspace=logits - 1) == ["expsum", "max", "recomputed"]
+    expected = ["expsum", "matmul", "max", "recomputed"]
+    assert saved_of(("linear", FEATURES), ("gelu",), *loss, max_workspace=logits) == expected
+    assert saved_of(*SOFTMAX, *loss, max_workspace=logits) == expected

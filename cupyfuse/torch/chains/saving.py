@@ -218,15 +218,30 @@ def _ways_without_products(
 def _instead_of_products(outputs: Sequence[Node], gradients: list[Node], products: Sequence[Node]) -> list[Node]:
     """List what is saved where the backward pass computes products again, of which no other one is computed.
 
-    These are statistics of rows, such as a softmax's maximum and sum; or where other products are computed of some,
-    these, and no statistics; nor are those of 16 bits. One pass may round a product of 16 bits that the other does not:
-    its statistics would belong to other rows, whose shares do not add up to 1, and a second softmax behind the first
-    multiplies the difference.
+    These are statistics of rows, such as a softmax's maximum and sum, and products that others are computed of. One
+    pass may round a product of 16 bits that the other does not, and read a saved one rounded: statistics would belong
+    to other rows, whose shares do not add up to 1, and what follows a softmax multiplies the difference. There
+    statistics are saved only where no matrix is computed of them, as in a loss.
     """
     inner = {p for q in products for p in set(g.topological([q])).intersection(products) if p is not q}
-    statistics = saved_values(outputs, gradients, products=False)
-    wide = [n for n in statistics if dtypes.ITEMSIZE[n.dtype] > 2]
-    return with_results(outputs, gradients, [p for p in products if p in inner] or wide)
+    of_rows: dict[Node, set[Node]] = {}  # statistics, by what they are of
+    for node in saved_values(outputs, gradients, products=False):
+        of_rows.setdefault(node.inputs[0], set()).add(node)
+    kept = [p for p in products if p in inner]
+    for rows, statistics in of_rows.items():
+        is_doubtful = bool(inner) or dtypes.ITEMSIZE[rows.dtype] <= 2
+        if not (is_doubtful and _make_a_matrix(statistics, outputs)):
+            kept += statistics
+    return with_results(outputs, gradients, kept)
+
+
+def _make_a_matrix(values: set[Node], outputs: Sequence[Node]) -> bool:
+    """Whether a matrix is computed of any of these values."""
+    dependent = set(values)
+    for node in g.topological(outputs):
+        if not dependent.isdisjoint(node.inputs):
+            dependent.add(node)
+    return any(min(node.shape) > 1 for node in dependent - values)
 
 
 def _gradients_scale_with_one_number(traced: TracedChain, differentiable: Sequence[bool]) -> bool:
