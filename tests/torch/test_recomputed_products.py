@@ -56,21 +56,23 @@ def test_errors_of_several_softmaxes_are_of_the_size_of_eager_s(
         assert (actual - exact).norm() <= limit
 
 
+class Sharp(Retrieval):
+    """Sums of squares of the shares of a row, or of shares of these."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x @ self.memory.T * (4 / FEATURES**0.5)).softmax(-1)
+        return (y if self.times == 1 else (y * 100).softmax(-1)).square().sum(-1)
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_statistics_of_rows_that_one_pass_rounds_are_not_saved(times: int) -> None:
     """Probabilities are shares of a sum of the same pass: of the other pass's, gradients were 10 times off."""
-
-    class Sharp(Retrieval):
-        def forward(self, x: Tensor) -> Tensor:
-            y = (x @ self.memory.T * 0.5).softmax(-1)
-            return (y * 100).softmax(-1) if self.times > 1 else y
-
     module, x = Sharp(times), torch.randn(ROWS, FEATURES, dtype=torch.float64)
     expected = gradients(copy.deepcopy(module), x.clone())
     eager = gradients(copy.deepcopy(module).bfloat16(), x.clone())
     ours = gradients(ct.fuse(module.bfloat16(), max_workspace=20_000), x.clone())
     for actual, plain, exact in zip(ours, eager, expected, strict=True):
-        assert (actual - exact).norm() <= 2 * (plain - exact).norm()
+        assert (actual - exact).norm() <= (plain - exact).norm()
 
 
 def saved_of(*rules: tuple[Any, ...], max_workspace: int) -> list[str]:
