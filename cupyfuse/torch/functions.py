@@ -72,10 +72,12 @@ def build_chain(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozense
 
 def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
     """Run steps on tensors, which errors and plans call by these names; `Ref(k)` in a step is the k-th."""
+    values = tuple(tensors.values())
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
+            if any(isinstance(value, torch.fx.Proxy) for value in values):
+                return apply_steps(steps, values)  # `torch.fx` records PyTorch's operations
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-    values = tuple(tensors.values())
     if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
         return apply_steps(steps, values)
     result: Tensor = _runner(steps, tuple(tensors))(values)[0]
@@ -101,9 +103,7 @@ def _run_along(name: str, input: Any, dim: Any, options: tuple[Any, ...], keepdi
         if runner is not None and not torch._C._is_any_autocast_enabled():
             known: Tensor = runner((input,))[0]
             return known
-    if not isinstance(input, torch.Tensor):
-        raise TypeError(f"input: expected a torch.Tensor, got {type(input).__name__}")
-    if isinstance(dim, tuple):
+    if not isinstance(input, torch.Tensor) or isinstance(dim, tuple):
         return _run((Step(name, (dim, *options)),), input=input)
     rank = max(input.dim(), 1)
     dim = _as_index(dim)
@@ -205,7 +205,7 @@ def _normalize(name: str, input: Any, dim: Any, dtype: Any) -> Tensor:
     if dtype is not None and not (isinstance(dtype, torch.dtype) or dtype in (float, int, bool)):
         raise TypeError(f"dtype: expected a torch.dtype, got {type(dtype).__name__}")
 
-    if dtype is not None and isinstance(input, torch.Tensor):
+    if dtype is not None and isinstance(input, (torch.Tensor, torch.fx.Proxy)):
         input = input.to(dtype)
     return _run_along(name, input, dim if type(dim) is int else _as_index(dim), (), True)
 

@@ -79,6 +79,23 @@ def linear_cross_entropy(
     given = {name: t for name, t in tensors.items() if t is not None or name not in ("bias", "class_weight")}
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor):
+            proxies = [t for t in given.values() if isinstance(t, torch.fx.Proxy)]
+            if proxies:  # `torch.fx` records this function, whose operations depend on dtypes
+                return _record(
+                    proxies,
+                    input,
+                    weight,
+                    target,
+                    bias,
+                    class_weight=class_weight,
+                    ignore_index=ignore_index,
+                    reduction=reduction,
+                    label_smoothing=label_smoothing,
+                    z_loss=z_loss,
+                    soft_cap=soft_cap,
+                    temperature=temperature,
+                    max_workspace=max_workspace,
+                )
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: expected one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
@@ -102,6 +119,11 @@ def linear_cross_entropy(
     else:
         result = _runner(*chosen, check_workspace(max_workspace))(values)[0]
     return result.reshape(shape) if reduction == "none" else result
+
+
+def _record(proxies: list[Any], *arguments: Any, **options: Any) -> Any:
+    """Record a call of `linear_cross_entropy` in the graph that `torch.fx` traces."""
+    return torch.overrides.handle_torch_function(linear_cross_entropy, proxies, *arguments, **options)
 
 
 def _check_numbers(ignore_index: Any, numbers: dict[str, Any], limits: dict[str, Any]) -> None:

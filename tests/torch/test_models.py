@@ -314,6 +314,26 @@ def test_tracers_see_operations_of_pytorch(tracer: Any) -> None:
     torch.testing.assert_close(inner(x), want)
 
 
+class Functions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 8)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        y = ct.linear_gelu(x, self.layer.weight, self.layer.bias)
+        parts = ct.softmax(y, 0, torch.float64), ct.log_softmax(y, dim=-1), ct.logsumexp(y, 1), ct.linear_softmax(y, y)
+        return *parts, ct.linear_cross_entropy(x, self.layer.weight, labels, label_smoothing=0.1)
+
+
+def test_torch_fx_traces_functions() -> None:
+    module, x, labels = Functions(), torch.randn(5, 12), torch.randint(8, (5,))
+    traced = torch.fx.symbolic_trace(module)
+    for found, expected in zip(traced(x, labels), module(x, labels), strict=True):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(TypeError, match=r"input: expected a torch\.Tensor, got list"):
+        ct.softmax([1.0], 0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", operators])
 def test_compiled_and_fused_around_fused_modules(backend: Any) -> None:
     inner, x = ct.fuse(Head()), torch.randn(5, 12)
