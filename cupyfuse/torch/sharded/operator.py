@@ -20,6 +20,7 @@ from ...ir.flat import flatten, unflatten
 from ...ir.graph import Graph, Node
 from ..chains.chain import Chain
 from ..chains.custom_op import options_text, parse_options
+from ..chains.eligibility import is_recording
 from ..chains.options import Options
 from ..chains.runtime import device_of
 from ..chains.tensors import as_base
@@ -105,7 +106,7 @@ def as_function(chain: Chain, options: Options) -> Callable[..., Any]:
         tensors = arguments[:count]
         for t in tensors:
             tuple(map(int, t.shape))  # symbolic sizes become numbers: shards have widths
-        grad = torch.is_grad_enabled()
+        grad = is_recording()
         local = Local(lambda name, graph: OperatorLeaf(name, graph, options), options.max_workspace, False)
         try:
             executor = ShardedExecutor(filled, options, tensors, [grad and t.requires_grad for t in tensors], local)
