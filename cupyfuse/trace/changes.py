@@ -191,11 +191,20 @@ class Changes(Arithmetic):
 
     def _is_view(self, array: Any, selection: Any) -> bool:
         """Whether this is the view of an array by a selection."""
-        return self._parent is array and self._selection == selection
+        return self._parent is array and _are_same(self._selection, selection)
 
     def _updated(self, value: Any) -> Any:
         """Return the result of an in-place operator: the updated array itself, or the new value of a scalar."""
         return value if self._is_scalar else self._assign_all(value)
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two selections are equal, whose traced numbers are the same objects."""
+    if type(one) is tuple and type(other) is tuple:
+        return len(one) == len(other) and all(map(_are_same, one, other))
+    if isinstance(one, Changes) or isinstance(other, Changes):
+        return one is other
+    return type(one) is type(other) and bool(one == other)
 
 
 def _get_part(x: Any, name: str) -> Any:

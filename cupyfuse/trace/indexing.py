@@ -94,8 +94,27 @@ def _gather(x: Tracer, items: tuple[Any, ...]) -> Tracer:
             "indexing with a mask beside other indices",
             "the number of elements that it selects depends on values; choose with np.where",
         )
-    selected: Tracer = call_library("getitem", [x, _resolve(x, items)])
-    return selected
+    index = _resolve(x, items)
+    if all(map(_is_number_or_basic, items)):
+        return x._make_view(_get_at, _set_at, index)
+    return _get_at(x, index)
+
+
+def _is_number_or_basic(item: Any) -> bool:
+    """Whether an item of an index is neither an array nor a flag: with such items alone NumPy makes a view."""
+    if isinstance(item, Tracer):
+        return item._is_scalar and item._node.dtype != "bool"
+    return _is_basic(item) or (isinstance(item, (int, np.integer)) and not isinstance(item, bool))
+
+
+def _get_at(x: Tracer, index: Any) -> Tracer:
+    found: Tracer = call_library("getitem", [x, index])
+    return found
+
+
+def _set_at(x: Tracer, index: Any, value: Any) -> Tracer:
+    changed: Tracer = call_library("setitem", [x, index, value])
+    return changed
 
 
 def _resolve(x: Tracer, items: tuple[Any, ...]) -> Any:
@@ -177,7 +196,9 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
     if any(map(_is_array_index, items)):
         if isinstance(value, Masked):
             fail("assignment of masked elements at an index array", "choose with np.where")
-        x._assign(call_library("setitem", [x, _resolve(x, items), value]))
+        index = _resolve(x, items)
+        if not (isinstance(value, Tracer) and value._is_view(x, index)):  # as in x[k] += 1, which changed it already
+            x._assign(_set_at(x, index, value))
         return
     if any(map(_is_flag, items)):
         _flagged(x, items)[...] = value

@@ -18,7 +18,7 @@ from .axes import Axes, normalize_axes
 from .broadcasting import expand
 from .exponentials import stop_gradient
 from .library import call_library
-from .operations import apply, reduce
+from .operations import apply, as_tracer, reduce
 from .tracer import TraceProtocol, Tracer
 from .user_code import user_line
 
@@ -78,8 +78,9 @@ def positions(trace: TraceProtocol, ndim: int, axis: int, n: int, dtype: str = "
     )
 
 
-def take_along_axis(x: Tracer, indices: Any, axis: Any = -1) -> Tracer:
+def take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> Tracer:
     """Gather as `numpy.take_along_axis`: one float of each row natively, else by a library step."""
+    x = arr if isinstance(arr, Tracer) else as_tracer(arr, indices._trace)
     if axis is None:
         return call_library("take_along_axis", [x, indices], {"axis": None})
     (p,) = normalize_axes(axis, x.ndim, "take_along_axis")

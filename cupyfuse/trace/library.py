@@ -85,8 +85,8 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         trace.note_raise(name, changes_midway(call))
     with trace.call(name, found.tracers) as record:
         tracers = [record(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
-    # The step copies, so that changes in place would not reach the other array; of parts `Changes` makes views.
-    if any(r.is_view for r in every) and function not in SET_PART:
+    # The step copies, so that changes in place would not reach the other array; what follows makes views of these.
+    if any(r.is_view for r in every) and function not in (*SET_PART, "getitem"):
         for t in (*found.tracers, *tracers):
             t._mark_shared()
     replacements = iter(tracers)

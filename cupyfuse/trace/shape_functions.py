@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ def _rollaxis(a: Tracer, axis: int, start: int = 0) -> Tracer:
 
 def _diagonal(x: Tracer, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tracer:
     """Return the diagonal as `numpy.diagonal`: a read-only view."""
+    offset = operator.index(offset)
     if x.ndim < 2:
         raise ValueError(f"diag requires an array of at least two dimensions\n  at {user_line()}")
     (a,), (b,) = (normalize_axes(axis, x.ndim, "diagonal") for axis in (axis1, axis2))

@@ -55,7 +55,7 @@ def page() -> str:
         "Where an index names an element twice, the last value stays; of `np.put` and `np.put_along_axis` on CuPy "
         "arrays, any of them. "
         "Arrays that the function makes (`np.zeros`, `np.full`, `np.array`) can be filled with what it computes; of "
-        "those that compiled code makes, as random numbers, a copy by `np.array`. What "
+        "those that compiled code makes, as random numbers, or `np.mgrid`, a copy by `np.array`. What "
         "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, "
         "`len(x[mask])`, also where the function catches the error; `x.sum().item()` is a number that the call "
         "computes, and returns as Python's (of CuPy arrays, a 0-d array), as are `math.sqrt(x.sum())` and, except in "

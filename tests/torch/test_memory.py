@@ -230,6 +230,28 @@ def test_a_code_that_each_call_captures_anew_is_given_up(monkeypatch: pytest.Mon
     assert "4 calls in a row captured it anew" in str(fused.explain().details())
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_dropout_that_drops_nothing_stops_no_gradient(training: bool) -> None:
+    """It returns its argument in eager, which `no_grad` does not change."""
+
+    def forward(m: Any, x: Any) -> Any:
+        h = F.gelu(m.linear(x))
+        with torch.no_grad():
+            z = F.dropout(h, 0.0 if training else 0.3, training)
+            frozen = F.dropout(h.exp(), 0.3, False)
+        return F.silu(z * 2), z.sum(), h.softmax(-1), (frozen * 2).sum(-1)
+
+    module, x = Code(forward), torch.randn(5, 12)
+    fused: Any = ct.fuse(copy.deepcopy(module), only_gains=False)
+    with pytest.warns(RuntimeWarning, match="dropout that drops nothing"):
+        actual = fused(x)
+    expected = module(x)
+    assert [t.requires_grad for t in actual] == [t.requires_grad for t in expected] == [True, True, True, False]
+    for result in (actual, expected):
+        sum(t.square().sum() for t in result).backward()
+    torch.testing.assert_close(fused.linear.weight.grad, module.linear.weight.grad)
+
+
 def test_a_dropout_within_a_transform_leaves_the_chains() -> None:
     """Views of its result have no example that could be made; the whole graph ran in eager."""
 

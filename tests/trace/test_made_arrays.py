@@ -55,6 +55,10 @@ TEXTS = (
     "z = np.identity(3)[k]; z * x",
     "np.array([2, 0, 1])[k] * x[:, 0]",
     "np.linspace(0.0, 1.0, 3)[k]",
+    "np.take_along_axis(np.linspace(0, 1, 4), np.argsort(x[:, 0]), 0), np.hanning(4)[np.argmax(x[:, 1])]",
+    "np.fft.rfftfreq(6, 0.5)[k], np.fft.fftfreq(3)[k] * x[:, 0], np.take(np.blackman(8), k)",
+    "w = np.hamming(3); w[1] = x[0, 0]; i = np.indices((3, 4))[1]; w * 2, i[k], np.bartlett(4).searchsorted(x[:, 1])",
+    "np.hanning(3).mean(where=x[0] > 0.2), np.kaiser(3, 2.0).dot(x.T)",
     "np.full(5, x.mean()); np.full((2, 3), x[0], dtype='float32'); np.full(5, x.mean())",
     "edges = np.linspace(-1, 1, 4); sum(float(e) * (x > e).sum() for e in edges)",
     "n = int(np.ones(3).sum()); x[:n] * (1 if np.zeros(2).any() else 2)",
@@ -119,6 +123,16 @@ def test_only_what_is_assigned_to_is_traced(text: str, engine: Engine, rng: np.r
     scope: dict[str, Any] = {"np": np}
     exec(f"def function(x, k):\n    w = np.arange(3.0)\n    {text}\n    return z * 1 if w[0] == 0 else None", scope)
     same(engine, scope["function"], normal(rng, (4, 3), "float64"), rng.integers(0, 3, 4))
+
+
+@pytest.mark.kernels_rotate
+def test_diagonals_at_offsets_that_change(engine: Engine) -> None:
+    x = np.arange(20.0).reshape(4, 5)
+    fused = cf.fuse(lambda x, s: (np.diagonal(x, s).sum(), x.diagonal(s) * 2, np.linalg.diagonal(x, offset=s) * 1))
+    for s in (1, 2, -1):
+        expected = np.diagonal(x, s).sum(), x.diagonal(s) * 2, x.diagonal(s)
+        for a, e in zip(fused(engine.array(x), s), expected, strict=True):
+            np.testing.assert_array_equal(engine.host(a), e)
 
 
 def test_arrays_that_are_written_to_may_be_the_last_ones_that_fail() -> None:

@@ -19,6 +19,7 @@ from torch.autograd import grad_mode
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from ...errors import TraceError
 from ..rules import NUMPY_FUNCTIONS, draws
 from ..rules.table import OVERLOADS
 from .captured import is_dense, storage_of
@@ -87,11 +88,21 @@ _DROPOUTS = (
 
 
 def remove_inactive_dropouts(graph: Graph) -> None:
-    """Remove dropouts that drop nothing: PyTorch's return their very argument, while fake tensors show a new value."""
+    """Remove dropouts that drop nothing: PyTorch's return their very argument, while fake tensors show a new value.
+
+    Raises
+    ------
+    TraceError
+        Only the argument has a gradient, as under `torch.no_grad`: what follows has one too, which examples do not show.
+    """
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):
             source = node.args[0] if node.args else node.kwargs.get("input")
-            if isinstance(source, Node) and _rebase_views(graph, node, source):
+            if not isinstance(source, Node):
+                continue
+            if len({getattr(n.meta.get("example_value"), "requires_grad", False) for n in (node, source)}) > 1:
+                raise TraceError("a dropout that drops nothing, under no_grad, of a tensor that has a gradient")
+            if _rebase_views(graph, node, source):
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
 

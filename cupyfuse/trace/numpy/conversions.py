@@ -236,6 +236,8 @@ def _functions() -> Iterator[tuple[Any, str, Any]]:
         yield space, name, scipy.as_library_step(f"polynomial.{module}.{name}", getattr(space, name))
     for name in creation.CREATION:
         yield np, name, creation.creating(lists.stacking(getattr(np, name)))
+    for name in creation.FREQUENCIES:
+        yield np.fft, name, creation.creating(getattr(np.fft, name))
 
 
 _VECTORIZE = (np.vectorize, "__call__", _refuse_vectorized(np.vectorize.__call__))

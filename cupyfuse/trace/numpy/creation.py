@@ -31,7 +31,11 @@ _UNIFORM = (
     *("zeros", "ones", "empty", "full"),
     *("zeros_like", "ones_like", "empty_like", "full_like"),
 )
-CREATION = (*_UNIFORM, "copy", "eye", "identity", "tri", "linspace", "arange")
+CREATION = (
+    *(*_UNIFORM, "copy", "eye", "identity", "tri", "linspace", "arange", "indices"),
+    *("bartlett", "blackman", "hamming", "hanning", "kaiser"),
+)
+FREQUENCIES = ("fftfreq", "rfftfreq")  # of `numpy.fft`
 
 
 class _Traces(threading.local):

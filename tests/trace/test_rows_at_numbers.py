@@ -1,0 +1,49 @@
+"""Rows and parts at traced numbers, `W[labels[0]]`: views, as NumPy's are at numbers, and copies at arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support import Engine, assert_close
+
+import cupyfuse as cf
+
+TEXTS = (
+    "r = W[k[1]]; W[0] = 9; W[2] *= 2; return r * 1, W",
+    "r = W[k[1]]; r += 1; W[1] = 5; return r * 1, W",
+    "W[k[0], 1:3] *= 2; W[:, k[0]] += 1; W[..., k[1]] -= x[:3]; return W",
+    "W[k[0]][0] = 5; W[k[1]][::2] += x[::2]; return W",
+    "a = W[k[1]]; b = a[1:]; b -= 3; W[k[1]] = a * 2; return W, b * 1",
+    "W[k[0], None] += 1; W[k[1], ::-1] = x; W[-k[0]] += 1; return W",
+    "W[int(k[0])] -= x; W[int(k[1]), 2:] = 0; return W",
+    "for i in k: W[i] += x\n    return W",
+    "for i in range(3): W[k[i % 2]] -= W[i] * 0.5\n    return W",
+    "r = W.T[k[0]]; r *= 2; return W, r.sum()",
+    "V = W.reshape(4, 3); V[k[0]] += 1; return V * 1",
+    "W[np.argmax(x)] = x; s = W[np.argmax(W[:, 0])]; s -= s.mean(); return W",
+    "T = np.zeros((2, 3, 4)); T[k[0] - 1, k[1]] = x; u = T[k[0] - 1]; u[0] += 7; return T, u * 1",
+    "np.add(W[k[0]], x, out=W[k[0]]); return W",
+    "W[k[0]] += W[k[1]]; W[k[1]] -= W[k[0]]; return W",
+    "W[k[0]], W[k[1]] = W[k[1]].copy(), W[k[0]].copy(); return W",
+    "r = W[k[:1]]; s = W[np.asarray(k[1])]; c = W[k[1]].copy(); W[:] = 0; return r, s * 1, c",
+    "W[k[0]] = 2; return np.sum(W, 0), W[k[0]] + 1",
+)
+
+
+@pytest.mark.kernels_rotate
+@pytest.mark.parametrize("text", TEXTS)
+def test_changes(engine: Engine, text: str) -> None:
+    scope: dict[str, Any] = {"np": np}
+    exec(f"def function(W, x, k):\n    {text}\n", scope)
+    fused = cf.fuse(scope["function"])
+    matrix, x = np.arange(12.0).reshape(3, 4) ** 1.5, np.array([3.0, 1, 2, 0])
+    for numbers in ([1, 2], [2, 1]):
+        plain = [matrix.copy(), x, np.array(numbers)]
+        given = engine.arrays([matrix.copy(), x, np.array(numbers)])
+        expected, actual = scope["function"](*plain), fused(*given)
+        many = isinstance(expected, tuple)
+        for a, e in zip(actual if many else [actual], expected if many else [expected], strict=True):
+            assert_close(engine.host(a), e, 1e-15 * (1 + np.abs(e)))
+        assert_close(engine.host(given[0]), plain[0], 1e-15 * (1 + np.abs(plain[0])))
