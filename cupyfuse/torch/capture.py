@@ -35,6 +35,8 @@ _NOTHING_CAPTURED = (
     "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
 )
 
+_UNPAID = "calls run in eager where their {} graphs, between graph breaks, cost the host more than the chains save"
+
 
 class Capture:
     """The captured graphs of one fused module.
@@ -58,6 +60,7 @@ class Capture:
         self._direct = Direct(options)
         self._callback: FrameCallback | None = None
         self._idle = IdleCalls()
+        self._unpaid = 0  # of a call that was left to PyTorch: its graphs, whose chains save less than they cost
         self._bypassed = False  # whether a call was made where Dynamo refuses to run
         self._methods = TracedMethods()
         self._renewals = 0  # captures before this one, for whose code other methods or hooks came
@@ -99,6 +102,8 @@ class Capture:
         if self._renewals >= _MOST_RENEWALS:
             what = "methods of its classes, or hooks of all modules,"
             frames.append(Part(path, (), (), f"not captured: {what} changed {self._renewals} times"))
+        if self._unpaid:
+            frames.append(Part(path, (), (), _UNPAID.format(self._unpaid)))
         if self._bypassed:
             frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
         if not found and not frames and self._callback is not None and self._callback.calls:
@@ -148,15 +153,20 @@ class Capture:
                 return module._call_impl(*args, **kwargs)  # a capture draws parameters, and puts the generator back
             callback.calls += 1
             before = activity.calls
+            activity.begin()
             try:
                 result = captured(module, tuple(kwargs), *args, **kwargs)
             except BaseException:
                 callback.settle(returned=False)
                 raise
-            if callback.unsettled:
-                callback.settle(returned=True)
-            else:
-                idle.note(self.graphs or activity.calls != before, module, args, kwargs)
+            unsettled = bool(callback.unsettled)
+            if unsettled and callback.settle(returned=True):
+                return result
+            pays = activity.pays
+            if not pays:
+                self._unpaid = activity.graphs
+            if not (unsettled and pays):
+                idle.note(self.graphs or (pays and activity.calls != before), module, args, kwargs)
             return result
 
         return call
@@ -183,7 +193,12 @@ class Capture:
         beside_gpu = decision.on_gpu(itertools.chain(owner.parameters(), owner.buffers(), example_inputs))
         judge_for = functools.partial(decision.judge_for, self.options, compiled=False, beside_gpu=beside_gpu)
         if not self.graphs:
-            self.partitions += fuse_module(module, self._direct, judge_for(hooked=has_hooks(owner)))
+            hooked, count = has_hooks(owner), len(self.runners)
+            self.partitions += fuse_module(module, self._direct, judge_for(hooked=hooked))
+            for first in self.runners[count : count + 1]:
+                first.is_first = True
+                if not hooked:  # what hooks take is in the chains' estimates
+                    first.saved -= decision.cost_of_part(example_inputs)
             return leaving_modes(module)
         judge = judge_for(cudagraph=True)
         self.partitions += fuse_module(module, AsOperator(self.options), judge)

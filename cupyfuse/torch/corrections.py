@@ -5,6 +5,7 @@ Each correction replaces methods of Dynamo's, which have other names in other re
 
 from __future__ import annotations
 
+import _collections_abc
 import contextlib
 import functools
 import inspect
@@ -20,9 +21,11 @@ from unittest import mock
 import torch
 
 _UNTESTED = (2, 16)  # the first release of PyTorch that no test has seen
-# Code that catches errors of what is not meant to change: Dynamo's, in the place of functions in C, and what reads the
-# signatures of functions.
-_FOLLOWED = (os.path.join("torch", "_dynamo", "polyfills"), inspect.__file__)
+# Code that catches errors of what is not meant to change: Dynamo's, in the place of functions in C, what reads the
+# signatures of functions, and what reads environment variables, which nothing guards.
+_FOLLOWED = (os.path.join("torch", "_dynamo", "polyfills"), inspect.__file__, os.__file__, "<frozen os>")
+# Where the end of a sequence is told by an IndexError, which depends on a length: that is guarded.
+_SEQUENCES = ("<frozen _collections_abc>", _collections_abc.__file__)
 
 
 @contextlib.contextmanager
@@ -330,15 +333,16 @@ def _leaving_caught_errors() -> Any:
 
     def exception_handler(self: Any, raised: Any) -> None:
         catches = self.block_stack if sys.version_info < (3, 11) else self.current_instruction.exn_tab_entry
-        if catches and isinstance(raised, left) and not _is_followed(self.f_code):
+        ends = isinstance(raised, exc.get_dynamo_observed_exception(IndexError)) and _is_in(self.f_code, _SEQUENCES)
+        if catches and isinstance(raised, left) and not (ends or _is_in(self.f_code, _FOLLOWED)):
             raise exc.Unsupported("an error is caught that depends on what is missing, or on an operation")
         handle(self, raised)
 
     return mock.patch.object(InstructionTranslatorBase, "exception_handler", exception_handler)
 
 
-def _is_followed(code: types.CodeType) -> bool:
-    return any(place in code.co_filename for place in _FOLLOWED)
+def _is_in(code: types.CodeType, places: Iterable[str]) -> bool:
+    return any(place in code.co_filename for place in places)
 
 
 def _leaving_generators() -> Any:

@@ -226,17 +226,19 @@ class FrameCallback:
             self._attempt.has_others = True
             raise RuntimeError(f"other operations than in eager: {sorted(work - self._work)}")
 
-    def settle(self, returned: bool) -> None:
+    def settle(self, returned: bool) -> bool:
         """Decide, at the end of this thread's call, on the codes that it could not capture.
 
-        Each is given up, or counted to be tried again; or the module's call is captured anew, as compiled code.
+        Each is given up, or counted to be tried again; or the module's call is captured anew, as compiled code. Returns
+        whether it is.
         """
         call = self.unsettled.pop(threading.get_ident(), _Call())
         if returned and self._is_to_be_tried(call):
             self._try_as_compiled(call)
-            return
+            return True
         for frame in {frame.code: frame for frame in call.uncaptured}.values():  # layers of a model share one
             self.codes.note_uncaptured(frame, returned)
+        return False
 
     def _is_to_be_tried(self, call: _Call) -> bool:
         """Whether a call was captured in parts, and more is known than when a call was tried last."""

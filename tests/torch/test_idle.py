@@ -14,6 +14,7 @@ from torch_ways import Code
 
 import cupyfuse.torch as ct
 from cupyfuse.torch import idle
+from cupyfuse.torch.cost import decision
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -36,6 +37,30 @@ def test_calls_without_chains_do_without_dynamo() -> None:
     fused(x)
     assert captured_calls(fused) == before + 1
     assert [part.code for part in ct.explain(fused).left]
+
+
+@pytest.mark.choice
+@pytest.mark.parametrize("cost", [1e-9, 1.0], ids=["cheap", "dear"])
+def test_graphs_that_cost_more_than_their_chains_save(cost: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph break makes two: calls are PyTorch's own where entering both takes longer than their chains save."""
+    monkeypatch.setattr(decision, "cost_of_part", lambda values: cost)
+
+    def code(m: Any, x: Any) -> Any:
+        y = (x * 2 + 1).softmax(-1)
+        torch._dynamo.graph_break()
+        return (y * 3).log_softmax(-1)
+
+    fused, x = ct.fuse(module := Code(code)), torch.randn(256, 4096)
+    for _ in range(3):
+        torch.testing.assert_close(fused(x), module(x))
+    before = captured_calls(fused)
+    fused(x)
+    assert captured_calls(fused) - before == (cost < 1)
+    assert ("2 graphs, between graph breaks" in str(ct.explain(fused))) == (cost == 1)
+    whole = ct.fuse(Code(lambda m, x: (x * 2 + 1).softmax(-1)))  # one graph costs what eager does
+    for _ in range(3):
+        whole(x)
+    assert captured_calls(whole) == 3
 
 
 def test_modules_that_change_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,5 +389,6 @@ def cotangent_matrix(value: Value, cotangent: Any) -> Any:
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """Identify a tensor's memory, all of which views share."""
-    return tensor.untyped_storage().data_ptr()
+    """Identify a tensor's memory, all of which views share; of a DTensor, that of its shard."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.untyped_storage().data_ptr())

@@ -15,12 +15,18 @@ from ..graphs.captured import order_in_memory
 from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
 from .host import host_scale
-from .rates import HOOKED_GRAPH, US
+from .rates import HOOKED_GRAPH, PART_OF_CALL, US
 
 
 def on_gpu(values: Iterable[Any]) -> bool:
     """Whether any of these values is a tensor on a GPU."""
     return any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
+
+
+def cost_of_part(values: Iterable[Any]) -> float:
+    """Return the seconds that the host takes for a graph of these inputs that is one of several in a call."""
+    places = {value.device for value in values if isinstance(value, torch.Tensor)}
+    return PART_OF_CALL * max(map(host_scale, places), default=1.0)
 
 
 def judge_for(

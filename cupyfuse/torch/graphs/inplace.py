@@ -93,7 +93,7 @@ def remove_inactive_dropouts(graph: Graph) -> None:
     Raises
     ------
     TraceError
-        Only the argument has a gradient, as under `torch.no_grad`: what follows has one too, which examples do not show.
+        Only the argument has a gradient, as under `torch.no_grad`: what follows has one too, unlike its examples.
     """
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):

@@ -63,6 +63,7 @@ class Direct:
         `needs` says for each input whether its gradient is wanted.
         """
         runner = Runner(fused.chain, self.options, self.budget, self.activity)
+        runner.saved = fused.saved
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
         count = len(fused.outputs)

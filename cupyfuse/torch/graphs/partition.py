@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ class FusedChain:
     views : the members that PyTorch runs again after it, since their results share memory with others
     sizes : the nodes of the chain's symbolic sizes
     note : the judge's verdict, for `explain`
+    saved : the seconds that it saves by the judge's estimate; infinite where its memory is what it saves
     """
 
     chain: Chain
@@ -36,6 +38,7 @@ class FusedChain:
     views: tuple[int, ...]
     sizes: tuple[Any, ...] = ()
     note: str = ""
+    saved: float = 0.0
 
     def with_hints(self) -> Chain:
         """Return the chain for the sizes that it was captured with."""
@@ -82,13 +85,13 @@ Judge = Callable[[Chain, Sequence[Any], Sequence[Any]], Verdict]
 
 
 def judge_without_costs(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
-    """Accept chains of several operations, or of one reduction, without estimating their time."""
+    """Accept chains of several operations, or of one reduction, whatever their time: no cost outweighs them."""
     working = [rules.RULES[c.rule] for c in chain.calls if not rules.RULES[c.rule].no_op]
     if len(working) > 1 or working[0].reduces:
-        return Verdict(True)
+        return Verdict(True, saved=math.inf)
     if working[0].product:
         single = str(inputs[0].dtype) == "torch.float32" and inputs[0].device.type == "cuda"
-        return Verdict(single, "a product alone is cuBLAS's either way")
+        return Verdict(single, "a product alone is cuBLAS's either way", math.inf)
     return Verdict(False, "one operation alone gains nothing")
 
 
@@ -124,7 +127,8 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
         if verdict.gains:
             chain = _extract_chain(clusters, cluster, used) if losing else chain
             assert chain is not None
-            fused.update(dict.fromkeys(cluster.members, replace(chain, note=verdict.text)))
+            saved = math.inf if verdict.whole else verdict.saved
+            fused.update(dict.fromkeys(cluster.members, replace(chain, note=verdict.text, saved=saved)))
     return Partition(captured, _topological_order(clusters, fused), clusters.unfused)
 
 
