@@ -315,30 +315,51 @@ def _guarding_classes() -> Iterator[None]:
         yield
 
 
-def _leaving_caught_errors() -> Any:
+@contextlib.contextmanager
+def _leaving_caught_errors() -> Iterator[None]:
     """Leave code to eager that catches an error of an operation, or one that tells that something is missing.
 
     Dynamo follows the latter without a guard on the name, attribute or key: once that is there, the captured code goes
-    on without it. From PyTorch 2.14 on it follows errors of operations on fake tensors, too, all as RuntimeErrors, also
-    where the operation itself, such as one of the user's without a fake form, raises none.
+    on without it. Keys of dictionaries are guarded here, and these errors followed. From PyTorch 2.14 on it follows
+    errors of operations on fake tensors, too, all as RuntimeErrors, also where the operation itself, such as one of the
+    user's without a fake form, raises none.
     """
     from torch._dynamo import exc
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    from torch._dynamo.variables import ConstDictVariable
 
     handle: Any = InstructionTranslatorBase.exception_handler
+    get_item: Any = ConstDictVariable.getitem_const_raise_exception_if_absent
     kinds = (AttributeError, KeyError, LookupError, NameError, ImportError)
     left = tuple(map(exc.get_dynamo_observed_exception, kinds))
     if hasattr(exc, "FakeTensorObservedException"):
         left += (exc.FakeTensorObservedException,)
+    no_key, no_element = map(exc.get_dynamo_observed_exception, (KeyError, IndexError))
+
+    def get_guarded_item(self: Any, tx: Any, key: Any) -> Any:
+        try:
+            return get_item(self, tx, key)
+        except no_key as error:
+            self.install_dict_contains_guard(tx, [key])
+            error.is_guarded = self.source is None or key.source is not None or key.is_python_constant()
+            raise
 
     def exception_handler(self: Any, raised: Any) -> None:
         catches = self.block_stack if sys.version_info < (3, 11) else self.current_instruction.exn_tab_entry
-        ends = isinstance(raised, exc.get_dynamo_observed_exception(IndexError)) and _is_in(self.f_code, _SEQUENCES)
-        if catches and isinstance(raised, left) and not (ends or _is_in(self.f_code, _FOLLOWED)):
+        followed = (
+            getattr(raised, "is_guarded", False)
+            or _is_in(self.f_code, _FOLLOWED)
+            or (isinstance(raised, no_element) and _is_in(self.f_code, _SEQUENCES))
+        )
+        if catches and isinstance(raised, left) and not followed:
             raise exc.Unsupported("an error is caught that depends on what is missing, or on an operation")
         handle(self, raised)
 
-    return mock.patch.object(InstructionTranslatorBase, "exception_handler", exception_handler)
+    with (
+        mock.patch.object(InstructionTranslatorBase, "exception_handler", exception_handler),
+        mock.patch.object(ConstDictVariable, "getitem_const_raise_exception_if_absent", get_guarded_item),
+    ):
+        yield
 
 
 def _is_in(code: types.CodeType, places: Iterable[str]) -> bool:

@@ -7,6 +7,7 @@ import functools
 import sys
 import types
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -272,6 +273,57 @@ def test_what_is_missing_is_found_once_it_is_there(read: Any) -> None:
     finally:
         if hasattr(_Missing, "factor"):
             del _Missing.factor
+
+
+class _Registry(Mapping[str, float]):
+    def __init__(self) -> None:
+        self.entries: dict[str, float] = {}
+
+    def __getitem__(self, key: str) -> float:
+        return self.entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class _Numbers(Sequence[float]):
+    """The end of which an IndexError tells, in the code of `collections.abc`."""
+
+    def __init__(self) -> None:
+        self.entries = [1.0]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.entries[index]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def test_missing_keys_and_ends_of_sequences_are_captured_with_guards() -> None:
+    def code(m: Any, x: Any) -> Any:
+        try:
+            factor = m.registry["factor"]
+        except KeyError:
+            factor = 2.0
+        return m.linear(x).softmax(-1) * factor * m.registry.get("other", 3.0) * sum(m.numbers)
+
+    plain, x = Code(code), torch.randn(5, 12)
+    plain.registry, plain.numbers = _Registry(), _Numbers()
+    fused = ct.fuse(copy.deepcopy(plain))
+    for change in (
+        lambda m: None,
+        lambda m: m.registry.entries.update(factor=5.0),
+        lambda m: m.registry.entries.update(other=7.0),
+        lambda m: m.numbers.entries.append(4.0),
+        lambda m: m.registry.entries.clear(),
+    ):
+        for module in (plain, fused):
+            change(module)
+        torch.testing.assert_close(fused(x), plain(x))
+    assert not [part for part in fused.explain().left if "not captured" in part.reason]
 
 
 @pytest.mark.parametrize("caught", [ValueError, Exception])
