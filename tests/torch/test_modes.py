@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_ways import WAYS, Code, ways
 
 import cupyfuse.torch as ct
+from cupyfuse.torch import backend
+from cupyfuse.torch.graphs import lowering
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -117,3 +120,29 @@ def test_gradients_that_are_enabled_in_inference_mode_are_not_recorded(way: str)
             found, expected = called(x), module(x)
         assert (found.requires_grad, found.is_inference()) == (expected.requires_grad, expected.is_inference())
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_views_of_parameters_under_no_grad_have_no_gradients(recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake ones have; results of chains were detached for that, one by one, in each call."""
+    detached: list[int] = []
+
+    def lower(imported: Any, *given: Any) -> None:
+        lowering.lower(imported, *given)
+        detached.append(sum(node.target == "detach" for node in imported.graph.nodes))
+
+    monkeypatch.setattr(backend, "lower", lower)
+
+    def code(m: Any, x: Any) -> Any:
+        y = (m.linear.bias.expand(5, -1) + x).softmax(-1)
+        with torch.set_grad_enabled(recording):
+            z = m.linear(x).softmax(-1)
+        return y, z
+
+    module, x = Code(code), torch.randn(5, 12)
+    fused = ct.fuse(copy.deepcopy(module))
+    with torch.no_grad():
+        for actual, expected in zip(fused(x), module(x), strict=True):
+            torch.testing.assert_close(actual, expected)
+            assert actual.requires_grad == expected.requires_grad
+    assert detached == [0] or recording

@@ -165,7 +165,10 @@ class _Lowerer:
         # What may be written to through `x.data`, of which PyTorch's version counters do not know.
         data = [n for o in self.captured.operations if o.target in DATA_GETTERS for n in o.results]
         self._read_as_data = {storage_of(self.captured.tensors[n]) for n in data}
-        self._records_gradients = torch.is_grad_enabled() or any(t.requires_grad for t in computed)
+        # Under `no_grad`, fake views of parameters have gradients, though PyTorch's have none.
+        given = {storage_of(self.captured.tensors[n]) for n in self.captured.inputs}
+        recorded = any(t.requires_grad and storage_of(t) not in given for t in computed)
+        self._records_gradients = torch.is_grad_enabled() or recorded
 
     def run(self, partition: Partition) -> None:
         """Replace each chain by a call; those that cannot be replaced become operations left to PyTorch."""
