@@ -195,10 +195,11 @@ class Capture:
         if not self.graphs:
             hooked, count = has_hooks(owner), len(self.runners)
             self.partitions += fuse_module(module, self._direct, judge_for(hooked=hooked))
-            for first in self.runners[count : count + 1]:
-                first.is_first = True
+            added = self.runners[count:]
+            if added:
+                added[0].is_first = True
                 if not hooked:  # what hooks take is in the chains' estimates
-                    first.saved -= decision.cost_of_part(example_inputs)
+                    added[0].saved -= decision.cost_of_part(example_inputs)
             return leaving_modes(module)
         judge = judge_for(cudagraph=True)
         self.partitions += fuse_module(module, AsOperator(self.options), judge)

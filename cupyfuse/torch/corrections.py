@@ -5,7 +5,6 @@ Each correction replaces methods of Dynamo's, which have other names in other re
 
 from __future__ import annotations
 
-import _collections_abc
 import contextlib
 import functools
 import inspect
@@ -13,7 +12,7 @@ import os
 import sys
 import types
 import warnings
-from collections import deque
+from collections import abc, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -25,7 +24,7 @@ _UNTESTED = (2, 16)  # the first release of PyTorch that no test has seen
 # signatures of functions, and what reads environment variables, which nothing guards.
 _FOLLOWED = (os.path.join("torch", "_dynamo", "polyfills"), inspect.__file__, os.__file__, "<frozen os>")
 # Where the end of a sequence is told by an IndexError, which depends on a length: that is guarded.
-_SEQUENCES = ("<frozen _collections_abc>", _collections_abc.__file__)
+_SEQUENCES = ("<frozen _collections_abc>", abc.__file__)
 
 
 @contextlib.contextmanager

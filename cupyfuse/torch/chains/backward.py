@@ -21,7 +21,7 @@ from ...trace.saved import read_operands, stored
 from ..rules.symbols import references
 from ..rules.values import Value
 from .chain import Chain, TracedChain
-from .eligibility import is_plain
+from .eligibility import is_plain, is_sharded
 from .matching import BackwardCall, backward_call
 from .runtime import begin, load
 from .saving import SavedValues, backward_graph, choose_saved, cotangents_of, derive, scale_gradients
@@ -390,5 +390,5 @@ def cotangent_matrix(value: Value, cotangent: Any) -> Any:
 
 def _memory_of(tensor: torch.Tensor) -> int:
     """Identify a tensor's memory, all of which views share; of a DTensor, that of its shard."""
-    local = getattr(tensor, "_local_tensor", tensor)
+    local = tensor._local_tensor if is_sharded(tensor) else tensor
     return int(local.untyped_storage().data_ptr())
