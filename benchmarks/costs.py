@@ -24,12 +24,13 @@ from .timing import describe
 
 OURS, EAGER, INDUCTOR = "cupyfuse", "PyTorch eager", "Inductor"
 NOTHING = "a compiled function that computes nothing"
-GPU, HOST = "gpu_back_to_back", "host"
+GPU, HOST = "gpu_back_to_back", "host_within"
 DEFAULTS = {"budget": (0.03, 0.01)}  # GPU seconds for each rival and figure
 _HOW = """\
 Medians in microseconds of one call, in training forward and backward. *GPU*: events around many queued calls, per call.
-*host*: the host's clock around calls that it does not wait for; of Inductor, less that of a compiled function of the
-same inputs that computes nothing. *lost*: by the decision, where the longer of GPU and host is waited for.
+*host*: the host's clock around calls that it does not wait for, before each of which other data pass through its
+caches, as within a model; of Inductor, less that of a compiled function of the same inputs that computes nothing.
+Backward passes run in the thread of the call. *lost*: by the decision, where the longer of GPU and host is waited for.
 """
 _PARTS = ("our GPU", "our host", "their GPU", "their host")
 PREDICTED = tuple(f"predicted: {part}" for part in _PARTS)  # facts of a case: what the model says, in microseconds
@@ -131,7 +132,8 @@ def _rival(lab: Lab, sized: Any, tensors: list[Any], name: str) -> Rival:
 
     def step() -> None:
         torch.autograd.graph.increment_version(changed)
-        torch.autograd.grad(list(called(*arguments)), wanted, cotangents, allow_unused=name == NOTHING)
+        with torch.autograd.set_multithreading_enabled(False):  # whose caches are those that are displaced
+            torch.autograd.grad(list(called(*arguments)), wanted, cotangents, allow_unused=name == NOTHING)
 
     return Rival(step, [], [])
 

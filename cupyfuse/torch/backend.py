@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -23,6 +23,7 @@ from .graphs.regions import checkpoint_eagerly, regions
 from .graphs.views import rewrite_views
 
 _PREFIX = "cupyfuse."  # of the options that are parameters of `fuse`
+_MOST_IMPORTS = 4  # of a graph: what no chain has of one is left as it is in the next
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -68,10 +69,8 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
         try:
             if prepare_attention(body.graph, compiled=not call_maker.differentiates):
                 body.recompile()
-            graph = _copy(body)
-            graphs.append(graph)
-            imported = _import(graph)
-            parts = partition(imported.captured, judge)
+            imported, parts = _partition(body, judge, graphs)
+            graph = imported.graph
             if parts.chains:
                 lower(imported, parts, call_maker)
                 graph.lint()
@@ -119,12 +118,31 @@ def _is_wrapped_in_cpp(patches: Mapping[str, Any]) -> bool:
     return wrapped
 
 
-def _import(graph: Graph) -> ImportedGraph:
-    """Import a graph, rewritten: without what returns its argument, in-place operations and views that end chains."""
+def _partition(body: GraphModule, judge: Judge, copies: list[Graph]) -> tuple[ImportedGraph, Partition]:
+    """Import a copy of a graph and partition it; what was reordered for chains that do not gain keeps its order.
+
+    All copies that this takes are appended to `copies`.
+    """
+    kept: set[str] = set()
+    for _ in range(_MOST_IMPORTS):
+        copies.append(_copy(body))
+        imported = _import(copies[-1], kept)
+        parts = partition(imported.captured, judge)
+        if not parts.chains or not parts.reordered_in_vain - kept:
+            break
+        kept |= parts.reordered_in_vain
+    return imported, parts
+
+
+def _import(graph: Graph, kept: Collection[str] = ()) -> ImportedGraph:
+    """Import a graph, rewritten: without what returns its argument, in-place operations and views that end chains.
+
+    The results of the nodes whose names are in `kept` are computed in the order of dimensions that they have.
+    """
     remove_inactive_dropouts(graph)
     remove_conversions_to_the_same(graph)
     functionalise(graph)
-    rewrite_views(graph)
+    rewrite_views(graph, kept)
     return ImportedGraph(graph)
 
 

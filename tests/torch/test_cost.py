@@ -95,7 +95,7 @@ def test_row_work_gains_beside_eager_and_not_beside_inductor(build, dtype, shape
 @pytest.mark.parametrize(
     ("build", "dtype", "shape", "compiled"),
     [
-        (chains.bias_gelu, "bfloat16", (128, 512), (False,)),  # one launch of the host's, eager two
+        (chains.add_layer_norm, "bfloat16", (128, 512), (False,)),  # one launch of the host's, eager two
         (chains.scaled_softmax, "float32", HEAD[:2], (True,)),  # rows that Inductor reads again
     ],
 )
@@ -227,6 +227,8 @@ def microseconds(a, b, c, d):
         ((10, 15), (14, 10), False),  # less than the host loses
         ((100, 6), (102, 5), False),
         ((12, 10), (10, 90), False),  # the GPU loses
+        ((20, 15), (24, 5), True),  # the GPU wins, and is waited for either way
+        ((20, 15), (22, 5), False),  # less than the margin
     ],
 )
 def test_the_rule(ours, theirs, gains):
@@ -235,7 +237,12 @@ def test_the_rule(ours, theirs, gains):
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "saved", "on_gpu"),
-    [((10, 15), (30, 10), 15, 20), ((10, 10), (12, 30), 22, 2), ((30, 10), (25, 40), 25, -5)],  # (GPU, host)
+    [
+        ((10, 15), (30, 10), 15, 20),
+        ((10, 10), (12, 30), 22, 2),
+        ((30, 10), (25, 40), 25, -5),
+        ((30, 20), (34, 10), 4, 4),
+    ],
 )
 def test_what_a_chain_saves_counts_the_host_but_in_a_graph(ours, theirs, saved, on_gpu):
     """Which of the two a model waits for is not known where its chains are chosen."""
@@ -328,6 +335,20 @@ def test_the_judge_counts_the_copies_of_results():
     """Of three operations with copies of two inputs and of the result, none is won where the host decides."""
     assert judge_rotation([0, 1, 2, 3]).gains
     assert not judge_rotation([0, 1, 3, 2]).gains
+
+
+@pytest.mark.choice
+def test_the_judge_counts_inserted_views():
+    """They take eager's host some time, and Inductor's nothing."""
+    builder = chains.Builder(2, {})
+    result = builder.add(builder.mul(Ref(0), Ref(1)), Ref(1))
+    chain = Chain(("x", "y"), tuple(builder.calls), (result.number,))
+    with FakeTensorMode():
+        x, y = torch.empty(512, 1024), torch.empty(512, 1024)
+        for compiled in (False, True):
+            judge = decision.judge_for(Options(), compiled=compiled)
+            plain, viewed = (judge(chain, [x, y], [x * y + y], views).saved for views in (0, 4))
+            assert plain - viewed == pytest.approx(0.0 if compiled else 4 * rates.EAGER_VIEW)
 
 
 @pytest.mark.choice
@@ -484,7 +505,7 @@ def test_on_a_slow_host_a_chain_that_takes_the_host_longer_is_left() -> None:
 
 
 def test_the_host_s_speed() -> None:
-    assert [host.rounded_scale(rates.EAGER * k) for k in (0.3, 1, 1.4, 1.5, 2.5, 3, 15)] == [1, 1, 1, 2, 2, 4, 16]
+    assert [host.rounded_scale(rates.IN_A_LOOP * k) for k in (0.3, 1, 1.4, 1.5, 2.5, 3, 15)] == [1, 1, 1, 2, 2, 4, 16]
     assert host.host_scale(torch.device("cpu")) == 1.0
 
 

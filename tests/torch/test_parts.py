@@ -263,7 +263,7 @@ def test_a_part_of_a_weight_is_a_view() -> None:
 def test_a_part_that_loses_leaves_what_is_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As rotary embeddings of transposed heads, which kernels read as copies: their cosines gain."""
 
-    def judge(chain: Any, inputs: Any, outputs: Any) -> Verdict:
+    def judge(chain: Any, inputs: Any, outputs: Any, views: int) -> Verdict:
         gains = len(chain.operations) > 1 and "cat" not in chain.operations
         return Verdict(gains, "estimates", 1.0 if gains else -1.0)
 

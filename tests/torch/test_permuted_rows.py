@@ -13,7 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import cupyfuse.torch as ct
+from cupyfuse.torch.backend import fuse_module
+from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.graphs.inplace import functionalise, restore_in_place
+from cupyfuse.torch.graphs.lowering import Direct
+from cupyfuse.torch.graphs.partition import Verdict
 from cupyfuse.torch.graphs.views import rewrite_views
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -284,3 +288,53 @@ def test_random_programs(seed: int, gradients: bool) -> None:
         assert alike == same
         for a, b in zip(found, values, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def fused_calls(code: Any, gains: Callable[[Any], bool], *arguments: Any) -> tuple[list[str], list[int]]:
+    """Fuse captured code, with the chains that gain; return the graph's calls, and the counts of inserted views."""
+    calls: list[str] = []
+    counts: list[int] = []
+
+    def judge(chain: Any, inputs: Any, outputs: Any, views: int) -> Verdict:
+        counts.append(views)
+        return Verdict(gains(chain), saved=1.0)
+
+    def backend(module: Any, _: Any) -> Any:
+        (found,) = fuse_module(module, Direct(Options()), judge)
+        assert not found.failure and not found.reordered_in_vain
+        calls.extend(name.split()[0] for name in names(module.graph.nodes))
+        return module.forward
+
+    compiled = torch.compile(code, backend=backend, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(*arguments), code(*arguments))
+    return calls, counts
+
+
+def heads(*more: int) -> Any:
+    """Draw (b, h, l, d) in the memory of (b, l, h, d)."""
+    torch.manual_seed(3)
+    return torch.randn(*more, 2, 5, HEADS, SIZE).transpose(-2, -3)
+
+
+def test_what_no_chain_has_keeps_its_order() -> None:
+    """Of two groups of operations, the chain of one alone gains: the other's are in the order that they were in."""
+
+    def code(x: Any, y: Any) -> Any:
+        return (x * 2 + 1).exp(), (y * 3).sigmoid().sqrt()
+
+    x, y = heads(), heads()
+    calls, _ = fused_calls(code, lambda chain: "exp" in chain.operations, x, y)
+    assert sorted(calls) == ["chain", "mul", "permute", "permute", "sigmoid", "sqrt"]
+    calls, counts = fused_calls(code, lambda chain: True, x, y)
+    assert sorted(calls) == ["chain"] * 2 + ["permute"] * 4
+    assert counts == [2, 2], "of the operand, and of the result"
+
+
+def test_images_that_no_chain_has_keep_their_order() -> None:
+    def code(x: Any, y: Any) -> Any:
+        return (x * 2 + 1).exp(), (y * 3).sigmoid().sqrt()
+
+    x, y = (torch.randn(2, 6, 4, 5).to(memory_format=torch.channels_last) for _ in range(2))
+    calls, _ = fused_calls(code, lambda chain: "exp" in chain.operations, x, y)
+    assert calls.count("chain") == 1 and calls.count("permute") == 2
+    assert {"mul", "sigmoid", "sqrt"} <= set(calls)

@@ -15,7 +15,7 @@ from ..graphs.captured import order_in_memory
 from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
 from .host import host_scale
-from .rates import HOOKED_GRAPH, PART_OF_CALL, US
+from .rates import EAGER_VIEW, HOOKED_GRAPH, PART_OF_CALL, US
 
 
 def on_gpu(values: Iterable[Any]) -> bool:
@@ -44,7 +44,7 @@ def judge_for(
     if not options.only_gains:
         return judge_without_costs
 
-    def judge(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
+    def judge(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any], views: int = 0) -> Verdict:
         if beside_gpu and inputs[0].device.type == "cpu":
             return Verdict(False, "on the CPU, beside tensors on a GPU: NumPy is no faster than PyTorch")
         trained = any(t.requires_grad for t in outputs)
@@ -62,7 +62,9 @@ def judge_for(
             max_workspace=options.max_workspace,
         )
         scale = host_scale(inputs[0].device)
-        found = found.on_host(scale, HOOKED_GRAPH if hooked else 0.0)
+        # Inductor's views take the host nothing.
+        added = (HOOKED_GRAPH if hooked else 0.0) + (0.0 if compiled else EAGER_VIEW * views)
+        found = found.on_host(scale, added)
         between = f"; {scale * HOOKED_GRAPH / US:.0f} us of host for a graph between hooks" if hooked else ""
         gains = found.gains(cudagraph, options.max_workspace)
         if gains:

@@ -1,4 +1,4 @@
-"""The host's speed, measured: the rates are those of a host on which a small operation takes PyTorch 5 us."""
+"""The host's speed, measured: the rates are those of a host on which a small operation in a loop takes PyTorch 5 us."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .rates import EAGER
+from .rates import IN_A_LOOP
 
 _ROUNDS, _CALLS = 5, 40
 _scales: dict[torch.device, float] = {}
@@ -30,7 +30,7 @@ def host_scale(place: torch.device) -> float:
 
 def rounded_scale(seconds: float) -> float:
     """Round seconds of an operation over those of the rates to a power of two, at least 1."""
-    return float(2 ** max(0, round(math.log2(seconds / EAGER))))
+    return float(2 ** max(0, round(math.log2(seconds / IN_A_LOOP))))
 
 
 def _seconds_of_an_operation(place: torch.device) -> float:

@@ -31,6 +31,8 @@ class Operation:
     random : whether it draws random numbers
     depends_on : numbers of the operations that produce its inputs, sizes included
     refusal : why it is left to PyTorch even if there is a rule for it; empty otherwise
+    reordered : the name of the node for which a rewrite reordered its dimensions, or inserted it as a view; empty
+        otherwise
     """
 
     target: Any
@@ -45,6 +47,7 @@ class Operation:
     random: bool = False
     depends_on: frozenset[int] = frozenset()
     refusal: str = ""
+    reordered: str = ""
 
     @cached_property
     def read(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .captured import channels_last, inverse, is_dense, is_in_a_format
-from .nodes import example_of, find_rule, insert, insert_copy, replace, same_shape, tensors_of
+from .nodes import example_of, find_rule, insert_copy, insert_reordering, replace, same_shape, tensors_of
 from .rowwise import is_by_element
 from .transposes import transposed
 from .written_memory import WrittenMemory
@@ -45,8 +45,8 @@ def keep_channels_last(node: Node, memory: WrittenMemory) -> None:
     whole = example_of(node)
     with whole.fake_mode, torch.no_grad():
         example = torch.empty_like(whole.detach().permute(channels_last(rank)), memory_format=torch.contiguous_format)
-    result = insert_copy(node, operands, example.requires_grad_(whole.requires_grad))
-    replace(node, insert(node, "permute", result, *inverse(channels_last(rank))))
+    result = insert_copy(node, operands, example.requires_grad_(whole.requires_grad), node.name)
+    replace(node, insert_reordering(node.name, node, "permute", result, *inverse(channels_last(rank))))
 
 
 def _normalize_rows(node: Node) -> None:
@@ -62,13 +62,12 @@ def _normalize_rows(node: Node) -> None:
     if not (same_shape(image, node) and _has_channels_last(image, node)):
         return
     image_rows = _with_channels_last(image, node)
-    rows = insert(node, "flatten", image_rows, 0, -2)
+    rows = insert_reordering(node.name, node, "flatten", image_rows, 0, -2)
     with whole.fake_mode, torch.no_grad():
         example = torch.empty_like(example_of(rows).detach(), dtype=whole.dtype).requires_grad_(whole.requires_grad)
-    result = insert_copy(node, {image: rows}, example)
-    replace(
-        node, insert(node, "permute", insert(node, "view_as", result, image_rows), *inverse(channels_last(whole.dim())))
-    )
+    result = insert_copy(node, {image: rows}, example, node.name)
+    images = insert_reordering(node.name, node, "view_as", result, image_rows)
+    replace(node, insert_reordering(node.name, node, "permute", images, *inverse(channels_last(whole.dim()))))
 
 
 def _has_channels_last(operand: Node, node: Node) -> bool:
@@ -90,6 +89,6 @@ def _with_channels_last(operand: Node, place: Node) -> Node:
     if example_of(operand).dim() == 0:
         return operand
     if _is_of_channels(operand, rank) and not same_shape(operand, place):
-        return insert(place, "flatten", operand)
+        return insert_reordering(place.name, place, "flatten", operand)
     order = channels_last(rank)
-    return transposed(operand, order, place) or insert(place, "permute", operand, *order)
+    return transposed(operand, order, place) or insert_reordering(place.name, place, "permute", operand, *order)

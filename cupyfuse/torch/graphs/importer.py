@@ -23,6 +23,7 @@ from ..rules import PLACING, draws
 from ..rules.symbols import Ref, Size, references
 from .captured import CapturedGraph, Operation, is_in_a_format, keeps_placement, storage_of
 from .inplace import RESHAPING, SYMBOLIC, argument_of, follows_naming, uses_autocast, writes
+from .nodes import REORDERED
 
 NO_TENSOR = "it returns no tensor"
 WITHIN_TRANSFORM = "it is within a transform of torch.func or of forward-mode differentiation"
@@ -106,6 +107,7 @@ class ImportedGraph:
         results = pytree.tree_map(stand_in, example)
         target = node.target if node.op in ("call_function", "call_method") else None
         operation = Operation(target, args, kwargs, results, _module_path(node))
+        operation.reordered = node.meta.get(REORDERED, "")
         operands = [self.captured.tensors[n] for n in operation.read]
         storages = {storage_of(t) for t in operands}
         operation.view = any(storage_of(self.captured.tensors[n]) in storages for n in operation.results)

@@ -14,6 +14,9 @@ from .. import rules
 
 WHOLE = slice(None)
 IN_PLACE = "cupyfuse_in_place"  # in a node's meta: the target of the call in place that `functionalise` replaced
+# In the meta of an operation that a rewrite has computed in another order of dimensions, and of the views that this
+# takes: the name of the node whose result is in that order.
+REORDERED = "cupyfuse_reordered"
 
 
 def example_of(node: Any) -> Any:
@@ -64,14 +67,28 @@ def insert(place: Node, target: Any, *args: Any, example: Any = None, **kwargs: 
             example = function(*operands, **kwargs).requires_grad_(first.requires_grad)
     node.meta = {**place.meta, "example_value": example}
     node.meta.pop(IN_PLACE, None)
+    node.meta.pop(REORDERED, None)
     return node
 
 
-def insert_copy(node: Node, operands: dict[Node, Node], example: Any) -> Node:
-    """Insert a node's operation on other operands before it; `example` is the example value of its result."""
+def insert_reordering(last: str, place: Node, target: Any, *args: Any, example: Any = None) -> Node:
+    """Insert a view that changes the order of dimensions, for the node of that name (`REORDERED`)."""
+    node = insert(place, target, *args, example=example)
+    node.meta[REORDERED] = last
+    return node
+
+
+def insert_copy(node: Node, operands: dict[Node, Node], example: Any, last: str = "") -> Node:
+    """Insert a node's operation on other operands before it; `example` is the example value of its result.
+
+    `last` is the name of the node that the operation is reordered for, if it is (`REORDERED`).
+    """
     with node.graph.inserting_before(node):
         result = node.graph.node_copy(node, lambda argument: operands.get(argument, argument))
     result.meta = {**node.meta, "example_value": example}
+    result.meta.pop(REORDERED, None)
+    if last:
+        result.meta[REORDERED] = last
     return result
 
 

@@ -66,6 +66,14 @@ class Partition:
     def chains(self) -> list[FusedChain]:
         return [item for item in self.items if isinstance(item, FusedChain)]
 
+    @property
+    def reordered_in_vain(self) -> set[str]:
+        """The names of the nodes for which operations were reordered that no chain has (`Operation.reordered`)."""
+        operations = self.captured.operations
+        computing = {k: o.reordered for k, o in enumerate(operations) if o.reordered and not o.view}
+        fused = {computing[k] for chain in self.chains for k in chain.members if k in computing}
+        return set(computing.values()) - fused
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -80,11 +88,11 @@ class Verdict:
     whole: bool = False
 
 
-# Takes a chain, and its inputs and outputs as fake tensors.
-Judge = Callable[[Chain, Sequence[Any], Sequence[Any]], Verdict]
+# Takes a chain, its inputs and outputs as fake tensors, and how many views rewrites have inserted in it and around it.
+Judge = Callable[[Chain, Sequence[Any], Sequence[Any], int], Verdict]
 
 
-def judge_without_costs(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
+def judge_without_costs(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any], views: int = 0) -> Verdict:
     """Accept chains of several operations, or of one reduction, whatever their time: no cost outweighs them."""
     working = [rules.RULES[c.rule] for c in chain.calls if not rules.RULES[c.rule].no_op]
     if len(working) > 1 or working[0].reduces:
@@ -142,7 +150,7 @@ def _judge_clusters(clusters: Clusters, judge: Judge) -> list[_Judged]:
     judged: list[_Judged] = []
     for cluster in clusters.clusters:
         chain = _extract_chain(clusters, cluster, used)
-        judged.append((cluster, chain, _judge_cluster(clusters.captured, cluster, chain, judge)))
+        judged.append((cluster, chain, _judge_cluster(clusters, cluster, chain, judge)))
     return judged
 
 
@@ -230,14 +238,24 @@ def _base_of_view(clusters: Clusters, number: int) -> int | None:
     return base if clusters.storages[base] == clusters.storages[number] else None
 
 
-def _judge_cluster(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, judge: Judge) -> Verdict:
+def _judge_cluster(clusters: Clusters, cluster: Cluster, fused: FusedChain | None, judge: Judge) -> Verdict:
     """Judge a cluster by its chain, if it has one."""
     if cluster.no_op:
         return Verdict(False, "nothing is computed")
     if fused is None:
         return Verdict(False, "its results are not needed")
-    tensors = captured.tensors
-    return judge(fused.with_hints(), [tensors[n] for n in fused.inputs], [tensors[n] for n in fused.outputs])
+    tensors = clusters.captured.tensors
+    inputs, outputs = ([tensors[n] for n in numbers] for numbers in (fused.inputs, fused.outputs))
+    return judge(fused.with_hints(), inputs, outputs, _count_inserted_views(clusters, fused))
+
+
+def _count_inserted_views(clusters: Clusters, fused: FusedChain) -> int:
+    """Count the views that rewrites have inserted in a chain, and those of its inputs and outputs."""
+    operations, outputs = clusters.captured.operations, set(fused.outputs)
+    inserted = {k for k, o in enumerate(operations) if o.reordered and o.view}
+    around = {clusters.producer.get(n) for n in fused.inputs}
+    around.update(k for k in inserted if not outputs.isdisjoint(operations[k].read))
+    return len(inserted & {*fused.members, *around})
 
 
 def _extract_chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> FusedChain | None:

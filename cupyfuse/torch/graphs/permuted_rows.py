@@ -24,8 +24,8 @@ from .nodes import (
     WHOLE,
     example_of,
     find_rule,
-    insert,
     insert_copy,
+    insert_reordering,
     items_of,
     replace,
     tensors_of,
@@ -63,16 +63,17 @@ class _Cone:
 _Cones = dict[Node, _Cone]  # by the last operation of each
 
 
-def permute_rows(graph: Graph, memory: WrittenMemory) -> None:
+def permute_rows(graph: Graph, memory: WrittenMemory, kept: Collection[str] = ()) -> None:
     """Compute operations on elements in the order of memory of their result, which becomes a view of that.
 
     So are those before them whose results they alone read, in whatever order these are in memory: operations on
     elements, concatenations along the last dimension, and views of parts of it. Nothing is changed where an operand
-    would be copied, nor where a chain could go on before or behind it in the other order.
+    would be copied, nor where a chain could go on before or behind it in the other order; nor are results whose nodes'
+    names are in `kept`.
     """
     cones: _Cones = {}
     for node in graph.nodes:
-        cone = _cone_of(node, memory)
+        cone = _cone_of(node, memory) if node.name not in kept else None
         if cone is not None:
             cones[node] = cone
     while True:
@@ -305,18 +306,21 @@ def _permute(last: Node, cone: _Cone) -> None:
     for node in cone.members:
         for operand in _operands_of(node):
             if operand not in inserted:
-                inserted[operand] = _permuted(operand, node, cone.order)
+                inserted[operand] = _permuted(operand, node, cone.order, last.name)
         example = _example_permuted(node, inserted, cone.order, node is last)
-        inserted[node] = insert_copy(node, inserted, example)
+        inserted[node] = insert_copy(node, inserted, example, last.name if _computes(node) else "")
     result, views = inserted[last], _restoring(last, cone)
-    view = insert(last, "permute", result, *inverse(cone.order), example=example_of(last))
+    view = insert_reordering(last.name, last, "permute", result, *inverse(cone.order), example=example_of(last))
     replace(last, view)
     for restoring in views:
         replace(restoring, result)
 
 
-def _permuted(operand: Node, place: Node, order: tuple[int, ...]) -> Node:
-    """Return an operand with permuted dimensions: the one that it transposes, or a view; itself if it is one row."""
+def _permuted(operand: Node, place: Node, order: tuple[int, ...], last: str) -> Node:
+    """Return an operand with permuted dimensions: the one that it transposes, or a view; itself if it is one row.
+
+    `last` is the name of the node that it is permuted for.
+    """
     shape = example_of(operand).shape
     if all(map(_is_one, shape[:-1])):
         return operand
@@ -324,8 +328,9 @@ def _permuted(operand: Node, place: Node, order: tuple[int, ...]) -> Node:
     if source is not None:
         return source
     if len(shape) < len(order):
-        operand = insert(place, operator.getitem, operand, (None,) * (len(order) - len(shape)) + (Ellipsis,))
-    return insert(place, "permute", operand, *order)
+        missing = (None,) * (len(order) - len(shape))
+        operand = insert_reordering(last, place, operator.getitem, operand, (*missing, Ellipsis))
+    return insert_reordering(last, place, "permute", operand, *order)
 
 
 def _example_permuted(node: Node, inserted: Mapping[Node, Node], order: tuple[int, ...], is_last: bool) -> Any:

@@ -6,6 +6,8 @@ its columns in the second dimension, or by an index for each row would need all 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch.fx import Graph
 
 from .channels_last import keep_channels_last
@@ -18,11 +20,16 @@ from .row_slices import slice_operands
 from .written_memory import WrittenMemory
 
 
-def rewrite_views(graph: Graph) -> None:
-    """Rewrite the views and indices of a captured graph, in place."""
+def rewrite_views(graph: Graph, kept: Collection[str] = ()) -> None:
+    """Rewrite the views and indices of a captured graph, in place.
+
+    The results of the nodes whose names are in `kept` are computed in the order of dimensions that they have.
+    """
     memory = WrittenMemory(graph)
     for rewrite in (remove_broadcasts, index_rows, slice_operands, reduce_last, keep_channels_last, join_pairs):
         for node in list(graph.nodes):
+            if rewrite is keep_channels_last and node.name in kept:
+                continue
             if node.op in ("call_function", "call_method") and example_of(node) is not None:
                 rewrite(node, memory)
-    permute_rows(graph, memory)
+    permute_rows(graph, memory, kept)
