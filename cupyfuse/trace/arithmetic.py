@@ -53,7 +53,7 @@ class Arithmetic(TracedValue):
     def __pow__(self, other: Any) -> Any:
         if self._node.dtype == "bool" and type(other) is int and other == 2:
             return np.square(self)  # int8, where np.power gives int64
-        if self.dtype.kind == "c" and (type(other), other) in _COMPLEX_POWERS:
+        if self.dtype.kind == "c" and type(other) in (int, float) and (type(other), other) in _COMPLEX_POWERS:
             return _COMPLEX_POWERS[type(other), other](self)
         return self._trace.power(self, other)
 

@@ -95,9 +95,16 @@ def _gather(x: Tracer, items: tuple[Any, ...]) -> Tracer:
             "the number of elements that it selects depends on values; choose with np.where",
         )
     index = _resolve(x, items)
-    if all(map(_is_number_or_basic, items)):
+    if all(map(_is_number_or_basic, items)) and not _is_of_element(x, items):
         return x._make_view(_get_at, _set_at, index)
     return _get_at(x, index)
+
+
+def _is_of_element(x: Tracer, items: tuple[Any, ...]) -> bool:
+    """Whether an index of numbers and basic items has a number for each axis alone, which makes a scalar."""
+    return len(items) == len(x.shape) and not any(
+        item is None or item is Ellipsis or isinstance(item, slice) for item in items
+    )
 
 
 def _is_number_or_basic(item: Any) -> bool:

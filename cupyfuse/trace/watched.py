@@ -59,6 +59,8 @@ class Watched(np.ndarray[Any, Any]):
         out = options.get("out", ())
         if out:
             options["out"] = tuple(map(unwatched, out))
+        if "where" in options:
+            options["where"] = unwatched(options["where"])
         try:
             result = getattr(ufunc, method)(*map(unwatched, inputs), **options)
         except Exception:

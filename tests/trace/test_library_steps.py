@@ -271,6 +271,75 @@ def test_clip_takes_numbers_beyond_an_integer_dtype(dtype: str) -> None:
         assert_equal(cf.fuse(lambda x, low=low, high=high: np.clip(x, low, high))(x), np.clip(x, low, high))
 
 
+def assigned(x: Any) -> Any:
+    x[...] = x[0]
+    return x
+
+
+def copied(x: Any) -> Any:
+    np.copyto(x, x[:, :1])
+    return x
+
+
+REPEATED = {
+    "all": lambda x: (np.broadcast_to(x[0], x.shape), x[0] * 1),
+    "columns": lambda x: np.broadcast_to(x[:, :1], x.shape).T.copy(),
+    "one": lambda x: (np.full((2, 3), x[0, 0]), np.full_like(x, x.sum()), np.broadcast_to(x[1, 1], ())),
+    "dimensions": lambda x: (np.broadcast_to(x[0], (2, *x.shape)) * 2, np.broadcast_to(x, (2, *x.shape))[1]),
+    "grid": lambda x: np.meshgrid(x[0], x[:, 0]),
+    "sides": lambda x: (np.concatenate([np.broadcast_to(x[0], x.shape), x]), np.stack([np.full(4, x[0, 0]), x[1]])),
+    "read": lambda x: (np.sort(np.broadcast_to(x[0], x.shape), 0), np.where(x[:, :1] == x, x[0], x[1])),
+    "part": lambda x: np.broadcast_to(x[1], x.shape)[::2, ::-1].copy(),
+    "assigned": assigned,
+    "copied": copied,
+}
+
+
+@pytest.mark.kernels_rotate
+@pytest.mark.parametrize("engine", [NUMPY, HOST], ids=["numpy", "host"])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "uint64"])
+@pytest.mark.parametrize("name", REPEATED)
+def test_values_that_kernels_cannot_read_are_repeated(name: str, dtype: str, engine: Engine) -> None:
+    x = (np.arange(12).reshape(3, 4) * (2 + 1j if dtype.startswith("c") else 2**60)).astype(dtype)
+    given = engine.array(x.copy())
+    with engine.active():
+        actual = engine.host(cf.fuse(REPEATED[name])(given))
+    expected = REPEATED[name](plain := x.copy())
+    several = isinstance(expected, (tuple, list))
+    for got, wanted in zip(actual, expected, strict=True) if several else [(actual, expected)]:
+        assert (np.shape(got), got.dtype) == (np.shape(wanted), wanted.dtype)
+        np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(engine.host(given), plain)
+
+
+def test_powers_of_complex_numbers() -> None:
+    z, y = np.array([1j, 2, 3 + 1j]), np.array([1.0, 2.0, 0.5])
+
+    def in_place(z: Any, y: Any) -> Any:
+        z **= 2
+        z **= y
+        return z
+
+    powers = (lambda z, y: z**y, lambda z, y: np.exp(1j * y) ** np.arange(3), lambda z, y: z**z, lambda z, y: z**True)
+    for function in (*powers, lambda z, y: (z**2, z**0.5, z**-1, z ** np.int64(2), 2**z), in_place):
+        for got, wanted in zip(cf.fuse(function)(z.copy(), y), function(z.copy(), y), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-15)
+
+
+def test_copies_from_arrays_with_leading_ones() -> None:
+    for shape, source in (((4,), (1, 4)), ((), (1,)), ((2, 4), (1, 1, 1, 4)), ((3, 4), (1, 3, 1))):
+        for where in (True, np.True_):
+
+            def function(x: Any, y: Any, where: Any = where) -> Any:
+                np.copyto(x, y, where=where)
+                return x
+
+            x, y = np.zeros(shape), 1 + np.arange(float(np.prod(source))).reshape(source)
+            assert_equal(cf.fuse(function)(x.copy(), y), function(x, y))
+    with pytest.raises(ValueError, match="cannot be broadcast"):
+        cf.fuse(lambda x, y: np.copyto(x, y))(np.zeros(4), np.ones((2, 4)))
+
+
 def test_results_never_share_memory_with_arguments() -> None:
     x = np.arange(6.0).reshape(2, 3)
     for part in cf.fuse(lambda x: np.split(x, 3, axis=1))(x):

@@ -115,6 +115,8 @@ WRITTEN = (
     "z = np.concatenate([[1.0], [2.0, 3.0]]); z[k[:2]] = x[0, :2]",
     "z = np.atleast_2d([1.0, 2.0, 3.0]); y = np.atleast_2d(z); y[0] = x[0]",
     "z = np.array(np.random.default_rng(0).random((4, 3))); z *= x; z[x > 1] = 0",
+    "z = np.divide(1.0, w, out=np.zeros_like(w), where=w > 0); z[0] = x.max()",
+    "z = np.zeros(3); s = np.sum(w, where=w > 1); z[:] = x[0]; z *= s",
 )
 
 

@@ -47,3 +47,41 @@ def test_changes(engine: Engine, text: str) -> None:
         for a, e in zip(actual if many else [actual], expected if many else [expected], strict=True):
             assert_close(engine.host(a), e, 1e-15 * (1 + np.abs(e)))
         assert_close(engine.host(given[0]), plain[0], 1e-15 * (1 + np.abs(plain[0])))
+
+
+ELEMENTS = (
+    "i = k[0]; v = x[i]; x[i] = x[0]; x[0] = v; return x",
+    "v = x[x.argmax()]; x[...] = 0; return v * 1",
+    "v = x[x.argmin()]; v += 1; return x, v",
+    "v = x.flat[k[1]]; x[:] = 7; return v * 1",
+    "v = [x[i] for i in k]; x[:] = 7; return v[0] + v[1]",
+    "v = W[k[0], k[1]]; u = W[0, k[1]]; W[...] = 7; return v * 1, u * 1",
+    "v = x[..., x.argmin()]; x[k[0]] = 9; x[-1] = 4; return v * 1",
+    "i = x.argmax(); x[i] /= 2; x[i] -= x[i] * x[0]; return x",
+    "r = W[k[0]]; v = r[k[1]]; W[...] = 7; return r * 1, v * 1",
+)
+
+
+@pytest.mark.kernels_rotate
+@pytest.mark.parametrize("text", ELEMENTS)
+def test_an_element_at_numbers_is_a_copy(engine: Engine, text: str) -> None:
+    """As NumPy's scalars are; at an ellipsis besides it is a view without dimensions."""
+    scope: dict[str, Any] = {}
+    exec(f"def function(W, x, k):\n    {text}\n", scope)
+    fused = cf.fuse(scope["function"])
+    for numbers in ([1, 2], [2, 1]):
+        plain = [np.arange(12.0).reshape(3, 4), np.array([3.0, 1, 2, 0.5]), np.array(numbers)]
+        given = engine.arrays([a.copy() for a in plain])
+        expected, actual = scope["function"](*plain), fused(*given)
+        many = isinstance(expected, tuple)
+        for a, e in zip(actual if many else [actual], expected if many else [expected], strict=True):
+            np.testing.assert_array_equal(engine.host(a), e)
+        for a, e in zip(given, plain, strict=True):
+            np.testing.assert_array_equal(engine.host(a), e)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bool", "uint8", "complex128"])
+def test_an_element_at_a_number_is_a_scalar(dtype: str) -> None:
+    x = np.array([3, 1, 0, 5]).astype(dtype)
+    found = cf.fuse(lambda x: x[x.argmax()])(x)
+    assert type(found) is type(x[0]) and found == x.max()

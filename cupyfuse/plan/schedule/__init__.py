@@ -27,6 +27,7 @@ from .memory import (
     RowPlaces,
     base_of,
     contiguous_strides,
+    copy_opaque_broadcasts,
     in_order_of_base,
     insert_copies,
     pieces_in_memory,
@@ -130,7 +131,7 @@ def schedule(
 
     `cost_as_written` is that of the function it was simplified from.
     """
-    graph = results_in_memory(pieces_in_memory(graph), layouts or {})
+    graph = results_in_memory(pieces_in_memory(copy_opaque_broadcasts(graph)), layouts or {})
     graph = insert_copies(graph, layouts or {})
     with_copies, graph = graph, repeat_in_place(graph, layouts or {})
     while True:

@@ -244,6 +244,19 @@ def results_in_memory(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     return Graph(graph.inputs, outputs, [(arg, in_own_memory(n)) for arg, n in graph.effects])
 
 
+def copy_opaque_broadcasts(graph: Graph) -> Graph:
+    """Repeat values that kernels cannot read, such as complex numbers, by copies, in the place of broadcasts."""
+
+    def rule(node: Node) -> Node:
+        if node.op != "broadcast" or node.inputs[0].op == "const" or not dtypes.is_opaque(node.dtype):
+            return node
+        rows, cols = node.inputs[0].shape
+        dims = (node.shape[0], cols if rows > 1 else 0), (node.shape[1], int(cols > 1))
+        return Node("strided", node.inputs, node.shape, node.dtype, dims=dims)
+
+    return rebuild(graph, rule)
+
+
 def pieces_in_memory(graph: Graph) -> Graph:
     """Make each piece of matrices side by side a value of its own, which nothing else reads.
 

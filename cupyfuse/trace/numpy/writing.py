@@ -12,6 +12,7 @@ from ... import dtypes
 from ...ir.library import writing_call
 from ..library import call_library, tracers_in
 from ..operations import apply, as_tracer
+from ..parts import without_leading_ones
 from ..promotion import Casting, checked_number
 from ..tracer import Tracer
 from ..user_code import fail, user_line
@@ -87,6 +88,7 @@ def _copyto(dst: Any, src: Any, casting: Casting = "same_kind", where: Any = Tru
                 f"\n  at {user_line()}"
             )
         value = value.astype(target.dtype)
+    value = without_leading_ones(value, target.ndim)
     target._assign_all(value if where is True else apply("where", where, value.astype(target.dtype), target))
 
 
