@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Iterable, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .. import dtypes
@@ -22,6 +23,7 @@ from ..ir.concats import between_zeros, column_bounds, columns_of, columns_shown
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..ir.pairs import swap_pairs, swapped_pairs
+from ..ir.parts import Repeated, Viewed
 from ..ir.rebuild import expression_key
 from ..ir.slices import repeats_of, strided_copy
 from . import Trace, Tracer, apply
@@ -29,7 +31,12 @@ from .cotangents import scale_cotangent, sum_to_shape, without_deviations
 from .quotients import cotangent_of_divisor, cotangent_of_share
 
 
-def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted: Sequence[Node]) -> list[Node | None]:
+def gradients(
+    outputs: Sequence[Node],
+    cotangents: Sequence[Node | None],
+    wanted: Sequence[Node],
+    viewed: Viewed = MappingProxyType({}),
+) -> list[Node | None]:
     """Compute the vector-Jacobian products of a graph, as nodes.
 
     Parameters
@@ -40,6 +47,9 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
         For each output a value that broadcasts to its shape, or None for zero.
     wanted : sequence of Node
         The nodes to differentiate by.
+    viewed : mapping
+        The trace's views of computed values. What is computed again of rows that come again is differentiated as a view
+        of the value: cotangents are added up before they pass its operators, which may round or have infinite slopes.
 
     Returns
     -------
@@ -51,7 +61,8 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     NotDifferentiable
         An operator between a wanted node and an output has no derivative here.
     """
-    forward = list(g.topological(outputs))
+    repeated = {n: found for n, found in viewed.items() if isinstance(found[1], Repeated)}
+    forward = list(g.topological(outputs, lambda n: (*n.inputs, *(repeated[n][:1] if n in repeated else ()))))
     targets = set(wanted)
     active: set[Node] = set()  # float nodes that depend on the wanted ones
     for node in forward:
@@ -72,7 +83,11 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     for output, cotangent in zip(outputs, cotangents, strict=True):
         accumulate(output, cotangent)
     for node in reversed(forward):
-        if node in gathered and node.inputs and node.op != "stop_gradient":
+        if node in gathered and node in repeated:
+            value, view = repeated[node]
+            (cotangent,) = _strided_vjp(view.of_stored(value), gathered[node], passed.nodes)
+            accumulate(value, cotangent)
+        elif node in gathered and node.inputs and node.op != "stop_gradient":
             for i, cotangent in _vjp(node, gathered[node], passed):
                 accumulate(i, cotangent)
     found = [g.broadcast(gathered[n], n.shape) if n in gathered else None for n in wanted]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch_ways import WAYS, Code
 
 import cupyfuse.torch as ct
 
@@ -141,3 +142,29 @@ def test_where_there_are_no_rows_chains_end(device: str, recwarn: pytest.Warning
     fused(x, bias).backward()
     torch.testing.assert_close(bias.grad, torch.zeros_like(bias))
     assert not [w for w in recwarn.list if "cupyfuse left" in str(w.message)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_repeated_rows_are_added_up_before_they_are_rounded(way: str, dtype: torch.dtype) -> None:
+    """Small ones do not vanish, large ones do not overflow, and infinite slopes meet their sum, as in eager."""
+
+    def gradient(module: Any, x: Any, factors: Any) -> Any:
+        x = x.clone().requires_grad_()
+        (module(x, torch.ones(len(factors), 16)) * factors).sum().backward()
+        return x.grad
+
+    torch.manual_seed(0)
+    x = torch.randn(6, 16).abs().to(dtype)
+    slopes = torch.tensor([[1e5], [-0.99e5]])
+    wide = Code(lambda m, x, c: x.float().unsqueeze(1) * c), Code(lambda m, x, c: (x * 3).float().unsqueeze(1) + c)
+    for module in wide:
+        for factors in (torch.full((4096, 1), 1e-8), slopes, torch.randn(256, 1)):
+            expected = gradient(module, x, factors)
+            assert expected.isfinite().all() and expected.any()
+            torch.testing.assert_close(gradient(WAYS[way](module), x, factors), expected)
+    root = Code(lambda m, x, c: x.sqrt().unsqueeze(1) * c)
+    x = torch.zeros(2, 16)
+    expected = gradient(root, x, -slopes)
+    assert (expected == -torch.inf).all()
+    torch.testing.assert_close(gradient(WAYS[way](root), x, -slopes), expected)

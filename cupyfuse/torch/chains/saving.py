@@ -84,7 +84,8 @@ def cotangents_of(traced: TracedChain) -> list[Node]:
 def derive(traced: TracedChain, cotangents: Sequence[Node | None], wanted: Sequence[bool]) -> list[Node | None]:
     """Derive the gradient of each input; None where it is zero or not wanted."""
     sources = [v.tracer._node for v, want in zip(traced.inputs, wanted, strict=True) if want]
-    found = iter(gradients([v.tracer._node for v in traced.outputs], cotangents, sources))
+    outputs = [v.tracer._node for v in traced.outputs]
+    found = iter(gradients(outputs, cotangents, sources, traced.trace.viewed))
     return [next(found) if want else None for want in wanted]
 
 
