@@ -35,6 +35,7 @@ _NOTHING_CAPTURED = (
     "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
 )
 
+_WITHIN = "within a tracer, a transform or a dispatch mode of PyTorch's"
 _UNPAID = "calls run in eager where their {} graphs, between graph breaks, cost the host more than the chains save"
 
 
@@ -61,7 +62,7 @@ class Capture:
         self._callback: FrameCallback | None = None
         self._idle = IdleCalls()
         self._unpaid = 0  # of a call that was left to PyTorch: its graphs, whose chains save less than they cost
-        self._bypassed = False  # whether a call was made where Dynamo refuses to run
+        self._bypassed: dict[str, None] = {}  # where calls were made that Dynamo refuses
         self._methods = TracedMethods()
         self._renewals = 0  # captures before this one, for whose code other methods or hooks came
 
@@ -104,8 +105,7 @@ class Capture:
             frames.append(Part(path, (), (), f"not captured: {what} changed {self._renewals} times"))
         if self._unpaid:
             frames.append(Part(path, (), (), _UNPAID.format(self._unpaid)))
-        if self._bypassed:
-            frames.append(Part(path, (), (), "called within a tracer, a transform or a dispatch mode of PyTorch's"))
+        frames += [Part(path, (), (), f"called {where}") for where in self._bypassed]
         if not found and not frames and self._callback is not None and self._callback.calls:
             frames.append(Part(path, (), (), f"not captured: {_NOTHING_CAPTURED}"))
         return [*found.values(), *refusals(path, self.runners), *frames]
@@ -143,7 +143,10 @@ class Capture:
             if in_outer_capture():
                 return module._call_impl(*args, **kwargs)
             if jit_tracing() is not None or is_fx_tracing() or transforms() or dispatch_modes():
-                self._bypassed = True  # Dynamo refuses to run there, and would never capture the code again
+                self._bypassed[_WITHIN] = None  # Dynamo refuses to run there, and would never capture the code again
+                return module._call_impl(*args, **kwargs)
+            if any(map(_is_nested, args)) or any(map(_is_nested, kwargs.values())):
+                self._bypassed["with nested tensors"] = None  # which end the process in guards made for others
                 return module._call_impl(*args, **kwargs)
             if idle.signatures and idle.includes(module, args, kwargs):
                 return module._call_impl(*args, **kwargs)
@@ -234,6 +237,11 @@ def _add_or_count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[
     if before is not None:
         part = replace(part, plans=before.plans + part.plans, captures=before.captures + 1)
     found[key, seen[key]] = part
+
+
+def _is_nested(argument: Any) -> bool:
+    """Whether an argument is a nested tensor of PyTorch's own type, which has no strides."""
+    return type(argument) is torch.Tensor and argument.is_nested
 
 
 def _is_uninitialized(module: torch.nn.Module) -> bool:

@@ -91,11 +91,16 @@ def test_any_arguments_are_described() -> None:
             torch.testing.assert_close(fused(x, argument, option=argument), x)
 
 
-def test_nested_tensors_are_described() -> None:
-    fused = ct.fuse(Code(lambda m, x: x * 1))
-    x = torch.nested.nested_tensor([torch.randn(2, 12), torch.randn(3, 12)])
-    for _ in range(3):
-        assert fused(x).size(0) == 2
+@pytest.mark.parametrize("named", [False, True])
+def test_nested_tensors_are_left_to_pytorch(named: bool) -> None:
+    """Guards that were made for other tensors end the process at their strides."""
+    fused, x = ct.fuse(module := Code(lambda m, x: m.linear(x).relu())), torch.randn(5, 12)
+    nested = torch.nested.nested_tensor([torch.randn(2, 12), torch.randn(3, 12)])
+    for given in (x, nested, x, nested):
+        found = fused(x=given) if named else fused(given)
+        for got, expected in zip(found.unbind(), module(given).unbind(), strict=True):
+            torch.testing.assert_close(got, expected)
+    assert "called with nested tensors" in str(fused.explain())
 
 
 def test_descriptions_keep_nothing_of_the_arguments() -> None:
