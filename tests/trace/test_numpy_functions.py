@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,8 @@ NATIVE: dict[str, tuple[Function, float]] = {
     "average_weights": (lambda x: np.average(x, axis=1, weights=np.abs(x) + 1), 64),
     "average_vector": (lambda x: np.average(x, axis=0, weights=np.abs(x[:, None].sum(axis=-1).ravel()) + 1), 64),
     "average_returned": (lambda x: np.average(x, axis=1, weights=x * x + 1, returned=True), 64),
+    "select": (lambda x: np.select([x > 1, x > 0], [x * 3, x + 2], np.pi), 4),
+    "select_rows": (lambda x: np.select((x[0] > 0, np.arange(x.shape[1]) % 2 == 0), [x, 2], x[:, :1]).sum(axis=1), 64),
     "nansum": (lambda x: (np.nansum(x, axis=1), np.nansum(x)), 64),
     "nanprod": (lambda x: np.nanprod(x, axis=1), 64),
     "nanmax": (lambda x: (np.nanmax(x, axis=1), np.nanmax(x), np.nanmax(x, axis=0, keepdims=True)), 0),
@@ -200,3 +203,44 @@ def test_differences_that_do_not_exist(options: dict[str, int]) -> None:
         cf.fuse(lambda x: np.diff(x, **options))(np.zeros((2, 3)))
     with pytest.raises(ValueError, match="diff"):
         cf.fuse(lambda x: np.diff(x.sum()))(np.zeros((2, 3)))
+
+
+SELECTED: dict[str, Callable[[Any], Any]] = {
+    "default": lambda x: np.select([x > 1, x > 0], [x, x * 2]),
+    "numbers": lambda x: (np.select([x > 0, x < 0], [1, 2]), np.select([x > 0, x < 0], [1, 2.5], -1)),
+    "flags": lambda x: (np.select([x > 0], [x > 1]), np.select([x > 0], [x > 1], False)),
+    "scalars": lambda x: (np.select([x.sum() > 0], [x.sum()], 3), np.select([x > 0], [x.max()], x.min())),
+    "weak": lambda x: np.select([x > 0, x > 2], [x, int(x[0, 0])], float(x[0, 1])),
+    "strong": lambda x: np.select([x > 0], [np.float32(3)], np.int8(1)),
+    "small": lambda x: np.select([x > 0, x > 1], [x.astype("int8"), x.astype("float16")], 300),
+    "given": lambda x: np.select([[True, False, True, True], x[1] > 0], [[1, 2, 3, 4], x], [5, 6, 7, 8]),
+    "complex": lambda x: np.select([x > 0], [x * 1j], 0),
+    "arrays": lambda x: np.select(x > 0, x, np.inf),
+}
+
+
+@pytest.mark.kernels_rotate
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
+@pytest.mark.parametrize("name", SELECTED)
+def test_select(name: str, dtype: str, engine: Engine) -> None:
+    x = np.linspace(-2, 3, 12).reshape(3, 4).astype(dtype)
+    expected, actual = SELECTED[name](x), cf.fuse(SELECTED[name])(*engine.arrays([x]))
+    many = isinstance(expected, tuple)
+    for got, wanted in zip(actual if many else [actual], expected if many else [expected], strict=True):
+        got = engine.host(got)
+        assert (np.shape(got), got.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_allclose(got, wanted, rtol=1e-3 if dtype == "float16" else 1e-6)
+
+
+def test_selects_are_fused_and_checked() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    plan = cf.fuse(lambda x: np.select([x > 1, x > 0], [np.exp(x), x], 0).sum(axis=1)).plan(x)
+    assert [step.kind for step in plan.steps] == ["RowProgram"]
+    for wrong, error in (
+        (lambda x: np.select([x > 0], [x, x]), "same length"),
+        (lambda x: np.select([], [], x), "empty condition list"),
+        (lambda x: np.select([x], [x]), "invalid entry 0 in condlist"),
+        (lambda x: np.select([x > 0], [x[:, :2]]), "broadcast"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=error):
+            cf.fuse(wrong)(x)

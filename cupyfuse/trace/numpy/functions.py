@@ -18,10 +18,11 @@ from ..number import TracedNumber
 from ..operations import apply, as_tracer, clip, count, trace_of
 from ..places import argwhere, nonzero
 from ..promotion import checked_number
-from ..python_numbers import as_python
+from ..python_numbers import as_python, class_of, is_python
 from ..shape_functions import SHAPE_FUNCTIONS
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options, user_line
+from ..value import NamedConstant
 from .creation import full_like
 
 
@@ -44,6 +45,45 @@ def _where(condition: Any, *choices: Any) -> Any:
     if mask._node.dtype != "bool":
         mask = apply("not_equal", mask, 0)
     return _as_array(apply("where", mask, *choices))
+
+
+def _select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    """Choose by the first true condition, as `numpy.select`: the choices and the default are promoted together."""
+    conditions, choices = list(condlist), [*choicelist, default]
+    if len(conditions) != len(choices) - 1:
+        raise ValueError(f"list of cases must be same length as list of conditions\n  at {user_line()}")
+    if not conditions:
+        raise ValueError(f"select with an empty condition list is not possible\n  at {user_line()}")
+    masks = [c if isinstance(c, Tracer) else np.asarray(c) for c in conditions]
+    for k, mask in enumerate(masks):
+        if mask.dtype != bool:
+            raise TypeError(f"invalid entry {k} in condlist: should be boolean ndarray\n  at {user_line()}")
+    choices = [float(c) if isinstance(c, NamedConstant) else c for c in choices]
+    choices = [c if isinstance(c, (Tracer, TracedNumber)) or type(c) in _NUMBERS else np.asarray(c) for c in choices]
+    promoted = dtypes.name_of(np.result_type(*map(_promoting, choices)))
+    if dtypes.is_opaque(promoted):
+        return call_library("select", [masks, choices[:-1], choices[-1]])
+    for choice in choices[:-1]:
+        # NumPy copies numbers as arrays of int64 and so on, but for the default.
+        if type(choice) in _NUMBERS and not np.can_cast(np.asarray(choice), dtypes.to_numpy(promoted), "same_kind"):
+            raise TypeError(f"choicelist: cannot cast {choice!r} to {promoted} by same_kind\n  at {user_line()}")
+    trace = trace_of((*masks, *choices))
+    if type(choices[-1]) is int and abs(choices[-1]) >= 2**63:
+        choices[-1] = checked_number(promoted, choices[-1])
+    *values, found = (as_tracer(c, trace).astype(promoted) for c in choices)
+    for mask, value in zip(reversed(masks), reversed(values), strict=True):
+        found = apply("where", as_tracer(mask, trace), value, found)
+    return _as_array(found)
+
+
+_NUMBERS = (int, float, complex)  # of Python's, which are weak
+
+
+def _promoting(value: Any) -> Any:
+    """Return what stands for a value in `np.result_type`: a number of its type for Python's and others', or a dtype."""
+    if isinstance(value, Tracer):
+        return class_of(value)() if is_python(value) else value.dtype
+    return value.__class__(0) if isinstance(value, TracedNumber) or type(value) in _NUMBERS else value.dtype
 
 
 def _as_array(x: Tracer) -> Tracer:
@@ -268,6 +308,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.imag: lambda val: val.imag,
     np.empty_like: lambda prototype, dtype=None, **options: _full_like(prototype, 0.0, dtype, **options),
     np.where: _where,
+    np.select: _select,
     np.nonzero: nonzero,
     np.argwhere: argwhere,
     np.flatnonzero: lambda a: nonzero(a.ravel())[0],
