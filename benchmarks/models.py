@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .lab import Lab, run
+from .more_networks import ALL_NETWORKS, MORE_NETWORKS
 from .networks import NETWORKS
 from .options import add_several
 from .report import OUT_OF_TIME, Case, Finding, Report, Requirement, Result, check, geometric_mean
@@ -51,6 +52,7 @@ RIVALS = {
 SETTINGS = {"float32": ("float32", "highest"), "float32-high": ("float32", "high"), "bfloat16": ("bfloat16", "highest")}
 INFERENCE, TRAINING = "inference", "training"
 MODES = (INFERENCE, TRAINING)
+MORE = "more"  # stands for all of `MORE_NETWORKS`
 BATCHES = {"large": 1, "small": 0}  # places in a network's `batches`
 FIGURES = ("gpu_queued", "wall_loop")
 DEFAULTS = {"budget": (0.5, 0.1)}  # GPU seconds for each rival and figure
@@ -87,8 +89,9 @@ _HOW = f"""\
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    choices = {"models": NETWORKS, "dtypes": SETTINGS, "modes": MODES, "batches": BATCHES, "rivals": RIVALS}
-    for option, known in choices.items():
+    text = f"of {', '.join(NETWORKS)}, which are the default, or {MORE}: {', '.join(MORE_NETWORKS)}"
+    add_several(parser, "--models", (*ALL_NETWORKS, MORE), default=tuple(NETWORKS), help=text)
+    for option, known in {"dtypes": SETTINGS, "modes": MODES, "batches": BATCHES, "rivals": RIVALS}.items():
         add_several(parser, f"--{option}", known)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing more after so long")
     parser.add_argument("--add", action="store_true", help="keep the cases of earlier runs that this one leaves out")
@@ -100,7 +103,7 @@ class Work:
 
     def __init__(self, pytorch: Any, name: str, setting: str, mode: str, batch: str, tiny: bool, seed: int = 0):
         torch, self._step = pytorch.torch, pytorch.Step
-        self._network, self._training = NETWORKS[name], mode == TRAINING
+        self._network, self._training = ALL_NETWORKS[name], mode == TRAINING
         dtype = getattr(torch, SETTINGS[setting][0])
         torch.manual_seed(seed)
         with torch.device(pytorch.device_type()):
@@ -230,8 +233,9 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """
     torch = lab.need_torch()
     deadline = time.monotonic() + options.seconds
-    for setting, mode, batch, name in itertools.product(options.dtypes, options.modes, options.batches, options.models):
-        network, (dtype, precision) = NETWORKS[name], SETTINGS[setting]
+    names = [each for name in options.models for each in (MORE_NETWORKS if name == MORE else (name,))]
+    for setting, mode, batch, name in itertools.product(options.dtypes, options.modes, options.batches, names):
+        network, (dtype, precision) = ALL_NETWORKS[name], SETTINGS[setting]
         case = Case(group_title(mode, setting), f"{name}, {batch}", (network.batches[BATCHES[batch]],), dtype)
         try:
             if time.monotonic() >= deadline:
@@ -289,7 +293,7 @@ def report_lines(report: Report) -> list[str]:
     measured = dataclasses.replace(report, cases=[case for case in report.cases if not case.unmeasured])
     present = {case.name.partition(",")[0] for case in measured.cases}
     lines = explain(FIGURES, _HOW, "milliseconds")
-    lines += [f"- `{name}`: {network.what}" for name, network in NETWORKS.items() if name in present]
+    lines += [f"- `{name}`: {network.what}" for name, network in ALL_NETWORKS.items() if name in present]
     lines += ["", *case_tables(measured, EAGER, FIGURES, milliseconds=True), *_write_ratios(measured)]
     missing = [f"{case.name} ({case.group})" for case in report.cases if case.unmeasured]
     return [*lines, *([f"Out of time: {len(missing)} cases: {'; '.join(missing)}.", ""] if missing else [])]

@@ -42,7 +42,7 @@ class Network:
         return output.square().mean() if labels is None else torch.nn.functional.cross_entropy(output, labels)
 
 
-def _draw_tokens(vocabulary: int, length: int, labels: bool | int, batch: int, tiny: bool) -> dict[str, Any]:
+def draw_tokens(vocabulary: int, length: int, labels: bool | int, batch: int, tiny: bool) -> dict[str, Any]:
     """Draw tokens; labels are one a token (True), of that many classes, or none (False)."""
     import torch
 
@@ -55,7 +55,7 @@ def _draw_tokens(vocabulary: int, length: int, labels: bool | int, batch: int, t
     return found
 
 
-def _draw_normal(
+def draw_normal(
     name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: int, batch: int, tiny: bool
 ) -> dict[str, Any]:
     """Draw normal numbers under a name, with labels of some classes, or none (0)."""
@@ -65,7 +65,7 @@ def _draw_normal(
     return {**found, "labels": torch.randint(7 if tiny else classes, (batch,))} if classes else found
 
 
-def _build_transformers(model: str, config: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
+def build_transformers(model: str, config: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
     """Build a transformers model by its configuration class; `small` are the settings of a tiny one."""
     import transformers
 
@@ -73,12 +73,12 @@ def _build_transformers(model: str, config: str, small: dict[str, Any], tiny: bo
     return getattr(transformers, model)(chosen)
 
 
-def _build_encoder(model: str, config: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
+def build_encoder(model: str, config: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
     """Build the encoder alone of a transformers model."""
-    return _build_transformers(model, config, small, tiny, **settings).get_encoder()
+    return build_transformers(model, config, small, tiny, **settings).get_encoder()
 
 
-def _build_timm(name: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
+def build_timm(name: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
     """Build timm's model of that name.
 
     Matrices that begin as zeros, such as Mixer's classifier, are drawn, and statistics of batch norms: with variances
@@ -107,83 +107,83 @@ def _build_mlp(tiny: bool) -> Any:
     return nn.Sequential(*(module for layer in layers for module in layer), nn.Linear(width, classes))
 
 
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 # By the names that the configurations of text models have in common.
-_TINY = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-_TINY |= {"intermediate_size": 48, "max_position_embeddings": 16}
+TINY = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+TINY |= {"intermediate_size": 48, "max_position_embeddings": 16}
 _TINY_WHISPER = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
 _TINY_WHISPER |= {"max_source_positions": 8, "num_mel_bins": 80}
-_IMAGES = partial(_draw_normal, "x", (3, 224, 224), (3, 32, 32), 1000)
+IMAGES = partial(draw_normal, "x", (3, 224, 224), (3, 32, 32), 1000)
 
 NETWORKS: dict[str, Network] = {
     "bert": Network(
-        partial(_build_transformers, "BertForSequenceClassification", "BertConfig", _TINY, **_NO_DROPOUT, num_labels=2),
-        partial(_draw_tokens, 30522, 128, 2), (1, 32), "BERT-base, sequence classification, 128 tokens", "logits",
+        partial(build_transformers, "BertForSequenceClassification", "BertConfig", TINY, **NO_DROPOUT, num_labels=2),
+        partial(draw_tokens, 30522, 128, 2), (1, 32), "BERT-base, sequence classification, 128 tokens", "logits",
     ),
     "gpt2": Network(
         partial(
-            _build_transformers, "GPT2LMHeadModel", "GPT2Config", _TINY, resid_pdrop=0.0, embd_pdrop=0.0,
+            build_transformers, "GPT2LMHeadModel", "GPT2Config", TINY, resid_pdrop=0.0, embd_pdrop=0.0,
             attn_pdrop=0.0, use_cache=False,
         ),
-        partial(_draw_tokens, 50257, 256, True), (1, 8), "GPT-2 small, language model, 256 tokens", "logits",
+        partial(draw_tokens, 50257, 256, True), (1, 8), "GPT-2 small, language model, 256 tokens", "logits",
     ),
     "llama": Network(
         partial(
-            _build_transformers, "LlamaForCausalLM", "LlamaConfig", {**_TINY, "num_key_value_heads": 1},
+            build_transformers, "LlamaForCausalLM", "LlamaConfig", {**TINY, "num_key_value_heads": 1},
             hidden_size=2048, num_hidden_layers=8, num_attention_heads=32, num_key_value_heads=8,
             intermediate_size=5632, use_cache=False,
         ),
-        partial(_draw_tokens, 32000, 512, True), (1, 4),
+        partial(draw_tokens, 32000, 512, True), (1, 4),
         "Llama, 8 layers of 2048, language model, 512 tokens", "logits",
     ),
     "vit": Network(
-        partial(_build_timm, "vit_base_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2}),
-        _IMAGES, (1, 64), "ViT-B/16, 224 x 224 pixels (timm)",
+        partial(build_timm, "vit_base_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2}),
+        IMAGES, (1, 64), "ViT-B/16, 224 x 224 pixels (timm)",
     ),
     "mixer": Network(
-        partial(_build_timm, "mixer_b16_224", {"img_size": 32}),
-        _IMAGES, (1, 64), "MLP-Mixer B/16, 224 x 224 pixels (timm)",
+        partial(build_timm, "mixer_b16_224", {"img_size": 32}),
+        IMAGES, (1, 64), "MLP-Mixer B/16, 224 x 224 pixels (timm)",
     ),
     "convnext": Network(
-        partial(_build_timm, "convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
-        _IMAGES, (1, 64), "ConvNeXt-tiny, 224 x 224 pixels (timm)",
+        partial(build_timm, "convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
+        IMAGES, (1, 64), "ConvNeXt-tiny, 224 x 224 pixels (timm)",
     ),
     "resnet": Network(
         partial(
-            _build_timm, "resnet50", {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16), "stem_width": 8},
+            build_timm, "resnet50", {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16), "stem_width": 8},
             zero_init_last=False,
         ),
-        _IMAGES, (1, 64), "ResNet-50, 224 x 224 pixels (timm)",
+        IMAGES, (1, 64), "ResNet-50, 224 x 224 pixels (timm)",
     ),
     "mlp": Network(
-        _build_mlp, partial(_draw_normal, "input", (4096,), (32,), 1000), (64, 4096),
+        _build_mlp, partial(draw_normal, "input", (4096,), (32,), 1000), (64, 4096),
         "4 x (Linear 4096, BatchNorm, ReLU), Linear 1000",
     ),
     "distilbert": Network(
         partial(
-            _build_transformers, "DistilBertForSequenceClassification", "DistilBertConfig", _TINY, dropout=0.0,
+            build_transformers, "DistilBertForSequenceClassification", "DistilBertConfig", TINY, dropout=0.0,
             attention_dropout=0.0, seq_classif_dropout=0.0,
         ),
-        partial(_draw_tokens, 30522, 128, 2), (1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
+        partial(draw_tokens, 30522, 128, 2), (1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
     ),
     "t5": Network(
         partial(
-            _build_encoder, "T5Model", "T5Config", _TINY, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0,
+            build_encoder, "T5Model", "T5Config", TINY, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0,
             num_heads=12, dropout_rate=0.0, use_cache=False,
         ),
-        partial(_draw_tokens, 32128, 256, False), (1, 16), "encoder of T5-base, 256 tokens", "last_hidden_state",
+        partial(draw_tokens, 32128, 256, False), (1, 16), "encoder of T5-base, 256 tokens", "last_hidden_state",
     ),
     "whisper": Network(
         partial(
-            _build_encoder, "WhisperModel", "WhisperConfig", _TINY_WHISPER, d_model=512, encoder_layers=6,
+            build_encoder, "WhisperModel", "WhisperConfig", _TINY_WHISPER, d_model=512, encoder_layers=6,
             encoder_attention_heads=8, encoder_ffn_dim=2048, decoder_layers=0, decoder_attention_heads=8, dropout=0.0,
             use_cache=False,
         ),
-        partial(_draw_normal, "input_features", (80, 3000), (80, 16), 0), (1, 8), "encoder of Whisper-base, 30 s",
+        partial(draw_normal, "input_features", (80, 3000), (80, 16), 0), (1, 8), "encoder of Whisper-base, 30 s",
         "last_hidden_state",
     ),
     "roberta": Network(
-        partial(_build_transformers, "RobertaForMaskedLM", "RobertaConfig", _TINY, **_NO_DROPOUT),
-        partial(_draw_tokens, 50265, 128, True), (1, 16), "RoBERTa-base, masked language model, 128 tokens", "logits",
+        partial(build_transformers, "RobertaForMaskedLM", "RobertaConfig", TINY, **NO_DROPOUT),
+        partial(draw_tokens, 50265, 128, True), (1, 16), "RoBERTa-base, masked language model, 128 tokens", "logits",
     ),
 }  # fmt: skip

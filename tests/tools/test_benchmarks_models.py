@@ -15,6 +15,7 @@ from benchmarks import __main__ as command
 from benchmarks import models, timing
 from benchmarks.__main__ import markdown
 from benchmarks.models import mean_ratio
+from benchmarks.more_networks import ALL_NETWORKS, MORE_NETWORKS
 from benchmarks.networks import NETWORKS
 from benchmarks.report import OUT_OF_TIME, Case, Report, Result, check, merge
 
@@ -155,14 +156,14 @@ def run(torch_lab, **changed):
 
 
 @pytest.mark.rotates
-@pytest.mark.parametrize("name", [n for n, network in NETWORKS.items() if "timm" not in network.what])
+@pytest.mark.parametrize("name", [n for n, network in ALL_NETWORKS.items() if "timm" not in network.what])
 def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
     # Nothing is compiled in this lab; what `fuse` makes of such models is for tests/torch/test_families.py.
     more = ("fuse", "backend", "compile") if name in ("mlp", "distilbert") else ()
     found = run(torch_lab, models=(name,), rivals=("eager", *more, "compile-graphs"))
     assert [case.group for case in found] == [models.group_title(mode, "float32") for mode in models.MODES]
     for case in found:
-        assert case.shape[0] == NETWORKS[name].batches[0]
+        assert case.shape[0] == ALL_NETWORKS[name].batches[0]
         for result in case.results:
             assert result.failure == "", (case.group, result)
             assert set(result.times) == set(models.FIGURES)
@@ -220,7 +221,7 @@ def test_a_model_that_cannot_be_built_is_reported(torch_lab, hasty, on_cpu, monk
     def missing(tiny):
         raise ModuleNotFoundError("No module named 'timm'", name="timm")
 
-    monkeypatch.setitem(models.NETWORKS, "vit", dataclasses.replace(NETWORKS["vit"], build=missing))
+    monkeypatch.setitem(models.ALL_NETWORKS, "vit", dataclasses.replace(NETWORKS["vit"], build=missing))
     found = run(torch_lab, models=("vit", "mlp"), modes=("inference",), rivals=("eager", "compile"))
     assert [r.failure for r in found[0].results] == ["ModuleNotFoundError: No module named 'timm'"] * 2
     assert not any(r.failure for r in found[1].results)
@@ -229,6 +230,7 @@ def test_a_model_that_cannot_be_built_is_reported(torch_lab, hasty, on_cpu, monk
 def test_nothing_is_begun_once_the_time_is_over(torch_lab, hasty, on_cpu):
     found = run(torch_lab, seconds=0.0)
     assert len(found) == len(NETWORKS) * 2
+    assert len(run(torch_lab, seconds=0.0, models=("more", "bert"))) == (len(MORE_NETWORKS) + 1) * 2
     assert {r.failure for case in found for r in case.results} == {OUT_OF_TIME}
     assert all(case.unmeasured for case in found)
 
