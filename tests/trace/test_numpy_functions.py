@@ -232,6 +232,19 @@ def test_select(name: str, dtype: str, engine: Engine) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-3 if dtype == "float16" else 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [int, "uint8", "float32", float, None])
+def test_extremes_in_another_dtype(dtype: Any) -> None:
+    x = np.array([[1.5, -2, 3], [4, 5, 6.5]])
+    functions: tuple[Any, ...] = (
+        lambda x: (np.maximum.reduce(x, 0, dtype), np.maximum.reduce(x, axis=1, dtype=dtype)),
+        lambda x: (np.minimum.reduce(x, 0, dtype), np.minimum.reduce(x, axis=1, dtype=dtype)),
+    )
+    for function in functions:
+        for actual, expected in zip(cf.fuse(function)(x), function(x), strict=True):
+            assert actual.dtype == expected.dtype
+            np.testing.assert_array_equal(actual, expected)
+
+
 def test_selects_are_fused_and_checked() -> None:
     x = np.arange(6.0).reshape(2, 3)
     plan = cf.fuse(lambda x: np.select([x > 1, x > 0], [np.exp(x), x], 0).sum(axis=1)).plan(x)

@@ -136,6 +136,8 @@ def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         axis, keepdims = options.pop("axis"), options.pop("keepdims", False)
         x = loop_float(x) if options.get("dtype") is None else x
         return reduce(REDUCTIONS[name], x, axis, bool(keepdims), **options)
+    if name in ("maximum", "minimum") and (dtype := options.pop("dtype", None)) is not None:
+        x = x.astype(dtype)
     if name in REDUCTIONS:
         return reduction(REDUCTIONS[name], x, **options)
     return call_library(f"{_numpy_name(name)}.reduce", [x], options)
