@@ -74,13 +74,18 @@ MORE_NETWORKS: dict[str, Network] = {
     "phi": _decoder("Phi", num_key_value_heads=16),
     "olmo2": _decoder("Olmo2"),
     "starcoder2": _decoder("Starcoder2"),
-    "mixtral": _decoder("Mixtral", rows=2, tokens=256, num_local_experts=4, num_hidden_layers=3, experts_implementation="eager"),
+    "mixtral": _decoder(
+        "Mixtral", rows=2, tokens=256, num_local_experts=4, num_hidden_layers=3,
+        experts_implementation="eager",  # the others do not multiply float64
+    ),
     "opt": _older(
         "OPT", {**TINY, "word_embed_proj_dim": 32, "ffn_dim": 48}, hidden_size=768, ffn_dim=3072,
         num_hidden_layers=6, num_attention_heads=12, word_embed_proj_dim=768, dropout=0.0,
     ),
-    "bloom": _older("Bloom", {"vocab_size": 101, "hidden_size": 32, "n_head": 2, "num_hidden_layers": 1},
-                    hidden_size=768, n_head=12, num_hidden_layers=6),
+    "bloom": _older(
+        "Bloom", {"vocab_size": 101, "hidden_size": 32, "n_head": 2, "num_hidden_layers": 1},
+        hidden_size=768, n_head=12, num_hidden_layers=6,
+    ),
     "falcon": _older("Falcon", TINY, hidden_size=768, num_attention_heads=12, num_hidden_layers=6),
     "gpt_neox": _older("GPTNeoX", TINY, **_BASE),
     "electra": _classifier("Electra"),
