@@ -1905,6 +1905,49 @@ MUTANTS: tuple[Mutant, ...] = (
         'self.line("if (false) {")',
         kernels("collapsed"),
     ),
+    # What is computed in another order, or again, and what that costs
+    Mutant(
+        "operations that are reordered for no chain",
+        "cupyfuse/torch/backend.py",
+        "        kept |= parts.reordered_in_vain\n",
+        "        break\n",
+        ("tests/torch/test_permuted_rows.py", "-k", "keeps_its_order or keep_their_order"),
+    ),
+    Mutant(
+        "inserted views that cost nothing",
+        "cupyfuse/torch/cost/decision.py",
+        "EAGER_VIEW * views",
+        "EAGER_VIEW * 0",
+        ("tests/torch/test_cost.py", "-k", "inserted_views"),
+    ),
+    Mutant(
+        "a host that counts where the GPU is the bottleneck",
+        "cupyfuse/torch/cost/estimate.py",
+        "if fused.gpu > fused.host and gpu_saved > self.doubt:",
+        "if False:",
+        ("tests/torch/test_cost.py", "-k", "the_rule"),
+    ),
+    Mutant(
+        "gradients of repeated rows that are rounded one by one",
+        "cupyfuse/trace/autodiff.py",
+        "if node in gathered and node in repeated:",
+        "if False:",
+        ("tests/torch/test_repeated_rows.py", "-k", "added_up_before"),
+    ),
+    Mutant(
+        "elements at numbers that are views",
+        "cupyfuse/trace/indexing.py",
+        " and not _is_of_element(x, items):",
+        ":",
+        ("tests/trace/test_rows_at_numbers.py", "-k", "element"),
+    ),
+    Mutant(
+        "complex numbers that are left to kernels",
+        "cupyfuse/plan/schedule/__init__.py",
+        "pieces_in_memory(copy_opaque_broadcasts(graph))",
+        "pieces_in_memory(graph)",
+        ("tests/trace/test_library_steps.py", "-k", "cannot_read and host"),
+    ),
     *GEMM_MUTANTS,
     # What only a GPU executes
     Mutant(

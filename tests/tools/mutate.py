@@ -30,7 +30,7 @@ from mutant import KERNELS, Mutant
 from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("cupyfuse", "kernels_cu", "launcher", "examples", "tests", "setup.cfg")
+COPIED = ("cupyfuse", "kernels_cu", "launcher", "benchmarks", "examples", "tests", "setup.cfg")
 
 
 @dataclass(frozen=True)
