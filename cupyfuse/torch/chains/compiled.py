@@ -110,9 +110,10 @@ class CompiledChain:
         """Whether the loaded plan reads only the addresses of its arguments, which folding does not change."""
         return not self._folding_copies and getattr(self.execute, "quick", None) is not None
 
-    def is_plain(self, outputs: int) -> bool:
-        """Whether `execute` takes the inputs as they are, and returns so many results of the chain and no more."""
-        return (not self._folded or self._reads_addresses) and len(self.plan.outputs) == outputs
+    @property
+    def takes_tensors(self) -> bool:
+        """Whether `execute` takes the inputs as they are."""
+        return not self._folded or self._reads_addresses
 
     @cached_property
     def has_products(self) -> bool:

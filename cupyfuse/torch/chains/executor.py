@@ -54,9 +54,9 @@ class Executor:
         self.returns_views = compiled.returns_views
         self._differentiable = self.backward is not None and any(self.backward.differentiable)
         self._outputs = len(chain.outputs)
-        # Runs the plan where that is all that a call does.
-        is_plain = self._weights is None and compiled.is_plain(self._outputs)
-        self._execute = (getattr(compiled.execute, "quick", None) or compiled.execute) if is_plain else None
+        # Runs the plan on the inputs as they are, where nothing is prepacked; it returns the saved values, too.
+        is_direct = self._weights is None and compiled.takes_tensors
+        self._execute = (getattr(compiled.execute, "quick", None) or compiled.execute) if is_direct else None
         needed = sorted(self._weights.needed) if self._weights is not None else []
         # Recorded weights are told by identity.
         self._apart = frozenset() if self.backward is None else self.backward.unreached.difference(needed)
@@ -130,11 +130,11 @@ class Executor:
     def run(self, tensors: Tensors) -> tuple[list[Any], list[Any]]:
         """Return the outputs, and what is saved for the backward pass."""
         if self._execute is not None:
-            return self._execute(tensors), []
-        arguments = self._compiled.arguments(tensors)
-        if self._weights is None:
-            results = self._compiled(arguments)
+            results = self._execute(tensors)
+        elif self._weights is None:
+            results = self._compiled(self._compiled.arguments(tensors))
         else:
+            arguments = self._compiled.arguments(tensors)
             # Until the launches that read the prepacked weights are enqueued, no other thread may prepack.
             with self._lock:
                 cached = self._inputs.same_tensors(tensors)
