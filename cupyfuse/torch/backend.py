@@ -23,7 +23,7 @@ from .graphs.regions import checkpoint_eagerly, regions
 from .graphs.views import rewrite_views
 
 _PREFIX = "cupyfuse."  # of the options that are parameters of `fuse`
-_MOST_IMPORTS = 4  # of a graph: what no chain has of one is left as it is in the next
+_MOST_IMPORTS = 4  # of a graph: each takes back what was reordered for no chain in the one before
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -93,7 +93,10 @@ def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> lis
 
 
 def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
-    """Replace the chains of a graph by calls, in place; serves as `torch._inductor.config.pre_grad_custom_pass`."""
+    """Replace the chains of a graph by calls, in place; serves as `torch._inductor.config.pre_grad_custom_pass`.
+
+    What was reordered for chains that do not gain stays so, which costs Inductor's kernels nothing.
+    """
     if _is_wrapped_in_cpp({}):
         return
     chosen = Options(only_gains=only_gains)
@@ -121,23 +124,24 @@ def _is_wrapped_in_cpp(patches: Mapping[str, Any]) -> bool:
 def _partition(body: GraphModule, judge: Judge, copies: list[Graph]) -> tuple[ImportedGraph, Partition]:
     """Import a copy of a graph and partition it; what was reordered for chains that do not gain keeps its order.
 
-    All copies that this takes are appended to `copies`.
+    Names of nodes are the same in all copies, which are appended to `copies`: their metadata is cleared later.
     """
     kept: set[str] = set()
     for _ in range(_MOST_IMPORTS):
         copies.append(_copy(body))
         imported = _import(copies[-1], kept)
         parts = partition(imported.captured, judge)
-        if not parts.chains or not parts.reordered_in_vain - kept:
+        in_vain = parts.reordered_in_vain
+        if not parts.chains or not in_vain:
             break
-        kept |= parts.reordered_in_vain
+        kept |= in_vain
     return imported, parts
 
 
 def _import(graph: Graph, kept: Collection[str] = ()) -> ImportedGraph:
     """Import a graph, rewritten: without what returns its argument, in-place operations and views that end chains.
 
-    The results of the nodes whose names are in `kept` are computed in the order of dimensions that they have.
+    The results of the nodes whose names are in `kept` are not reordered.
     """
     remove_inactive_dropouts(graph)
     remove_conversions_to_the_same(graph)

@@ -35,6 +35,7 @@ _NOTHING_CAPTURED = (
     "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
 )
 
+_WIDTH, _DEPTH = 16, 4  # elements of a container, and containers in containers, in which nested tensors are looked for
 _WITHIN = "within a tracer, a transform or a dispatch mode of PyTorch's"
 _UNPAID = "calls run in eager where their {} graphs, between graph breaks, cost the host more than the chains save"
 
@@ -62,7 +63,7 @@ class Capture:
         self._callback: FrameCallback | None = None
         self._idle = IdleCalls()
         self._unpaid = 0  # of a call that was left to PyTorch: its graphs, whose chains save less than they cost
-        self._bypassed: dict[str, None] = {}  # where calls were made that Dynamo refuses
+        self._bypassed: dict[str, None] = {}  # where calls were made that Dynamo is kept from
         self._methods = TracedMethods()
         self._renewals = 0  # captures before this one, for whose code other methods or hooks came
 
@@ -145,8 +146,9 @@ class Capture:
             if jit_tracing() is not None or is_fx_tracing() or transforms() or dispatch_modes():
                 self._bypassed[_WITHIN] = None  # Dynamo refuses to run there, and would never capture the code again
                 return module._call_impl(*args, **kwargs)
-            if any(map(_is_nested, args)) or any(map(_is_nested, kwargs.values())):
-                self._bypassed["with nested tensors"] = None  # which end the process in guards made for others
+            if _holds_nested(args) or _holds_nested(kwargs):
+                # Dynamo's guards that were made for other tensors would ask for their strides, which ends the process.
+                self._bypassed["with nested tensors"] = None
                 return module._call_impl(*args, **kwargs)
             if idle.signatures and idle.includes(module, args, kwargs):
                 return module._call_impl(*args, **kwargs)
@@ -239,9 +241,16 @@ def _add_or_count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[
     found[key, seen[key]] = part
 
 
-def _is_nested(argument: Any) -> bool:
-    """Whether an argument is a nested tensor of PyTorch's own type, which has no strides."""
-    return type(argument) is torch.Tensor and argument.is_nested
+def _holds_nested(value: Any, depth: int = 0) -> bool:
+    """Whether an argument is a nested tensor without strides, or one of the first elements of a container is."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return bool(value.is_nested)
+    if kind is dict:
+        value = value.values()
+    elif kind is not tuple and kind is not list:
+        return False
+    return depth < _DEPTH and any(_holds_nested(each, depth + 1) for each in itertools.islice(value, _WIDTH))
 
 
 def _is_uninitialized(module: torch.nn.Module) -> bool:

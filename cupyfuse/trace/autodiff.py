@@ -48,8 +48,9 @@ def gradients(
     wanted : sequence of Node
         The nodes to differentiate by.
     viewed : mapping
-        The trace's views of computed values. What is computed again of rows that come again is differentiated as a view
-        of the value: cotangents are added up before they pass its operators, which may round or have infinite slopes.
+        The trace's views of computed values. Where a repeated value was computed again from repeated inputs, its
+        cotangents are added up over the repeats first, and passed to the value once: its operators may round, or have
+        infinite slopes.
 
     Returns
     -------
@@ -62,7 +63,12 @@ def gradients(
         An operator between a wanted node and an output has no derivative here.
     """
     repeated = {n: found for n, found in viewed.items() if isinstance(found[1], Repeated)}
-    forward = list(g.topological(outputs, lambda n: (*n.inputs, *(repeated[n][:1] if n in repeated else ()))))
+
+    def operands(node: Node) -> tuple[Node, ...]:
+        """Return a node's inputs, and behind these the value that it repeats; no value is computed from its repeats."""
+        return (*node.inputs, repeated[node][0]) if node in repeated else node.inputs
+
+    forward = list(g.topological(outputs, operands))
     targets = set(wanted)
     active: set[Node] = set()  # float nodes that depend on the wanted ones
     for node in forward:

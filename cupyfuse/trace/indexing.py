@@ -36,6 +36,9 @@ def get(x: Tracer, index: Any) -> Any:
         return _gather(x, items)
     if any(map(_is_flag, items)):
         return _flagged(x, items).copy("K")
+    if any(isinstance(i, np.ndarray) and i.dtype.kind in "iu" for i in items):  # without dimensions: NumPy copies
+        found = get(x, tuple(int(i) if isinstance(i, np.ndarray) else i for i in items))
+        return found if found._is_scalar else found.copy("K")
     selection = select(index, x.shape)
     if selection.scalar:
         return part(x, selection)
@@ -101,10 +104,8 @@ def _gather(x: Tracer, items: tuple[Any, ...]) -> Tracer:
 
 
 def _is_of_element(x: Tracer, items: tuple[Any, ...]) -> bool:
-    """Whether an index of numbers and basic items has a number for each axis alone, which makes a scalar."""
-    return len(items) == len(x.shape) and not any(
-        item is None or item is Ellipsis or isinstance(item, slice) for item in items
-    )
+    """Whether an index is one number for each axis, at which NumPy returns a scalar."""
+    return len(items) == x.ndim and not any(map(_is_basic, items))
 
 
 def _is_number_or_basic(item: Any) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 
+import numpy as np
 import pytest
 import torch
 from support import CUDA
@@ -229,10 +230,26 @@ def microseconds(a, b, c, d):
         ((12, 10), (10, 90), False),  # the GPU loses
         ((20, 15), (24, 5), True),  # the GPU wins, and is waited for either way
         ((20, 15), (22, 5), False),  # less than the margin
+        ((20, 23), (26, 5), True),  # the GPU wins more than the host takes longer than it
+        ((20, 25), (26, 5), False),
     ],
 )
 def test_the_rule(ours, theirs, gains):
     assert microseconds(*ours, *theirs).gains() is gains
+
+
+def test_gains_grow_with_what_is_saved():
+    """Neither they nor what a chain saves fall where PyTorch takes longer, or the chain's host less."""
+    rng = np.random.default_rng(20)
+    for _ in range(3000):
+        a, b, c, d = rng.uniform(1, 40, 4)
+        found, more = microseconds(a, b, c, d), rng.uniform(0, 5)
+        for better in (microseconds(a, b, c + more, d), microseconds(a, max(b - more, 0.1), c, d)):
+            assert better.saved() >= found.saved() - 1e-15
+        slower = microseconds(a, b, c, d + more)
+        assert slower.saved() >= found.saved() - 1e-15
+        if found.gains() and c >= a:
+            assert microseconds(a, b, c + more, d).gains()
 
 
 @pytest.mark.parametrize(

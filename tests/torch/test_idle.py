@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -91,13 +92,24 @@ def test_any_arguments_are_described() -> None:
             torch.testing.assert_close(fused(x, argument, option=argument), x)
 
 
+HELD: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "itself": (lambda x: x, lambda given: given),
+    "parameter": (nn.Parameter, lambda given: given),
+    "list": (lambda x: [x], lambda given: given[0]),
+    "tuples": (lambda x: ((0, x),), lambda given: given[0][1]),
+    "dict": (lambda x: {"a": x}, lambda given: given["a"]),
+}
+
+
 @pytest.mark.parametrize("named", [False, True])
-def test_nested_tensors_are_left_to_pytorch(named: bool) -> None:
+@pytest.mark.parametrize("how", HELD)
+def test_nested_tensors_are_left_to_pytorch(how: str, named: bool) -> None:
     """Guards that were made for other tensors end the process at their strides."""
-    fused, x = ct.fuse(module := Code(lambda m, x: m.linear(x).relu())), torch.randn(5, 12)
+    hold, take = HELD[how]
+    fused, x = ct.fuse(module := Code(lambda m, given: m.linear(take(given)).relu())), torch.randn(5, 12)
     nested = torch.nested.nested_tensor([torch.randn(2, 12), torch.randn(3, 12)])
-    for given in (x, nested, x, nested):
-        found = fused(x=given) if named else fused(given)
+    for given in map(hold, (x, nested, x, nested)):
+        found = fused(given=given) if named else fused(given)
         for got, expected in zip(found.unbind(), module(given).unbind(), strict=True):
             torch.testing.assert_close(got, expected)
     assert "called with nested tensors" in str(fused.explain())

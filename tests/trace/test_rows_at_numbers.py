@@ -59,6 +59,8 @@ ELEMENTS = (
     "v = x[..., x.argmin()]; x[k[0]] = 9; x[-1] = 4; return v * 1",
     "i = x.argmax(); x[i] /= 2; x[i] -= x[i] * x[0]; return x",
     "r = W[k[0]]; v = r[k[1]]; W[...] = 7; return r * 1, v * 1",
+    "v = W[np.array(1)]; v += 100; W[np.array(2), 1:] = 5; return v, W[np.array(0), np.array(1)] + W[1, np.array(2)]",
+    "v = W[np.array(1), 1:]; W[...] = 7; return v * 1, x[np.array(2)]",
 )
 
 
@@ -66,7 +68,7 @@ ELEMENTS = (
 @pytest.mark.parametrize("text", ELEMENTS)
 def test_an_element_at_numbers_is_a_copy(engine: Engine, text: str) -> None:
     """As NumPy's scalars are; at an ellipsis besides it is a view without dimensions."""
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"np": np}
     exec(f"def function(W, x, k):\n    {text}\n", scope)
     fused = cf.fuse(scope["function"])
     for numbers in ([1, 2], [2, 1]):

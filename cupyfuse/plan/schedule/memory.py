@@ -245,7 +245,10 @@ def results_in_memory(graph: Graph, layouts: dict[int, Layout]) -> Graph:
 
 
 def copy_opaque_broadcasts(graph: Graph) -> Graph:
-    """Repeat values that kernels cannot read, such as complex numbers, by copies, in the place of broadcasts."""
+    """Replace broadcasts of values that kernels cannot read, such as complex numbers, by strided copies.
+
+    Constants are no values in memory.
+    """
 
     def rule(node: Node) -> Node:
         if node.op != "broadcast" or node.inputs[0].op == "const" or not dtypes.is_opaque(node.dtype):

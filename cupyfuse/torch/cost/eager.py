@@ -26,7 +26,7 @@ class Kernels:
     rate : bandwidth, as a share of a copy's
     backward : kernels of the gradient
     moved : how often operands, result and gradients pass through memory for that
-    host : of how many kernels more the host takes the time, in the forward pass
+    host : further host time of the forward pass, in kernels of `rates.EAGER`
     """
 
     full: int = 1
@@ -42,8 +42,8 @@ class Kernels:
 _POINTWISE = Kernels()
 
 # By rule; pointwise where it is not here. Sources: PyTorch 2.11's kernels; rates of logsumexp and batch_norm from the
-# reports "rows" and "heads" (see `rates`), other rates estimated. Within models batch norms take the host 17 us and
-# norms of rows 10 to 12, for 6 of an operation on elements.
+# reports "rows" and "heads" (see `rates`), other rates estimated. Within models batch norms in inference take the
+# host 17 us, layer and RMS norms 10 to 12, for 6 of an operation on elements.
 _TABLE: dict[str, Kernels] = {
     "cat": Kernels(backward=0, moved=0),
     "swap_pairs": Kernels(full=2, reads=1.5, writes=1.5, backward=6, moved=3),

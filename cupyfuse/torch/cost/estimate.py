@@ -46,14 +46,14 @@ class Estimate:
     def gains(self, cudagraph: bool = False, max_workspace: float = math.inf) -> bool:
         """Whether the chain is worth fusing.
 
-        It is in four cases: neither host nor GPU takes longer; the GPU saves more than the host loses and is the
-        bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the GPU saves more than
-        the estimates' `doubt` and remains the bottleneck (the fused chain takes longer there than on the host, which is
-        ahead whatever it loses); the host saves several times what the GPU loses and is the bottleneck (the fused chain
-        takes longer on the host than on the GPU). In each case the gain has to exceed `MARGIN` of PyTorch's time that
-        counts in it; `shared` does not count, since both sides take it, whatever it is. Where PyTorch stores a product
-        that does not fit in `max_workspace`, such as the logits of a large vocabulary, the chain saves that memory: a
-        loss of up to `MARGIN` is accepted. A chain without an estimate, or without elements, does not gain.
+        It is in three cases: neither host nor GPU takes longer; the GPU saves more than the host loses and is the
+        bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the host saves several
+        times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
+        each case the gain has to exceed `MARGIN` of PyTorch's time that counts in it; `shared` does not count, since
+        both sides take it, whatever it is. Of what the host loses counts what `host_saved` says; where that leaves
+        some out, the gain has to exceed `doubt`, too. Where PyTorch stores a product that does not fit in
+        `max_workspace`, such as the logits of a large vocabulary, the chain saves that memory: a loss of up to `MARGIN`
+        is accepted. A chain without an estimate, or without elements, does not gain.
 
         With `cudagraph` the chain is part of a CUDA graph: GPU time alone decides.
         """
@@ -67,14 +67,23 @@ class Estimate:
         gpu_saved, host_saved = pytorch.gpu - fused.gpu, pytorch.host - fused.host
         if saves_memory and pytorch.gpu > fused.host:
             return gpu_saved + host_saved > margin * differing
+        least = margin * max(differing, pytorch.host)
         if gpu_saved >= 0 and host_saved >= 0:
-            return gpu_saved + host_saved > margin * (differing + pytorch.host)
+            return gpu_saved + host_saved > least
         if host_saved > 0:  # and the GPU loses
             return fused.gpu < fused.host and host_saved + GPU_WORTH * gpu_saved > margin * pytorch.host
         # The GPU saves, and the host loses.
-        if fused.gpu > fused.host and gpu_saved > self.doubt:
-            return gpu_saved > margin * differing
-        return pytorch.gpu > fused.host and gpu_saved + host_saved > margin * differing
+        left_out = self.host_saved - host_saved  # of its loss
+        return pytorch.gpu > fused.host and gpu_saved + self.host_saved > max(least, min(left_out, self.doubt))
+
+    @property
+    def host_saved(self) -> float:
+        """Host seconds that the chain saves; where it loses some, those by which its host time exceeds its GPU time.
+
+        Until then the host is ahead of the GPU, and nothing waits for it.
+        """
+        saved = self.pytorch.host - self.fused.host
+        return saved if saved >= 0 else min(0.0, max(self.pytorch.host, self.fused.gpu) - self.fused.host)
 
     @property
     def shared(self) -> float:
@@ -83,11 +92,11 @@ class Estimate:
 
     @property
     def doubt(self) -> float:
-        """GPU seconds that the difference of the two may be off by where there are products: `PRODUCT_ERROR`."""
+        """By how many GPU seconds the saving may be wrong: `PRODUCT_ERROR` of PyTorch's, 0 without products."""
         return PRODUCT_ERROR * self.pytorch.gpu if self.multiplies else 0.0
 
     def on_host(self, scale: float, added: float = 0.0) -> Estimate:
-        """Return the estimate for a host that takes `scale` times as long, and for the chain `added` seconds more."""
+        """Return the estimate for a host that takes `scale` times as long; the chain takes `added` more before that."""
         fused = replace(self.fused, host=(self.fused.host + added) * scale)
         return replace(self, fused=fused, pytorch=replace(self.pytorch, host=self.pytorch.host * scale))
 
@@ -95,16 +104,12 @@ class Estimate:
         """Return the seconds that the chain saves, on the GPU and on the host alike; in a CUDA graph on the GPU alone.
 
         The partition compares it with what parts without products save, whose estimates are more certain: `doubt` is
-        taken off. GPU and host count alike, as either may be the model's bottleneck; but what the host loses does not
-        count where the chain takes longer on the GPU.
+        taken off. GPU and host count alike, as either may be the model's bottleneck.
         """
         if self.reason:
             return 0.0
-        fused, pytorch = self.fused, self.pytorch
-        gpu, host = pytorch.gpu - fused.gpu - self.doubt, pytorch.host - fused.host
-        if cudagraph or (host < 0 and fused.gpu > fused.host):
-            return gpu
-        return gpu + host
+        gpu = self.pytorch.gpu - self.fused.gpu - self.doubt
+        return gpu if cudagraph else gpu + self.host_saved
 
     def summary(self) -> str:
         """Describe both times in one line, fused first."""

@@ -31,7 +31,7 @@ class Operation:
     random : whether it draws random numbers
     depends_on : numbers of the operations that produce its inputs, sizes included
     refusal : why it is left to PyTorch even if there is a rule for it; empty otherwise
-    reordered : the name of the node for which a rewrite reordered its dimensions, or inserted it as a view; empty
+    reordered : the name of the node for whose sake a rewrite reordered this operation or inserted this view; empty
         otherwise
     """
 

@@ -71,24 +71,24 @@ def insert(place: Node, target: Any, *args: Any, example: Any = None, **kwargs: 
     return node
 
 
-def insert_reordering(last: str, place: Node, target: Any, *args: Any, example: Any = None) -> Node:
-    """Insert a view that changes the order of dimensions, for the node of that name (`REORDERED`)."""
+def insert_reordering(reason: str, place: Node, target: Any, *args: Any, example: Any = None) -> Node:
+    """Insert a view that the reordering of a node takes, which has the name `reason` (`REORDERED`)."""
     node = insert(place, target, *args, example=example)
-    node.meta[REORDERED] = last
+    node.meta[REORDERED] = reason
     return node
 
 
-def insert_copy(node: Node, operands: dict[Node, Node], example: Any, last: str = "") -> Node:
+def insert_copy(node: Node, operands: dict[Node, Node], example: Any, reason: str = "") -> Node:
     """Insert a node's operation on other operands before it; `example` is the example value of its result.
 
-    `last` is the name of the node that the operation is reordered for, if it is (`REORDERED`).
+    `reason` is the name of the node that the operation is reordered for, if it is (`REORDERED`).
     """
     with node.graph.inserting_before(node):
         result = node.graph.node_copy(node, lambda argument: operands.get(argument, argument))
     result.meta = {**node.meta, "example_value": example}
     result.meta.pop(REORDERED, None)
-    if last:
-        result.meta[REORDERED] = last
+    if reason:
+        result.meta[REORDERED] = reason
     return result
 
 

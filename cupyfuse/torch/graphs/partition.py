@@ -68,7 +68,7 @@ class Partition:
 
     @property
     def reordered_in_vain(self) -> set[str]:
-        """The names of the nodes for which operations were reordered that no chain has (`Operation.reordered`)."""
+        """The names of the nodes none of whose reordered operations is in a chain (`Operation.reordered`)."""
         operations = self.captured.operations
         computing = {k: o.reordered for k, o in enumerate(operations) if o.reordered and not o.view}
         fused = {computing[k] for chain in self.chains for k in chain.members if k in computing}
@@ -250,7 +250,10 @@ def _judge_cluster(clusters: Clusters, cluster: Cluster, fused: FusedChain | Non
 
 
 def _count_inserted_views(clusters: Clusters, fused: FusedChain) -> int:
-    """Count the views that rewrites have inserted in a chain, and those of its inputs and outputs."""
+    """Count the views that rewrites have inserted in a chain, and those of its inputs and outputs.
+
+    Those in a chain count too: estimates charge PyTorch for them, which would not make them.
+    """
     operations, outputs = clusters.captured.operations, set(fused.outputs)
     inserted = {k for k, o in enumerate(operations) if o.reordered and o.view}
     around = {clusters.producer.get(n) for n in fused.inputs}

@@ -23,7 +23,7 @@ from .written_memory import WrittenMemory
 def rewrite_views(graph: Graph, kept: Collection[str] = ()) -> None:
     """Rewrite the views and indices of a captured graph, in place.
 
-    The results of the nodes whose names are in `kept` are computed in the order of dimensions that they have.
+    The results of the nodes whose names are in `kept` are not reordered.
     """
     memory = WrittenMemory(graph)
     for rewrite in (remove_broadcasts, index_rows, slice_operands, reduce_last, keep_channels_last, join_pairs):
