@@ -132,7 +132,7 @@ def _rival(lab: Lab, sized: Any, tensors: list[Any], name: str) -> Rival:
 
     def step() -> None:
         torch.autograd.graph.increment_version(changed)
-        with torch.autograd.set_multithreading_enabled(False):  # the one whose caches were displaced
+        with torch.autograd.set_multithreading_enabled(False):  # in this thread, whose caches were displaced
             torch.autograd.grad(list(called(*arguments)), wanted, cotangents, allow_unused=name == NOTHING)
 
     return Rival(step, [], [])

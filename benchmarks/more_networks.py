@@ -53,11 +53,11 @@ def _classifier(name: str, rows: int = 32, **changed: Any) -> Network:
     )  # fmt: skip
 
 
-def _vision(name: str, config: str = "", **settings: Any) -> Network:
+def _vision(name: str, **settings: Any) -> Network:
     """Describe a model of images, six layers of 768."""
     tiny = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     return Network(
-        partial(build_transformers, name, config or f"{name.removesuffix('Model')}Config", tiny, **settings),
+        partial(build_transformers, name, f"{name.removesuffix('Model')}Config", tiny, **settings),
         _PIXELS, (1, 32), f"{name}, 224 x 224 pixels", "last_hidden_state",
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from .graphs.importer import NO_TENSOR
 from .graphs.lowering import AsOperator, Direct
 from .graphs.modes import leaving_modes
 from .graphs.partition import Partition
-from .idle import IdleCalls
+from .idle import DEPTH, WIDTH, IdleCalls
 from .methods import TracedMethods
 
 _MOST_RENEWALS = 32  # captures of a module where methods of its classes, or hooks of all modules, change and change
@@ -35,7 +35,6 @@ _NOTHING_CAPTURED = (
     "as nn.Sequential, within hooks of fully_shard: shard a module with a forward of its own"
 )
 
-_WIDTH, _DEPTH = 16, 4  # elements of a container, and containers in containers, in which nested tensors are looked for
 _WITHIN = "within a tracer, a transform or a dispatch mode of PyTorch's"
 _UNPAID = "calls run in eager where their {} graphs, between graph breaks, cost the host more than the chains save"
 
@@ -250,7 +249,7 @@ def _holds_nested(value: Any, depth: int = 0) -> bool:
         value = value.values()
     elif kind is not tuple and kind is not list:
         return False
-    return depth < _DEPTH and any(_holds_nested(each, depth + 1) for each in itertools.islice(value, _WIDTH))
+    return depth < DEPTH and any(_holds_nested(each, depth + 1) for each in itertools.islice(value, WIDTH))
 
 
 def _is_uninitialized(module: torch.nn.Module) -> bool:

@@ -16,8 +16,8 @@ from .chains.eligibility import is_intercepted
 _LOOK_AGAIN = 61
 _MISTAKES = 4  # times that a chain ran in a call taken for one without, until such calls are captured's for good
 _MOST = 256
-_DEPTH = 4  # of nested arguments
-_WIDTH = 16  # elements of a list that are described
+DEPTH = 4  # of nested arguments
+WIDTH = 16  # elements of a list that are looked at
 
 
 class IdleCalls:
@@ -82,9 +82,9 @@ def _describe(value: Any, depth: int = 0) -> Hashable:
             return value.shape, value.dtype, value.device
         except RuntimeError:
             return "nested"  # its rows differ in their sizes
-    if kind in (tuple, list, dict) and depth < _DEPTH:
+    if kind in (tuple, list, dict) and depth < DEPTH:
         values = value.values() if kind is dict else value
-        return (len(value), *[_describe(each, depth + 1) for each in islice(values, _WIDTH)])
+        return (len(value), *[_describe(each, depth + 1) for each in islice(values, WIDTH)])
     if kind is bool:
         return value
     return hash(value) if kind is str else kind.__qualname__

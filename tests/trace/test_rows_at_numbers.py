@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,21 +33,27 @@ TEXTS = (
 )
 
 
-@pytest.mark.kernels_rotate
-@pytest.mark.parametrize("text", TEXTS)
-def test_changes(engine: Engine, text: str) -> None:
+def compare(engine: Engine, text: str, matrix: Any, x: Any, same: Callable[[Any, Any], None]) -> None:
+    """Compare results and arguments with NumPy's, for two sequences of numbers."""
     scope: dict[str, Any] = {"np": np}
     exec(f"def function(W, x, k):\n    {text}\n", scope)
     fused = cf.fuse(scope["function"])
-    matrix, x = np.arange(12.0).reshape(3, 4) ** 1.5, np.array([3.0, 1, 2, 0])
     for numbers in ([1, 2], [2, 1]):
-        plain = [matrix.copy(), x, np.array(numbers)]
-        given = engine.arrays([matrix.copy(), x, np.array(numbers)])
+        plain = [matrix.copy(), x.copy(), np.array(numbers)]
+        given = engine.arrays([a.copy() for a in plain])
         expected, actual = scope["function"](*plain), fused(*given)
         many = isinstance(expected, tuple)
         for a, e in zip(actual if many else [actual], expected if many else [expected], strict=True):
-            assert_close(engine.host(a), e, 1e-15 * (1 + np.abs(e)))
-        assert_close(engine.host(given[0]), plain[0], 1e-15 * (1 + np.abs(plain[0])))
+            same(engine.host(a), e)
+        for a, e in zip(given, plain, strict=True):
+            same(engine.host(a), e)
+
+
+@pytest.mark.kernels_rotate
+@pytest.mark.parametrize("text", TEXTS)
+def test_changes(engine: Engine, text: str) -> None:
+    matrix, x = np.arange(12.0).reshape(3, 4) ** 1.5, np.array([3.0, 1, 2, 0])
+    compare(engine, text, matrix, x, lambda a, e: assert_close(a, e, 1e-15 * (1 + np.abs(e))))
 
 
 ELEMENTS = (
@@ -68,18 +75,8 @@ ELEMENTS = (
 @pytest.mark.parametrize("text", ELEMENTS)
 def test_an_element_at_numbers_is_a_copy(engine: Engine, text: str) -> None:
     """As NumPy's scalars are; at an ellipsis besides it is a view without dimensions."""
-    scope: dict[str, Any] = {"np": np}
-    exec(f"def function(W, x, k):\n    {text}\n", scope)
-    fused = cf.fuse(scope["function"])
-    for numbers in ([1, 2], [2, 1]):
-        plain = [np.arange(12.0).reshape(3, 4), np.array([3.0, 1, 2, 0.5]), np.array(numbers)]
-        given = engine.arrays([a.copy() for a in plain])
-        expected, actual = scope["function"](*plain), fused(*given)
-        many = isinstance(expected, tuple)
-        for a, e in zip(actual if many else [actual], expected if many else [expected], strict=True):
-            np.testing.assert_array_equal(engine.host(a), e)
-        for a, e in zip(given, plain, strict=True):
-            np.testing.assert_array_equal(engine.host(a), e)
+    matrix, x = np.arange(12.0).reshape(3, 4), np.array([3.0, 1, 2, 0.5])
+    compare(engine, text, matrix, x, np.testing.assert_array_equal)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bool", "uint8", "complex128"])

@@ -12,7 +12,7 @@ from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from ...ir.rebuild import rebuild
 from ...ir.repeats import Repeats
-from ...ir.slices import merged
+from ...ir.slices import merged, strided_copy
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def copy_opaque_broadcasts(graph: Graph) -> Graph:
             return node
         rows, cols = node.inputs[0].shape
         dims = (node.shape[0], cols if rows > 1 else 0), (node.shape[1], int(cols > 1))
-        return Node("strided", node.inputs, node.shape, node.dtype, dims=dims)
+        return strided_copy(node.inputs[0], dims, node.shape)
 
     return rebuild(graph, rule)
 

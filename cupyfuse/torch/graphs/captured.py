@@ -90,6 +90,11 @@ class CapturedGraph:
         """The numbers of all inputs."""
         return (*self.arguments, *self.parameters)
 
+    @cached_property
+    def inserted_views(self) -> dict[int, Operation]:
+        """The views that rewrites inserted to reorder other operations, by number; of the whole graph."""
+        return {k: o for k, o in enumerate(self.operations) if o.reordered and o.view}
+
 
 def storage_of(tensor: Any) -> int:
     """Identify a tensor's memory by a number; that of a DTensor is its part's."""

@@ -254,11 +254,10 @@ def _count_inserted_views(clusters: Clusters, fused: FusedChain) -> int:
 
     Those in a chain count too: estimates charge PyTorch for them, which would not make them.
     """
-    operations, outputs = clusters.captured.operations, set(fused.outputs)
-    inserted = {k for k, o in enumerate(operations) if o.reordered and o.view}
-    around = {clusters.producer.get(n) for n in fused.inputs}
-    around.update(k for k in inserted if not outputs.isdisjoint(operations[k].read))
-    return len(inserted & {*fused.members, *around})
+    outputs = set(fused.outputs)
+    inside_or_before = {*fused.members, *(clusters.producer.get(n) for n in fused.inputs)}
+    inserted = clusters.captured.inserted_views
+    return sum(k in inside_or_before or not outputs.isdisjoint(o.read) for k, o in inserted.items())
 
 
 def _extract_chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> FusedChain | None:

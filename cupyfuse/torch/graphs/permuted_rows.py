@@ -316,10 +316,10 @@ def _permute(last: Node, cone: _Cone) -> None:
         replace(restoring, result)
 
 
-def _permuted(operand: Node, place: Node, order: tuple[int, ...], last: str) -> Node:
+def _permuted(operand: Node, place: Node, order: tuple[int, ...], reason: str) -> Node:
     """Return an operand with permuted dimensions: the one that it transposes, or a view; itself if it is one row.
 
-    `last` is the name of the node that it is permuted for.
+    `reason` is the name of the node that it is permuted for.
     """
     shape = example_of(operand).shape
     if all(map(_is_one, shape[:-1])):
@@ -329,8 +329,8 @@ def _permuted(operand: Node, place: Node, order: tuple[int, ...], last: str) -> 
         return source
     if len(shape) < len(order):
         missing = (None,) * (len(order) - len(shape))
-        operand = insert_reordering(last, place, operator.getitem, operand, (*missing, Ellipsis))
-    return insert_reordering(last, place, "permute", operand, *order)
+        operand = insert_reordering(reason, place, operator.getitem, operand, (*missing, Ellipsis))
+    return insert_reordering(reason, place, "permute", operand, *order)
 
 
 def _example_permuted(node: Node, inserted: Mapping[Node, Node], order: tuple[int, ...], is_last: bool) -> Any:
